@@ -4,7 +4,8 @@
 
 Both must have every file of both packages and the license, the wheel nothing else. The wheel is
 installed into a new virtual environment without any extra. There, away from this checkout, every
-module is imported, every script is loaded, and the commands say what they do.
+module is imported, every script is loaded, and the commands say what they do. Then it is installed
+with the extra ``http`` and Django, and shows the page.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def main() -> int:
         _run(python, "-I", *install, wheel.resolve(), cwd=folder)
         _run(python, "-I", ROOT / ".ci" / "check_installed.py", cwd=folder)
         _run(python, "-I", "-m", "celery", "toc", "--help", cwd=folder, stdout=subprocess.DEVNULL)
+        _run(python, "-I", *install, f"{wheel.resolve()}[http]", "Django", cwd=folder)
+        _run(python, "-I", ROOT / ".ci" / "check_page.py", cwd=folder)
     return 0
 
 

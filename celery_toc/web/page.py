@@ -75,9 +75,9 @@ class AppExtras(PageExtras):
 
     # -- messages
 
-    def parts(self, found: kombu_toc.Found, room: Any) -> Parts:
+    def parts(self, found: kombu_toc.Found, budget: Any) -> Parts:
         """As every page tells them, and a task of protocol 1, which has its name in its body."""
-        parts = super().parts(found, room)
+        parts = super().parts(found, budget)
         if parts.problem or parts.task is not None or parts.content_type is None:
             return parts
         task = Task(self._app, found)

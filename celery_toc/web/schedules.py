@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -11,21 +10,25 @@ from celery.schedules import solar
 from kombu.exceptions import KombuError
 
 from kombu_toc.http import (
+    FLAG,
+    TEXT,
     Answer,
     Anything,
     Number,
     Object,
-    Operation,
+    Operations,
     Problem,
     Request,
     Text,
     Time,
     Token,
     answer,
+    array,
     invalid,
     not_found,
+    or_null,
     page_of_names,
-    read_body,
+    record,
 )
 
 from .. import aio
@@ -202,59 +205,53 @@ def _when(fields: dict[str, Any]) -> Any:
         raise invalid("cron" if "cron" in fields else "sun", str(exc)) from None
 
 
-_SCHEDULE = {
-    "type": "object",
-    "required": ["name", "task", "schedule", "queue", "state", "nextTime"],
-    "properties": {
-        **{name: {"type": "string"} for name in ("name", "task", "schedule", "queue", "state")},
-        "nextTime": {"type": ["string", "null"]},
-    },
-}
-_LISTED = {
-    "type": "object",
-    "required": ["schedules", "nextPageToken"],
-    "properties": {
-        "schedules": {"type": "array", "items": _SCHEDULE},
-        "nextPageToken": {
-            "type": ["string", "null"],
-            "description": "The parameter after of the next page; null: this is the last one. A "
-            "page may have fewer than limit, or none.",
-        },
-    },
-}
-_FIRINGS = {
-    "type": "object",
-    "required": ["firings"],
-    "properties": {
-        "firings": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["id", "plannedTime", "outcome"],
-                "properties": {
-                    **{
-                        name: {"type": "string"}
-                        for name in ("id", "plannedTime", "outcome", "reason")
-                    },
-                    "startTime": {"type": ["string", "null"]},
-                    "byHand": {"type": "boolean"},
-                },
-            },
-        }
-    },
-}
-_DELETED = {
-    "type": "object",
-    "required": ["deleted"],
-    "properties": {"deleted": {"type": "boolean"}},
-}
+_SCHEDULE = record(
+    "name task schedule queue state nextTime",
+    name=TEXT,
+    task=TEXT,
+    schedule=TEXT,
+    queue=TEXT,
+    state=TEXT,
+    nextTime=or_null(TEXT),
+)
+_LISTED = record(
+    "schedules nextPageToken",
+    schedules=array(_SCHEDULE),
+    nextPageToken=or_null(
+        TEXT,
+        "The parameter after of the next page; null: this is the last one. A page may have fewer "
+        "than limit, or none.",
+    ),
+)
+_FIRING = record(
+    "id plannedTime outcome",
+    id=TEXT,
+    plannedTime=TEXT,
+    outcome=TEXT,
+    reason=TEXT,
+    startTime=or_null(TEXT),
+    byHand=FLAG,
+)
 _ALL = ("v1", "schedules")
 _ONE = (*_ALL, "{schedule}")
 
 
-def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
+def operations(app: Celery, allowed: Allowed) -> Operations:
     """The operations of an app's schedules."""
+    table = Operations()
 
+    @table.add(
+        "GET",
+        _ALL,
+        "List schedules",
+        many_queues=True,
+        query={
+            "queue": Text("Only those of this queue.", most=500),
+            "limit": Number("How many at most.", least=1, most=1000, whole=True, default=100),
+            "after": Text("The nextPageToken of the page before.", most=4000),
+        },
+        returns=("A page.", _LISTED),
+    )
     async def list_all(api: Any, request: Request) -> Answer:
         asked = request.asked
         queue = asked.get("queue")
@@ -269,6 +266,14 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
     def _schedules() -> Any:
         return aio.timeout_center(app).schedules
 
+    @table.add(
+        "GET",
+        _ONE,
+        "Read a schedule",
+        many_queues=True,
+        returns=("The schedule.", _SCHEDULE),
+        problems=("not-found",),
+    )
     async def get(api: Any, request: Request) -> Answer:
         found = await seen(request)
         return answer(shown(found, api.masking_for(request.token)))
@@ -281,6 +286,14 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
             raise _unknown(request.segments[0])
         return found
 
+    @table.add(
+        "GET",
+        (*_ONE, "history"),
+        "Show the latest firings",
+        many_queues=True,
+        returns=("At most 20, the latest first.", record("firings", firings=array(_FIRING))),
+        problems=("not-found",),
+    )
     async def history(api: Any, request: Request) -> Answer:
         found = await seen(request)
         try:
@@ -289,9 +302,19 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
             raise _unknown(found.name) from None
         return answer({"firings": [shown_firing(one) for one in firings]})
 
+    @table.add(
+        "PUT",
+        _ONE,
+        "Put a schedule, or change one",
+        role="operate",
+        act="put schedule",
+        request=PUT,
+        returns=("The schedule as it is then.", _SCHEDULE),
+        problems=("conflict",),
+    )
     async def put(api: Any, request: Request) -> Answer:
         name = request.segments[0]
-        fields = read_body(putting, request)
+        fields = request.fields()
         allowed.check(fields["task"])
         when = _when(fields)
         rules = {rule: fields[rule] for rule in (*_RULES, "start", "end") if rule in fields}
@@ -323,77 +346,32 @@ def operations(app: Celery, allowed: Allowed) -> Iterable[Operation]:
 
         return run
 
-    putting = Operation(
-        "PUT",
-        _ONE,
-        put,
-        "Put a schedule, or change one",
-        role="operate",
-        act="put schedule",
-        request=PUT,
-        answers={200: ("The schedule as it is then.", _SCHEDULE)},
-        problems=("conflict",),
-    )
-    listing = Operation(
-        "GET",
-        _ALL,
-        list_all,
-        "List schedules",
-        many_queues=True,
-        query={
-            "queue": Text("Only those of this queue.", most=500),
-            "limit": Number("How many at most.", least=1, most=1000, whole=True, default=100),
-            "after": Text("The nextPageToken of the page before.", most=4000),
-        },
-        answers={200: ("A page.", _LISTED)},
-    )
-    yield listing
-    yield putting
-    yield Operation(
-        "GET",
-        _ONE,
-        get,
-        "Read a schedule",
-        many_queues=True,
-        answers={200: ("The schedule.", _SCHEDULE)},
-        problems=("not-found",),
-    )
-    yield Operation(
-        "GET",
-        (*_ONE, "history"),
-        history,
-        "Show the latest firings",
-        many_queues=True,
-        answers={200: ("At most 20, the latest first.", _FIRINGS)},
-        problems=("not-found",),
-    )
-    yield Operation(
+    table.add(
         "DELETE",
         _ONE,
-        change("delete"),
         "Delete a schedule",
         role="operate",
         act="delete schedule",
-        answers={200: ("It is gone.", _DELETED)},
+        returns=("It is gone.", record("deleted", deleted=FLAG)),
         problems=("not-found",),
-    )
+    )(change("delete"))
     for verb, method, summary in (
         ("pause", "pause", "Have a schedule fire no more until it is resumed"),
         ("resume", "resume", "Have a schedule fire again"),
         ("skip", "skip_next", "Leave out the next firing"),
         ("run", "run_now", "Send the task of a schedule now"),
     ):
-        yield Operation(
+        table.add(
             "POST",
             _ONE,
-            change(method),
             summary,
             role="operate",
             act=f"{verb} schedule",
             verb=verb,
-            answers={200: ("The schedule as it is then.", _SCHEDULE)},
+            returns=("The schedule as it is then.", _SCHEDULE),
             problems=("not-found", "conflict"),
-        )
+        )(change(method))
+    return table
 
 
 def _unknown(name: str) -> Problem:

@@ -21,12 +21,14 @@ from kombu.utils import json as kombu_json
 
 from kombu_toc import ActionTimeError, EnvelopeError, unpack
 from kombu_toc.http import (
+    ANYTHING,
+    TEXT,
     Answer,
     Anything,
     Headers,
     Number,
     Object,
-    Operation,
+    Operations,
     Problem,
     Request,
     Text,
@@ -36,7 +38,7 @@ from kombu_toc.http import (
     invalid,
     matches,
     not_found,
-    read_body,
+    record,
     retry_after,
     trace_of,
 )
@@ -214,7 +216,7 @@ def _may_be_envelope(line: bytes) -> bool:
 async def send(allowed: Allowed, request: Request) -> Answer:
     """Send a task as Celery does."""
     allowed.check_app(request.segments[0])
-    fields = read_body(SEND, request)
+    fields = request.fields()
     name = fields["task"]
     allowed.check(name)
     app, args, kwargs = allowed.app, fields.get("args", []), fields.get("kwargs", {})
@@ -310,56 +312,42 @@ def queue_of(
     return str(key or queue.routing_key), False
 
 
-_SENT = {
-    "type": "object",
-    "required": ["name", "id", "task", "queue"],
-    "properties": {name: {"type": "string"} for name in ("name", "id", "task", "queue")},
-}
-_RESULT = {
-    "type": "object",
-    "required": ["id", "state"],
-    "properties": {
-        "id": {"type": "string"},
-        "state": {"type": "string"},
-        "result": {},
-        "error": {"type": "string"},
-        "doneTime": {"type": "string"},
-    },
-}
+_SENT = record("name id task queue", name=TEXT, id=TEXT, task=TEXT, queue=TEXT)
+_RESULT = record("id state", id=TEXT, state=TEXT, result=ANYTHING, error=TEXT, doneTime=TEXT)
 _TASKS = ("v1", "apps", "{app}", "tasks")
 
-SEND = Operation(
-    "POST",
-    _TASKS,
-    send,
-    "Send a task of Celery",
-    role="write",
-    many_queues=True,
-    request=NEW_TASK,
-    answers={201: ("It is sent.", _SENT)},
-    problems=("not-found",),
-    about="The message is what apply_async sends, in JSON. Only tasks that were allowed are sent.",
-)
 
-
-def operations(allowed: Allowed) -> Iterable[Operation]:
+def operations(allowed: Allowed) -> Operations:
     """The operations of an app."""
+    table = Operations()
 
+    @table.add(
+        "POST",
+        _TASKS,
+        "Send a task of Celery",
+        role="write",
+        many_queues=True,
+        request=NEW_TASK,
+        returns=("It is sent.", _SENT),
+        status=201,
+        problems=("not-found",),
+        about="The message is what apply_async sends, in JSON. Only tasks that were allowed are "
+        "sent.",
+    )
     async def run_send(api: Any, request: Request) -> Answer:
         return await send(allowed, request)
 
+    @table.add(
+        "GET",
+        (*_TASKS, "{id}"),
+        "Read the result of a task",
+        returns=("What the result backend knows.", _RESULT),
+        problems=("not-found",),
+        about="A task that the backend does not know is PENDING.",
+    )
     async def run_result(api: Any, request: Request) -> Answer:
         allowed.check_app(request.segments[0])
         masking = api.masking_for(request.token)
         return answer(await allowed.result(request.segments[1], masking))
 
-    yield SEND.run_by(run_send)
-    yield Operation(
-        "GET",
-        (*_TASKS, "{id}"),
-        run_result,
-        "Read the result of a task",
-        answers={200: ("What the result backend knows.", _RESULT)},
-        problems=("not-found",),
-        about="A task that the backend does not know is PENDING.",
-    )
+    return table

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from .app import HttpApi as HttpApi
 from .app import api_for as api_for
+from .fields import ANYTHING as ANYTHING
+from .fields import FLAG as FLAG
+from .fields import TEXT as TEXT
 from .fields import Anything as Anything
 from .fields import Flag as Flag
 from .fields import Headers as Headers
@@ -19,6 +22,9 @@ from .fields import Number as Number
 from .fields import Object as Object
 from .fields import Text as Text
 from .fields import Time as Time
+from .fields import array as array
+from .fields import or_null as or_null
+from .fields import record as record
 from .messages import id_of as id_of
 from .messages import trace_of as trace_of
 from .page import FiringRow as FiringRow
@@ -35,10 +41,9 @@ from .problems import not_found as not_found
 from .problems import retry_after as retry_after
 from .queues import page_of_names as page_of_names
 from .request import Answer as Answer
-from .request import Operation as Operation
+from .request import Operations as Operations
 from .request import Request as Request
 from .request import answer as answer
-from .request import read_body as read_body
 from .serving import PORT as PORT
 from .serving import check_needs as check_needs
 from .serving import serve as serve
@@ -50,6 +55,9 @@ from .tokens import read_tokens as read_tokens
 from .tokens import tokens_of as tokens_of
 
 __all__ = (
+    "ANYTHING",
+    "FLAG",
+    "TEXT",
     "Answer",
     "Anything",
     "FiringRow",
@@ -60,7 +68,7 @@ __all__ = (
     "Mask",
     "Number",
     "Object",
-    "Operation",
+    "Operations",
     "PORT",
     "Page",
     "PageExtras",
@@ -75,15 +83,17 @@ __all__ = (
     "Visitor",
     "WorkerRow",
     "answer",
+    "array",
     "api_for",
     "id_of",
     "invalid",
     "matches",
     "new_token",
     "not_found",
+    "or_null",
     "page_of_names",
-    "read_body",
     "read_tokens",
+    "record",
     "retry_after",
     "check_needs",
     "serve",

@@ -16,11 +16,11 @@ from ..model.results import Found
 from ..version import __version__
 from . import guard, library, pull, queues, scale, tasks
 from .audit import MOST, Audit
-from .fields import Object, Text
+from .fields import TEXT, Object, Text, record
 from .idempotency import REPLAYED, Idempotency, as_answer
 from .long_polls import LongPolls
 from .mask import Masking
-from .messages import Room, shown_found, shown_masked
+from .messages import DecompressionBudget, shown_found, shown_masked
 from .page import Mask, Page, PageExtras
 from .problems import KINDS, SCHEMA, Problem, invalid, not_found, problem_of
 from .request import (
@@ -33,6 +33,7 @@ from .request import (
     Answer,
     Gone,
     Operation,
+    Operations,
     Receive,
     Request,
     Router,
@@ -41,7 +42,6 @@ from .request import (
     answer,
     check_local,
     check_name,
-    check_no_body,
     check_single,
     discard_body,
     has_body,
@@ -59,29 +59,6 @@ Run = Callable[[asyncio.Event], Awaitable[None]]
 
 #: Makes that for a center.
 Beside = Callable[[AsyncTimeoutCenter], Run]
-
-
-class Background:
-    """What runs from the beginning of an application to its end."""
-
-    def __init__(self, runs: Iterable[Run]) -> None:
-        self._runs = tuple(runs)
-        self._until: asyncio.Event | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def begin(self) -> None:
-        """Run them."""
-        if self._until is None:
-            self._until = until = asyncio.Event()
-            self._tasks = [asyncio.create_task(_guarded(run, until)) for run in self._runs]
-
-    async def end(self) -> None:
-        """Have them end, and wait until they have."""
-        if self._until is not None:
-            self._until.set()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
-            self._until, self._tasks = None, []
 
 
 async def _guarded(run: Run, until: asyncio.Event) -> None:
@@ -260,14 +237,16 @@ class HttpApi:
     ) -> None:
         self.center = center
         self.tokens = tokens or Tokens()
-        self.desk = LongPolls(center, len(self.tokens.tokens))
+        self.long_polls = LongPolls(center, len(self.tokens.tokens))
         self._idempotency = Idempotency(center, keep_answers)
         self.max_body = max_body
         self.check_message = check_message
         self.names = frozenset(name.lower() for name in names)
         self._recorded = recorded
         self._on_close = tuple(on_close)
-        self._beside = Background(make(center) for make in beside)
+        self._runs = [make(center) for make in beside]
+        self._until = asyncio.Event()
+        self._running: list[asyncio.Task[None]] = []
         #: what cancels and moves messages, so that the library knows
         self.acting: Any = center if recorded is None else _InThreads(recorded)
         self.audit = Audit(center)
@@ -279,8 +258,10 @@ class HttpApi:
 
     async def aclose(self) -> None:
         """Answer all who wait, and close the connections to the broker."""
-        await self.desk.aclose()
-        await self._beside.end()
+        await self.long_polls.aclose()
+        self._until.set()
+        if self._running:
+            await asyncio.wait(self._running)
         await self.page.aclose()
         await self.center.aclose()
         for close in self._on_close:
@@ -315,13 +296,20 @@ class HttpApi:
         return Masking(self._mask, self._extras.parameters)
 
     def shown(
-        self, token: Token, found: Found, *, with_body: bool = True, room: Room | None = None
+        self,
+        token: Token,
+        found: Found,
+        *,
+        with_body: bool = True,
+        budget: DecompressionBudget | None = None,
     ) -> dict[str, Any]:
         """A message that was found, as a token sees it."""
         if self.masking_for(token, found.topic) is None:
-            return shown_found(found, with_body=with_body, room=room)
+            return shown_found(found, with_body=with_body, budget=budget)
         reading = self.page.tools.reader
-        return shown_masked(found, reading.read(found, 0, room or Room()), with_body=with_body)
+        return shown_masked(
+            found, reading.read(found, 0, budget or DecompressionBudget()), with_body=with_body
+        )
 
     @property
     def document(self) -> Any:
@@ -351,7 +339,9 @@ class HttpApi:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
-                self._beside.begin()
+                self._running = [
+                    asyncio.create_task(_guarded(run, self._until)) for run in self._runs
+                ]
                 await send({"type": "lifespan.startup.complete"})
             else:
                 await self.aclose()
@@ -424,6 +414,7 @@ class HttpApi:
         parts, verb = path_of(scope, self.router.verbs)
         operation = self.router.find(scope["method"], parts, verb)
         request = Request(scope, receive, read_parameters(operation, parts))
+        request.operation = operation
         return request, operation, f"{'/'.join(parts)}:{verb}"
 
     def _admit(self, scope: Scope, request: Request, operation: Operation, path: str) -> None:
@@ -456,7 +447,7 @@ class HttpApi:
         if request.method in WITH_BODY and not operation.reads:
             await request.read_body(self.max_body)
             if operation.is_shown and operation.request is None:
-                check_no_body(request)
+                request.fields()
         if b"idempotency-key" in request.headers and operation.idempotent_by_key:
             key = request.header(b"idempotency-key")
             made = await self._idempotency.run(
@@ -587,17 +578,38 @@ def _check_role(request: Request, operation: Operation) -> None:
 
 # -- what is of no queue
 
+OPERATIONS = Operations(
+    (
+        *tasks.OPERATIONS,
+        *pull.OPERATIONS,
+        *queues.OPERATIONS,
+        *library.OPERATIONS,
+        *scale.OPERATIONS,
+    )
+)
 
+_STATUS = record("status", status=TEXT)
+
+
+@OPERATIONS.add(
+    "GET", ("openapi.json",), "This document", role="", returns=("OpenAPI 3.1.", {"type": "object"})
+)
 async def _openapi(api: HttpApi, request: Request) -> Answer:
     return answer(
         {**api.document, **({"servers": [{"url": quote(request.root)}]} if request.root else {})}
     )
 
 
+@OPERATIONS.add(
+    "GET", ("healthz",), "Tell whether the process lives", role="", returns=("It does.", _STATUS)
+)
 async def _healthz(api: HttpApi, request: Request) -> Answer:
     return answer({"status": "ok"})
 
 
+@OPERATIONS.add(
+    "GET", ("readyz",), "Tell whether the broker can be used", role="", returns=("It can.", _STATUS)
+)
 async def _readyz(api: HttpApi, request: Request) -> Answer:
     try:
         await asyncio.wait_for(api.center.call(_write_nothing), READY_WITHIN)
@@ -621,6 +633,16 @@ def _write_nothing(center: TimeoutCenter) -> None:
     center.client.zrem(center.keys.consumers, "")
 
 
+@OPERATIONS.add(
+    "GET",
+    ("metrics",),
+    "Metrics in Prometheus's text format",
+    query={"topic": Text("Only these queues: names, or patterns as mail,sms-*", most=16_000)},
+    about="Of more than 1,000 queues, those that most was put into.",
+    returns=("As celery toc metrics prints them.", TEXT),
+    problems=("not-found",),
+    text="text/plain",
+)
 async def _metrics(api: HttpApi, request: Request) -> Answer:
     try:
         from ..exporter import metrics_text
@@ -631,53 +653,3 @@ async def _metrics(api: HttpApi, request: Request) -> Answer:
     topics = [one for one in request.asked.get("topic", "").split(",") if one]
     text = await api.center.call(metrics_text, topics)
     return Answer(text.encode(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
-
-
-_STATUS = {
-    "type": "object",
-    "required": ["status"],
-    "properties": {"status": {"type": "string"}},
-}
-
-OPERATIONS = (
-    *tasks.OPERATIONS,
-    *pull.OPERATIONS,
-    *queues.OPERATIONS,
-    *library.OPERATIONS,
-    *scale.OPERATIONS,
-    Operation(
-        "GET",
-        ("metrics",),
-        _metrics,
-        "Metrics in Prometheus's text format",
-        query={"topic": Text("Only these queues: names, or patterns as mail,sms-*", most=16_000)},
-        about="Of more than 1,000 queues, those that most was put into.",
-        answers={200: ("As celery toc metrics prints them.", {})},
-        problems=("not-found",),
-        text="text/plain",
-    ),
-    Operation(
-        "GET",
-        ("openapi.json",),
-        _openapi,
-        "This document",
-        role="",
-        answers={200: ("OpenAPI 3.1.", {"type": "object"})},
-    ),
-    Operation(
-        "GET",
-        ("healthz",),
-        _healthz,
-        "Tell whether the process lives",
-        role="",
-        answers={200: ("It does.", _STATUS)},
-    ),
-    Operation(
-        "GET",
-        ("readyz",),
-        _readyz,
-        "Tell whether the broker can be used",
-        role="",
-        answers={200: ("It can.", _STATUS)},
-    ),
-)

@@ -34,8 +34,38 @@ class Kind(Protocol):
         """
 
 
-def _described(schema: dict[str, Any], about: str) -> dict[str, Any]:
+def described(schema: dict[str, Any], about: str) -> dict[str, Any]:
     return {**schema, "description": about} if about else schema
+
+
+# -- the schemas of answers
+
+TEXT: dict[str, Any] = {"type": "string"}
+WHOLE: dict[str, Any] = {"type": "integer"}
+NUMBER: dict[str, Any] = {"type": "number"}
+FLAG: dict[str, Any] = {"type": "boolean"}
+TIME: dict[str, Any] = {**TEXT, "format": "date-time"}
+ANYTHING: dict[str, Any] = {"type": ["object", "array", "string", "number", "boolean", "null"]}
+
+
+def or_null(schema: Mapping[str, Any], about: str = "") -> dict[str, Any]:
+    return described({**schema, "type": [schema["type"], "null"]}, about)
+
+
+def array(items: Mapping[str, Any], about: str = "") -> dict[str, Any]:
+    return described({"type": "array", "items": items}, about)
+
+
+def record(needed: str = "", /, **members: Mapping[str, Any]) -> dict[str, Any]:
+    """An object of an answer.
+
+    needed: names of members that it always has
+    """
+    made: dict[str, Any] = {"type": "object", "required": needed.split(), "properties": members}
+    return {name: said for name, said in made.items() if said}
+
+
+# -- what a field of a request may be
 
 
 @dataclass(frozen=True)
@@ -50,9 +80,9 @@ class Text:
 
     def schema(self) -> dict[str, Any]:
         if self.choices:
-            return _described({"type": "string", "enum": list(self.choices)}, self.about)
+            return described({"type": "string", "enum": list(self.choices)}, self.about)
         made: dict[str, Any] = {"type": "string", "minLength": self.least, "maxLength": self.most}
-        return _described(made, self.about)
+        return described(made, self.about)
 
     def read(self, value: Any, at: str) -> str:
         if not isinstance(value, str):
@@ -86,7 +116,7 @@ class Number:
         made["maximum"] = int(self.most) if self.most == int(self.most) else self.most
         if self.default is not None:
             made["default"] = self.default
-        return _described(made, self.about)
+        return described(made, self.about)
 
     def read(self, value: Any, at: str) -> Any:
         if value is None and self.nullable:
@@ -121,7 +151,7 @@ class Flag:
     default: bool = False
 
     def schema(self) -> dict[str, Any]:
-        return _described({"type": "boolean", "default": self.default}, self.about)
+        return described({"type": "boolean", "default": self.default}, self.about)
 
     def read(self, value: Any, at: str) -> bool:
         if not isinstance(value, bool):
@@ -141,7 +171,7 @@ class Time:
     about: str = ""
 
     def schema(self) -> dict[str, Any]:
-        return _described({"type": "string", "format": "date-time"}, self.about)
+        return described({"type": "string", "format": "date-time"}, self.about)
 
     def read(self, value: Any, at: str) -> float:
         found = _TIME.fullmatch(value) if isinstance(value, str) else None
@@ -189,7 +219,7 @@ class Base64:
 
     def schema(self) -> dict[str, Any]:
         made = {"type": "string", "contentEncoding": "base64", "pattern": _BASE64.pattern}
-        return _described(made, self.about)
+        return described(made, self.about)
 
     def read(self, value: Any, at: str) -> bytes:
         try:
@@ -213,7 +243,7 @@ class Anything:
 
     def schema(self) -> dict[str, Any]:
         made = {"type": list(self.of)} if self.of else {}
-        return _described({**made, **self.also}, self.about)
+        return described({**made, **self.also}, self.about)
 
     def read(self, value: Any, at: str) -> Any:
         kind = _type_of(value)
@@ -245,7 +275,7 @@ class Headers:
 
     def schema(self) -> dict[str, Any]:
         made = {"type": "object", "additionalProperties": {"type": "string", "maxLength": 10_000}}
-        return _described({**made, "maxProperties": self.most}, self.about)
+        return described({**made, "maxProperties": self.most}, self.about)
 
     def read(self, value: Any, at: str) -> dict[str, str]:
         if not isinstance(value, dict):
@@ -267,7 +297,7 @@ class Listed:
 
     def schema(self) -> dict[str, Any]:
         made = {"type": "array", "items": self.of.schema(), "minItems": self.least}
-        return _described({**made, "maxItems": self.most}, self.about)
+        return described({**made, "maxItems": self.most}, self.about)
 
     def read(self, value: Any, at: str) -> list[Any]:
         if not isinstance(value, list):
@@ -310,7 +340,7 @@ class Object:
             made["oneOf"] = [{"required": [name]} for name in self.one_of]
         if self.at_most_one:
             made["not"] = {"required": list(self.at_most_one)}
-        return _described(made, self.about)
+        return described(made, self.about)
 
     def read(self, value: Any, at: str) -> dict[str, Any]:
         if not isinstance(value, dict):

@@ -12,29 +12,56 @@ from ..center.center import TimeoutCenter
 from ..errors import TocError
 from ..library.records import attributes_of
 from ..model.library import FAILURES, STATUSES, Record
-from .fields import Headers, Listed, Number, Object, Text, Time, shown_time
+from .fields import (
+    TEXT,
+    TIME,
+    WHOLE,
+    Headers,
+    Listed,
+    Number,
+    Object,
+    Text,
+    Time,
+    array,
+    described,
+    or_null,
+    record,
+    shown_time,
+)
 from .mask import Mask, Masking
 from .problems import invalid, not_found
-from .request import Answer, Operation, Request, answer, read_body
+from .request import Answer, Operations, Request, answer
 
-# -- the task library, where there is one
+logger = logging.getLogger(__name__)
 
-_RECORD = {
-    "type": "object",
-    "required": ["id", "queue", "status", "createTime"],
-    "properties": {
-        "id": {"type": "string"},
-        "queue": {"type": "string"},
-        "status": {"type": "string", "enum": list(STATUSES)},
-        "attempts": {"type": "integer"},
-        "attributes": {"type": "object", "additionalProperties": {"type": "string"}},
-        **{name: {"type": "string"} for name in ("task", "bizType", "bizId", "worker", "error")},
-        **{
-            name: {"type": "string", "format": "date-time"}
-            for name in ("scheduleTime", "createTime", "updateTime")
-        },
-    },
-}
+_RECORD = record(
+    "id queue status createTime",
+    id=TEXT,
+    queue=TEXT,
+    status={**TEXT, "enum": list(STATUSES)},
+    attempts=WHOLE,
+    attributes={"type": "object", "additionalProperties": TEXT},
+    task=TEXT,
+    bizType=TEXT,
+    bizId=TEXT,
+    worker=TEXT,
+    error=TEXT,
+    scheduleTime=TIME,
+    createTime=TIME,
+    updateTime=TIME,
+)
+_PAGE = record(
+    "tasks",
+    tasks=array(_RECORD),
+    nextPageToken=or_null(TEXT),
+    away=described(WHOLE, "How many databases do not answer: what they have is not here."),
+)
+_TASKS = ("v1", "library", "tasks")
+
+#: Seconds for which databases are waited for. (KEDA waits for three.)
+FAR_WITHIN = 2.0
+
+OPERATIONS = Operations()
 
 
 def shown_record(record: Record, mask: Mask | Masking | None = None) -> dict[str, Any]:
@@ -63,6 +90,26 @@ def shown_record(record: Record, mask: Mask | Masking | None = None) -> dict[str
     return {name: value for name, value in shown.items() if value is not None}
 
 
+@OPERATIONS.add(
+    "GET",
+    _TASKS,
+    "Find tasks in the library",
+    query={
+        "bizType": Text("The business type.", most=64),
+        "bizId": Text("The business id.", most=255),
+        "status": Text("Only those of this status.", choices=STATUSES),
+        "task": Text("The name of a task.", most=255),
+        "attributes": Text(
+            "Only those with these attributes: NAME=VALUE, separated by commas.", most=4000
+        ),
+        "since": Time("Not before this action time."),
+        "until": Time("Not after this action time."),
+        "limit": Number("How many at most.", least=1, most=1000, whole=True, default=100),
+        "after": Text("The nextPageToken of the page before.", most=4000),
+    },
+    returns=("A page.", _PAGE),
+    problems=("not-found",),
+)
 async def find(api: Any, request: Request) -> Answer:
     """Find records, in the order of their action times."""
     asked = request.asked
@@ -104,81 +151,9 @@ def _checked(attributes: dict[str, str]) -> dict[str, str]:
         raise invalid("attributes", str(exc)) from None
 
 
-async def retry(api: Any, request: Request) -> Answer:
-    """Send again what has failed or is dead."""
-    asked = read_body(RETRY, request)
-    since, until = asked.get("since"), asked.get("until")
-    done = await api.ask_library(
-        "retry",
-        status=asked["status"],
-        biz_type=asked.get("bizType"),
-        biz_id=asked.get("bizId"),
-        task=asked.get("task"),
-        attributes=_checked(asked.get("attributes") or {}),
-        between=None if since is until is None else (since, until),
-        limit=asked.get("limit"),
-    )
-    return answer({"retried": done.number, "notKept": done.not_kept}, number=done.number)
-
-
-async def history(api: Any, request: Request) -> Answer:
-    """All that is known of a task, the oldest first."""
-    id = request.segments[0]
-    records = await api.ask_library("history", id)
-    if not records:
-        raise not_found(f"the library knows no task {id!r}")
-    mask = api.masking_for(request.token)
-    return answer({"tasks": [shown_record(one, mask) for one in records]})
-
-
-_PAGE = {
-    "type": "object",
-    "required": ["tasks"],
-    "properties": {
-        "tasks": {"type": "array", "items": _RECORD},
-        "nextPageToken": {"type": ["string", "null"]},
-        "away": {
-            "type": "integer",
-            "description": "How many databases do not answer: what they have is not here.",
-        },
-    },
-}
-_TASKS = ("v1", "library", "tasks")
-
-FIND = Operation(
-    "GET",
-    _TASKS,
-    find,
-    "Find tasks in the library",
-    query={
-        "bizType": Text("The business type.", most=64),
-        "bizId": Text("The business id.", most=255),
-        "status": Text("Only those of this status.", choices=STATUSES),
-        "task": Text("The name of a task.", most=255),
-        "attributes": Text(
-            "Only those with these attributes: NAME=VALUE, separated by commas.", most=4000
-        ),
-        "since": Time("Not before this action time."),
-        "until": Time("Not after this action time."),
-        "limit": Number("How many at most.", least=1, most=1000, whole=True, default=100),
-        "after": Text("The nextPageToken of the page before.", most=4000),
-    },
-    answers={200: ("A page.", _PAGE)},
-    problems=("not-found",),
-)
-HISTORY = Operation(
-    "GET",
-    (*_TASKS, "{id}"),
-    history,
-    "Show the history of a task",
-    answers={200: ("Its records.", _PAGE)},
-    problems=("not-found",),
-)
-
-RETRY = Operation(
+@OPERATIONS.add(
     "POST",
     _TASKS,
-    retry,
     "Send again what has failed or is dead, each once",
     verb="retry",
     role="operate",
@@ -195,28 +170,47 @@ RETRY = Operation(
         },
         needed=("status",),
     ),
-    answers={
-        200: (
-            "How many were sent again, and of how many the messages are not kept.",
-            {
-                "type": "object",
-                "required": ["retried", "notKept"],
-                "properties": {"retried": {"type": "integer"}, "notKept": {"type": "integer"}},
-            },
-        )
-    },
+    returns=(
+        "How many were sent again, and of how many the messages are not kept.",
+        record("retried notKept", retried=WHOLE, notKept=WHOLE),
+    ),
     problems=("not-found",),
 )
+async def retry(api: Any, request: Request) -> Answer:
+    """Send again what has failed or is dead."""
+    asked = request.fields()
+    since, until = asked.get("since"), asked.get("until")
+    done = await api.ask_library(
+        "retry",
+        status=asked["status"],
+        biz_type=asked.get("bizType"),
+        biz_id=asked.get("bizId"),
+        task=asked.get("task"),
+        attributes=_checked(asked.get("attributes") or {}),
+        between=None if since is until is None else (since, until),
+        limit=asked.get("limit"),
+    )
+    return answer({"retried": done.number, "notKept": done.not_kept}, number=done.number)
 
-OPERATIONS = (FIND, HISTORY, RETRY)
+
+@OPERATIONS.add(
+    "GET",
+    (*_TASKS, "{id}"),
+    "Show the history of a task",
+    returns=("Its records.", _PAGE),
+    problems=("not-found",),
+)
+async def history(api: Any, request: Request) -> Answer:
+    """All that is known of a task, the oldest first."""
+    id = request.segments[0]
+    records = await api.ask_library("history", id)
+    if not records:
+        raise not_found(f"the library knows no task {id!r}")
+    mask = api.masking_for(request.token)
+    return answer({"tasks": [shown_record(one, mask) for one in records]})
 
 
 # -- what is in the task library only
-
-logger = logging.getLogger(__name__)
-
-#: Seconds for which databases are waited for. (KEDA waits for three.)
-FAR_WITHIN = 2.0
 
 
 async def far_of(api: Any, queue: str) -> int | None:

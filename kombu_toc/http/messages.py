@@ -23,7 +23,24 @@ from ..model.results import (
     Delivery,
     Found,
 )
-from .fields import Anything, Base64, Headers, Number, Object, Text, Time, shown_time
+from .fields import (
+    ANYTHING,
+    NUMBER,
+    TEXT,
+    TIME,
+    WHOLE,
+    Anything,
+    Base64,
+    Headers,
+    Number,
+    Object,
+    Text,
+    Time,
+    described,
+    or_null,
+    record,
+    shown_time,
+)
 from .problems import invalid
 from .request import Request
 
@@ -45,7 +62,7 @@ FIELDS: dict[str, Any] = {
         most=500,
     ),
     "text": Text("Its bytes, as text in UTF-8.", most=16_000_000, least=0),
-    "json": Anything("Its bytes, as JSON."),
+    "json": Anything("Its bytes, as JSON.", of=tuple(ANYTHING["type"])),
     "body": Base64("Its bytes, in base64."),
     "headers": Headers("Headers that go with it: it is kept as an envelope then."),
     "contentType": Text("The content type of its bytes: as headers.", most=200),
@@ -197,70 +214,58 @@ def unique_of(task: Mapping[str, Any]) -> Unique | None:
 # -- answers
 
 
-_TEXT: dict[str, Any] = {"type": "string"}
-_TIME: dict[str, Any] = {"type": "string", "format": "date-time"}
-
-_NAME = "queues/QUEUE/tasks/ID, each percent-encoded: its path below /v1."
+_NAME = described(TEXT, "queues/QUEUE/tasks/ID, each percent-encoded: its path below /v1.")
 
 #: What is shown of the bytes of a message.
 CONTENT: dict[str, Any] = {
-    "text": {**_TEXT, "description": "Its bytes, if they are UTF-8."},
-    "body": {**_TEXT, "contentEncoding": "base64", "description": "Its bytes, if they are not."},
+    "text": described(TEXT, "Its bytes, if they are UTF-8."),
+    "body": described({**TEXT, "contentEncoding": "base64"}, "Its bytes, if they are not."),
     "headers": {"type": "object", "description": "Of an envelope: its headers."},
-    "contentType": {"type": ["string", "null"], "description": "Of an envelope."},
+    "contentType": or_null(TEXT, "Of an envelope."),
 }
 
-TASK: dict[str, Any] = {
-    "type": "object",
-    "required": ["name", "id", "queue", "state"],
-    "properties": {
-        "name": {**_TEXT, "description": _NAME},
-        "id": _TEXT,
-        "queue": _TEXT,
-        "state": {"type": "string", "enum": list(STATES.values())},
-        "scheduleTime": {**_TIME, "description": "When it is due, if it waits."},
-        "leaseExpireTime": {**_TIME, "description": "When its lease ends, if it is in flight."},
-        "deadTime": {**_TIME, "description": "When it died."},
-        "expireTime": {**_TIME, "description": "When it expires."},
-        "retriesLeft": {"type": "integer"},
-        "key": _TEXT,
-        "unique": _TEXT,
-        "visibility": {"type": "number"},
-        "maxLease": {"type": "number"},
-        "reason": {**_TEXT, "description": "Why it is dead."},
-        "error": {**_TEXT, "description": "The last error of a consumer."},
-        **CONTENT,
-    },
-}
+TASK = record(
+    "name id queue state",
+    name=_NAME,
+    id=TEXT,
+    queue=TEXT,
+    state={**TEXT, "enum": list(STATES.values())},
+    scheduleTime=described(TIME, "When it is due, if it waits."),
+    leaseExpireTime=described(TIME, "When its lease ends, if it is in flight."),
+    deadTime=described(TIME, "When it died."),
+    expireTime=described(TIME, "When it expires."),
+    retriesLeft=WHOLE,
+    key=TEXT,
+    unique=TEXT,
+    visibility=NUMBER,
+    maxLease=NUMBER,
+    reason=described(TEXT, "Why it is dead."),
+    error=described(TEXT, "The last error of a consumer."),
+    **CONTENT,
+)
 
-LEASED_TASK: dict[str, Any] = {
-    "type": "object",
-    "required": ["id", "receipt", "failures"],
-    "properties": {
-        "id": _TEXT,
-        "receipt": {**_TEXT, "description": "Names this delivery."},
-        "scheduleTime": {**_TIME, "description": "When it was due, unless it came back."},
-        "failures": {"type": "integer", "description": "How often it came back before."},
-        "key": _TEXT,
-        "startTime": {**_TIME, "description": "When it may start, if its rate says later."},
-        **CONTENT,
-    },
-}
+LEASED_TASK = record(
+    "id receipt failures",
+    id=TEXT,
+    receipt=described(TEXT, "Names this delivery."),
+    scheduleTime=described(TIME, "When it was due, unless it came back."),
+    failures=described(WHOLE, "How often it came back before."),
+    key=TEXT,
+    startTime=described(TIME, "When it may start, if its rate says later."),
+    **CONTENT,
+)
 
-PUT_TASK: dict[str, Any] = {
-    "type": "object",
-    "required": ["name", "id", "queue"],
-    "properties": {
-        "name": {**_TEXT, "description": _NAME},
-        "id": {**_TEXT, "description": "The id that it is kept under."},
-        "queue": _TEXT,
-        "outcome": {
-            "type": "string",
-            "enum": [ADDED, KEPT, REPLACED, REPEATED],
-            "description": "What was done; repeated: this put had been done before.",
-        },
+PUT_TASK = record(
+    "name id queue",
+    name=_NAME,
+    id=described(TEXT, "The id that it is kept under."),
+    queue=TEXT,
+    outcome={
+        **TEXT,
+        "enum": [ADDED, KEPT, REPLACED, REPEATED],
+        "description": "What was done; repeated: this put had been done before.",
     },
-}
+)
 
 
 def _name(queue: str, id: str) -> str:
@@ -278,7 +283,7 @@ EXPANDED = 16 << 20
 LEASED = 64 << 20
 
 
-class Room:
+class DecompressionBudget:
     """What the compressed messages of one answer may still expand to.
 
     left: bytes
@@ -325,10 +330,10 @@ class Room:
         return content
 
 
-def content_of(raw: bytes, id: str, room: Room) -> dict[str, Any]:
+def content_of(raw: bytes, id: str, budget: DecompressionBudget) -> dict[str, Any]:
     """The bytes of a message, as they are shown."""
     shown: dict[str, Any] = {}
-    message = room.unpack(raw, id)
+    message = budget.unpack(raw, id)
     if message is not None:
         raw, kind = message["body"], message["content-type"]
         shown["headers"] = message["headers"]
@@ -341,7 +346,7 @@ def content_of(raw: bytes, id: str, room: Room) -> dict[str, Any]:
 
 
 def shown_found(
-    found: Found, *, with_body: bool = True, room: Room | None = None
+    found: Found, *, with_body: bool = True, budget: DecompressionBudget | None = None
 ) -> dict[str, Any]:
     """A message as it was found."""
     shown: dict[str, Any] = {
@@ -364,7 +369,7 @@ def shown_found(
     }
     shown.update((name, value) for name, value in more.items() if value is not None)
     if with_body:
-        shown.update(content_of(found.body, found.id, room or Room()))
+        shown.update(content_of(found.body, found.id, budget or DecompressionBudget()))
     return shown
 
 
@@ -384,7 +389,7 @@ def shown_masked(found: Found, masked: Any, *, with_body: bool = True) -> dict[s
     return shown
 
 
-def shown_delivery(one: Delivery, room: Room) -> dict[str, Any]:
+def shown_delivery(one: Delivery, budget: DecompressionBudget) -> dict[str, Any]:
     """A message as it was leased."""
     shown: dict[str, Any] = {"id": one.id, "receipt": one.receipt, "failures": one.failures}
     if one.action_us:
@@ -393,5 +398,5 @@ def shown_delivery(one: Delivery, room: Room) -> dict[str, Any]:
         shown["startTime"] = shown_time(one.start_us)
     if (key := one.key) is not None:
         shown["key"] = key
-    shown.update(content_of(one.body, one.id, room))
+    shown.update(content_of(one.body, one.id, budget))
     return shown

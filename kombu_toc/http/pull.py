@@ -12,10 +12,10 @@ from ..errors import ReceiptError
 from ..model.delivery import read_receipt
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Delivery, Found
 from . import guard
-from .fields import Flag, Listed, Number, Object, Text
-from .messages import CONTENT, LEASED, LEASED_TASK, Room, content_of, shown_delivery
+from .fields import TEXT, WHOLE, Flag, Listed, Number, Object, Text, array, described, record
+from .messages import CONTENT, LEASED, LEASED_TASK, DecompressionBudget, content_of, shown_delivery
 from .problems import Problem, invalid
-from .request import Answer, Gone, Operation, Request, answer, read_body
+from .request import Answer, Gone, Operations, Request, answer
 
 #: Seconds for which a lease may wait, at most; messages of one lease, and receipts of one request.
 MAX_WAIT = 30
@@ -57,60 +57,14 @@ REJECT = Object(
     name="Rejection",
 )
 
-_LEASED = {
-    "type": "object",
-    "required": ["tasks"],
-    "properties": {"tasks": {"type": "array", "items": LEASED_TASK}},
-}
+_QUEUE = ("v1", "queues", "{queue}")
+
+OPERATIONS = Operations()
 
 
-def _settled(name: str, about: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "required": [name, "stale"],
-        "properties": {
-            name: {"type": "integer", "description": about},
-            "stale": {
-                "type": "array",
-                "items": {"type": "string"},
-                "description": "The receipts that came too late.",
-            },
-        },
-    }
-
-
-async def lease(api: Any, request: Request) -> Answer:
-    """Lease messages that are due; wait for some if there are none."""
-    fields = read_body(LEASE_MESSAGES, request)
-    desk, queue = api.desk, request.segments[0]
-    asked = (
-        *(queue, fields.get("limit", 1), fields.get("wait", 0), fields.get("visibility")),
-        request.token.name,
-    )
-    if not asked[2]:
-        messages = await desk.lease(*asked)
-    else:
-        messages = await _unless_gone(request, desk, asked)
-    if not api.tokens.has(request.token):
-        await desk.give_back(messages)
-        raise Problem("unauthorized", "this token was removed", "authorization")
-    if not messages:
-        return answer({"tasks": []}, keep=1.0)
-    try:
-        room = Room(LEASED)
-        document = {"tasks": [shown_delivery(one, room) for one in messages]}
-        keep, kept = KEEP_LEASES, None
-        if b"idempotency-key" in request.headers:
-            keep = min(keep, await _shortest(api, queue, messages, asked[3]))
-            kept = answer({"tasks": [_without_content(one) for one in document["tasks"]]}).body
-        return answer(document, keep=keep, kept=kept, undo=partial(desk.give_back, messages))
-    except BaseException:
-        await desk.give_back(messages)
-        raise
-
-
-def _without_content(task: dict[str, Any]) -> dict[str, Any]:
-    return {name: said for name, said in task.items() if name not in CONTENT}
+def _settled(name: str, about: str, **more: Any) -> dict[str, Any]:
+    stale = array(TEXT, "The receipts that came too late.")
+    return record(f"{name} stale", stale=stale, **{name: described(WHOLE, about)}, **more)
 
 
 async def lease_again(api: Any, request: Request, made: Answer) -> Answer:
@@ -121,13 +75,61 @@ async def lease_again(api: Any, request: Request, made: Answer) -> Answer:
         [one["id"] for one in tasks], topic=request.segments[0]
     )
     bodies = {(one.id, one.token): one.body for one in found if one.state == IN_FLIGHT}
-    room = Room(LEASED)
+    budget = DecompressionBudget(LEASED)
     whole = []
     for one in tasks:
         body = bodies.get((one["id"], Delivery.of_receipt(one["receipt"]).birth))
         if body is not None:
-            whole.append({**one, **content_of(body, one["id"], room)})
+            whole.append({**one, **content_of(body, one["id"], budget)})
     return answer({"tasks": whole}, headers=made.headers)
+
+
+@OPERATIONS.add(
+    "POST",
+    _QUEUE,
+    "Lease messages that are due",
+    role="write",
+    verb="lease",
+    again=lease_again,
+    request=LEASE,
+    required=False,
+    returns=("The messages; none if nothing has come.", record("tasks", tasks=array(LEASED_TASK))),
+    about="With wait, the answer comes as soon as something is due, and is empty after that time. "
+    "Clients that wait are served in the order of asking. A message comes back when its lease "
+    "ends without an acknowledgement.",
+)
+async def lease(api: Any, request: Request) -> Answer:
+    """Lease messages that are due; wait for some if there are none."""
+    fields = request.fields()
+    long_polls, queue = api.long_polls, request.segments[0]
+    asked = (
+        *(queue, fields.get("limit", 1), fields.get("wait", 0), fields.get("visibility")),
+        request.token.name,
+    )
+    if not asked[2]:
+        messages = await long_polls.lease(*asked)
+    else:
+        messages = await _unless_gone(request, long_polls, asked)
+    if not api.tokens.has(request.token):
+        await long_polls.give_back(messages)
+        raise Problem("unauthorized", "this token was removed", "authorization")
+    if not messages:
+        return answer({"tasks": []}, keep=1.0)
+    try:
+        budget = DecompressionBudget(LEASED)
+        document = {"tasks": [shown_delivery(one, budget) for one in messages]}
+        keep, kept = KEEP_LEASES, None
+        if b"idempotency-key" in request.headers:
+            keep = min(keep, await _shortest(api, queue, messages, asked[3]))
+            kept = answer({"tasks": [_without_content(one) for one in document["tasks"]]}).body
+        return answer(document, keep=keep, kept=kept, undo=partial(long_polls.give_back, messages))
+    except BaseException:
+        await long_polls.give_back(messages)
+        raise
+
+
+def _without_content(task: dict[str, Any]) -> dict[str, Any]:
+    return {name: said for name, said in task.items() if name not in CONTENT}
 
 
 async def _shortest(
@@ -145,19 +147,19 @@ async def _shortest(
     return min(found)
 
 
-async def _unless_gone(request: Request, desk: Any, asked: tuple[Any, ...]) -> Any:
+async def _unless_gone(request: Request, long_polls: Any, asked: tuple[Any, ...]) -> Any:
     """Lease for a client that may go away while it waits. Raises Gone."""
     leaving = [asyncio.ensure_future(request.wait_until_gone())]
     connection = guard.current()
     if connection is not None:
         connection.hold()
         leaving.append(asyncio.ensure_future(connection.wait_until_lost()))
-    waiting = asyncio.ensure_future(desk.lease(*asked))
+    waiting = asyncio.ensure_future(long_polls.lease(*asked))
     try:
         await asyncio.wait({waiting, *leaving}, return_when=asyncio.FIRST_COMPLETED)
         if any(one.done() for one in leaving):
             if waiting.done() and waiting.exception() is None:
-                await desk.give_back(waiting.result())
+                await long_polls.give_back(waiting.result())
             raise Gone
         return waiting.result()
     finally:
@@ -180,31 +182,79 @@ def receipts_of(fields: dict[str, Any], queue: str) -> list[str]:
     return list(dict.fromkeys(receipts))
 
 
+@OPERATIONS.add(
+    "POST",
+    _QUEUE,
+    "Acknowledge messages",
+    role="write",
+    verb="ack",
+    request=SETTLE,
+    returns=(
+        "How many there were.",
+        _settled("acknowledged", "How many are deleted now."),
+    ),
+)
 async def acknowledge(api: Any, request: Request) -> Answer:
     """Acknowledge messages: they are done."""
-    receipts = receipts_of(read_body(ACKNOWLEDGE, request), request.segments[0])
+    receipts = receipts_of(request.fields(), request.segments[0])
     done = await api.center.ack(receipts)
     return answer({"acknowledged": int(done), "stale": list(done.stale)})
 
 
+@OPERATIONS.add(
+    "POST",
+    _QUEUE,
+    "Extend leases",
+    role="write",
+    verb="extend",
+    request=EXTEND,
+    returns=(
+        "How many are extended.",
+        _settled("extended", "How many are extended."),
+    ),
+)
 async def extend(api: Any, request: Request) -> Answer:
     """Extend leases: they end that long from now."""
-    fields = read_body(EXTEND_LEASES, request)
+    fields = request.fields()
     receipts = receipts_of(fields, request.segments[0])
     stale = await api.center.extend(receipts, fields.get("visibility"))
     return answer({"extended": len(receipts) - len(stale), "stale": list(stale)})
 
 
+@OPERATIONS.add(
+    "POST",
+    _QUEUE,
+    "Give messages back unhandled",
+    role="write",
+    verb="release",
+    request=SETTLE,
+    returns=(
+        "How many are back.",
+        _settled("released", "How many are back."),
+    ),
+)
 async def release(api: Any, request: Request) -> Answer:
     """Give messages back unhandled; no retry is spent."""
-    receipts = receipts_of(read_body(RELEASE, request), request.segments[0])
+    receipts = receipts_of(request.fields(), request.segments[0])
     done = await api.center.release(receipts)
     return answer({"released": int(done), "stale": list(done.stale)})
 
 
+@OPERATIONS.add(
+    "POST",
+    _QUEUE,
+    "Give messages back after a failure",
+    role="write",
+    verb="reject",
+    request=REJECT,
+    returns=(
+        "What became of them.",
+        _settled("requeued", "How many wait again.", dead=described(WHOLE, "How many are dead.")),
+    ),
+)
 async def reject(api: Any, request: Request) -> Answer:
     """Give messages back after a failure: one retry less, after the queue's back-off."""
-    fields = read_body(REJECT_MESSAGES, request)
+    fields = request.fields()
     receipts = receipts_of(fields, request.segments[0])
     how = {
         "requeue": not fields.get("dead", False),
@@ -224,66 +274,3 @@ async def reject(api: Any, request: Request) -> Answer:
             "stale": [one for one, at in zip(receipts, states, strict=True) if at is None],
         }
     )
-
-
-_QUEUE = ("v1", "queues", "{queue}")
-
-LEASE_MESSAGES = Operation(
-    "POST",
-    _QUEUE,
-    lease,
-    "Lease messages that are due",
-    role="write",
-    verb="lease",
-    again=lease_again,
-    request=LEASE,
-    required=False,
-    answers={200: ("The messages; none if nothing has come.", _LEASED)},
-    about="With wait, the answer comes as soon as something is due, and is empty after that time. "
-    "Clients that wait are served in the order of asking. A message comes back when its lease "
-    "ends without an acknowledgement.",
-)
-ACKNOWLEDGE = Operation(
-    "POST",
-    _QUEUE,
-    acknowledge,
-    "Acknowledge messages",
-    role="write",
-    verb="ack",
-    request=SETTLE,
-    answers={200: ("How many there were.", _settled("acknowledged", "How many are deleted now."))},
-)
-EXTEND_LEASES = Operation(
-    "POST",
-    _QUEUE,
-    extend,
-    "Extend leases",
-    role="write",
-    verb="extend",
-    request=EXTEND,
-    answers={200: ("How many are extended.", _settled("extended", "How many are extended."))},
-)
-RELEASE = Operation(
-    "POST",
-    _QUEUE,
-    release,
-    "Give messages back unhandled",
-    role="write",
-    verb="release",
-    request=SETTLE,
-    answers={200: ("How many are back.", _settled("released", "How many are back."))},
-)
-_REJECTED = _settled("requeued", "How many wait again.")
-_REJECTED["properties"]["dead"] = {"type": "integer", "description": "How many are dead."}
-REJECT_MESSAGES = Operation(
-    "POST",
-    _QUEUE,
-    reject,
-    "Give messages back after a failure",
-    role="write",
-    verb="reject",
-    request=REJECT,
-    answers={200: ("What became of them.", _REJECTED)},
-)
-
-OPERATIONS = (LEASE_MESSAGES, ACKNOWLEDGE, EXTEND_LEASES, RELEASE, REJECT_MESSAGES)

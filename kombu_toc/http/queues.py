@@ -14,10 +14,25 @@ from ..model import limits as terms
 from ..model.limits import LIMITS, PRIORITIES
 from ..model.results import DEAD, Counts
 from ..model.topic import Topic
-from .fields import Anything, Flag, Number, Object, Text
+from .fields import (
+    ANYTHING,
+    FLAG,
+    NUMBER,
+    TEXT,
+    WHOLE,
+    Anything,
+    Flag,
+    Number,
+    Object,
+    Text,
+    array,
+    described,
+    or_null,
+    record,
+)
 from .library import far_of
 from .problems import Problem, invalid
-from .request import Answer, Operation, Request, answer, read_body
+from .request import Answer, Operations, Request, answer
 from .tasks import CANCELLING, PAGE, read_page, shown_page
 from .tokens import Token
 
@@ -53,23 +68,19 @@ async def page_of_names(
 
 # -- queues
 
+
 #: Dead messages that one request requeues or purges, at most, and queues of a page.
 MAX_DEAD = 1000
 MAX_PAGE = 200
+
+_ABOUT = "As in docs/options.md; null takes it back to the default."
+
+_TEXT = ("string", "null")
 
 
 def camel(name: str) -> str:
     """``retry_backoff`` as ``retryBackoff``."""
     return re.sub("_([a-z])", lambda found: found[1].upper(), name)
-
-
-_ABOUT = "As in docs/options.md; null takes it back to the default."
-
-#: name in JSON -> name of a limit
-_ALTERABLE = {camel(name): name for name in ALTERABLE}
-_DECLARABLE = {camel(name): name for name in (*LIMITS, "steps")}
-
-_TEXT: tuple[str, ...] = ("string", "null")
 
 
 def _kind_of(limit: str) -> Anything:
@@ -93,76 +104,104 @@ def _kind_of(limit: str) -> Anything:
     return Anything(about, _TEXT)
 
 
+#: name in JSON -> name of a limit
+_ALTERABLE = {camel(name): name for name in ALTERABLE}
+_DECLARABLE = {camel(name): name for name in (*LIMITS, "steps")}
+
 DECLARE = Object({name: _kind_of(limit) for name, limit in _DECLARABLE.items()}, name="NewQueue")
 ALTER = Object({name: _kind_of(limit) for name, limit in _ALTERABLE.items()}, name="Limits")
 
-_COUNTS = {
-    "type": "object",
-    "required": ["ready", "scheduled", "inFlight", "dead"],
-    "properties": {
-        **{name: {"type": "integer"} for name in ("ready", "scheduled", "inFlight", "dead", "due")},
-        "far": {
-            "type": ["integer", "null"],
-            "description": "Of a queue with a horizon: how many are in the task library only, "
-            "because they are further ahead, and so in none of the other numbers. Of each table of "
-            "the library, 100,000 are counted at most. null: it cannot be asked.",
-        },
+_COUNTS = record(
+    "ready scheduled inFlight dead",
+    ready=WHOLE,
+    scheduled=WHOLE,
+    inFlight=WHOLE,
+    dead=WHOLE,
+    due=WHOLE,
+    far=or_null(
+        WHOLE,
+        "Of a queue with a horizon: how many are in the task library only, because they are "
+        "further ahead, and so in none of the other numbers. Of each table of the library, 100,000 "
+        "are counted at most. null: it cannot be asked.",
+    ),
+)
+_LIMITS = record(
+    "value source",
+    value=described(ANYTHING, "null: there is none."),
+    source=described(TEXT, "Where it comes from."),
+)
+_QUEUE = record(
+    "name slots limits paused counts",
+    name=TEXT,
+    slots=WHOLE,
+    limits={"type": "object", "additionalProperties": _LIMITS},
+    paused=FLAG,
+    targetStopped=or_null(
+        TEXT, "Why nothing is sent to its target any more; null: it is, if there is."
+    ),
+    counts=_COUNTS,
+    consumers=array(TEXT),
+)
+_SUMMARY = record(
+    "name slots counts oldestSeconds",
+    name=TEXT,
+    slots=WHOLE,
+    counts=_COUNTS,
+    oldestSeconds=described(NUMBER, "How overdue its oldest message is."),
+)
+_USED = record(
+    "name value used of opensSeconds",
+    name=TEXT,
+    value=or_null(TEXT, "As it is declared."),
+    used=described(WHOLE, "How much is used of it."),
+    of=or_null(WHOLE, "How much there is."),
+    opensSeconds=described(NUMBER, "Until something may start again."),
+)
+_MORE = described(FLAG, "Repeat it then.")
+_PAUSED = ("What it is now.", record("paused", paused=FLAG))
+
+_ALL = ("v1", "queues")
+_ONE = (*_ALL, "{queue}")
+WITHIN = Number("Count also what comes due within so many seconds.", most=31_536_000)
+_LIMIT = Number("How many at most.", least=1, most=MAX_PAGE, whole=True, default=100)
+_AFTER = Text("The nextPageToken of the page before.", most=4000)
+_DEAD = Object(
+    {
+        "ids": CANCELLING.fields["ids"],
+        "limit": Number(
+            "Instead of ids: so many at most, the oldest.", least=1, most=MAX_DEAD, whole=True
+        ),
     },
-}
-_QUEUE = {
-    "type": "object",
-    "required": ["name", "slots", "limits", "paused", "counts"],
-    "properties": {
-        "name": {"type": "string"},
-        "slots": {"type": "integer"},
-        "limits": {
-            "type": "object",
-            "additionalProperties": {
-                "type": "object",
-                "required": ["value", "source"],
-                "properties": {
-                    "value": {"description": "null: there is none."},
-                    "source": {"type": "string", "description": "Where it comes from."},
-                },
-            },
-        },
-        "paused": {"type": "boolean"},
-        "targetStopped": {
-            "type": ["string", "null"],
-            "description": "Why nothing is sent to its target any more; null: it is, if there is.",
-        },
-        "counts": _COUNTS,
-        "consumers": {"type": "array", "items": {"type": "string"}},
-    },
-}
-_NUMBER = {"type": "integer"}
-_SUMMARY = {
-    "type": "object",
-    "required": ["name", "slots", "counts", "oldestSeconds"],
-    "properties": {
-        "name": {"type": "string"},
-        "slots": _NUMBER,
-        "counts": _COUNTS,
-        "oldestSeconds": {"type": "number", "description": "How overdue its oldest message is."},
-    },
-}
-_USED = {
-    "type": "object",
-    "required": ["name", "value", "used", "of", "opensSeconds"],
-    "properties": {
-        "name": {"type": "string"},
-        "value": {"type": ["string", "null"], "description": "As it is declared."},
-        "used": {**_NUMBER, "description": "How much is used of it."},
-        "of": {"type": ["integer", "null"], "description": "How much there is."},
-        "opensSeconds": {"type": "number", "description": "Until something may start again."},
-    },
-}
+    one_of=("ids", "limit"),
+    name="DeadTasks",
+)
+
+OPERATIONS = Operations()
 
 
 def shown_counts(counts: Counts) -> dict[str, int]:
     return {camel(name): number for name, number in counts._asdict().items()}
 
 
+@OPERATIONS.add(
+    "GET",
+    _ALL,
+    "List queues",
+    many_queues=True,
+    query={"limit": _LIMIT, "after": _AFTER},
+    returns=(
+        "A page.",
+        record(
+            "queues nextPageToken",
+            queues=array(_SUMMARY),
+            nextPageToken=or_null(
+                TEXT,
+                "The parameter after of the next page; null: this is the last one. A page may have "
+                "fewer than limit, or none.",
+            ),
+        ),
+    ),
+)
 async def list_queues(api: Any, request: Request) -> Answer:
     """The queues that the caller may see, by name, with what they hold."""
     asked = request.asked
@@ -182,6 +221,9 @@ async def list_queues(api: Any, request: Request) -> Answer:
     return answer({"queues": queues, "nextPageToken": more})
 
 
+@OPERATIONS.add(
+    "GET", _ONE, "Describe a queue", returns=("The queue.", _QUEUE), problems=("not-found",)
+)
 async def describe(api: Any, request: Request) -> Answer:
     """What a queue is declared with, and what is in it."""
     return answer(await _described(api, request.segments[0]))
@@ -203,10 +245,20 @@ async def _described(api: Any, queue: str) -> dict[str, Any]:
     }
 
 
+@OPERATIONS.add(
+    "PUT",
+    _ONE,
+    "Declare a queue",
+    role="operate",
+    act="declare",
+    request=DECLARE,
+    returns=("The queue as it is declared now.", _QUEUE),
+    about="The first declaration stands: what a later one says otherwise changes nothing.",
+)
 async def declare(api: Any, request: Request) -> Answer:
     """Declare a queue; the first declaration stands."""
     queue = request.segments[0]
-    fields = read_body(DECLARE_QUEUE, request)
+    fields = request.fields()
     limits = {_DECLARABLE[name]: value for name, value in fields.items() if value is not None}
     try:
         await api.center.declare(queue, **limits)
@@ -215,10 +267,20 @@ async def declare(api: Any, request: Request) -> Answer:
     return answer(await _described(api, queue))
 
 
+@OPERATIONS.add(
+    "PATCH",
+    _ONE,
+    "Change limits of a queue",
+    role="operate",
+    act="alter",
+    request=ALTER,
+    returns=("The queue as it is declared now.", _QUEUE),
+    problems=("not-found",),
+)
 async def alter(api: Any, request: Request) -> Answer:
     """Change limits of a queue while it is in use."""
     queue = request.segments[0]
-    fields = read_body(ALTER_QUEUE, request)
+    fields = request.fields()
     if not fields:
         raise invalid("", f"say what to change; there are {', '.join(_ALTERABLE)}")
     try:
@@ -238,6 +300,16 @@ def _meant(error: str, queue: str, fields: Mapping[str, Any]) -> str:
     return min(found, key=found.__getitem__, default="")
 
 
+@OPERATIONS.add(
+    "DELETE",
+    _ONE,
+    "Delete a queue with everything in it",
+    role="operate",
+    act="delete queue",
+    query={"ifEmpty": Flag("Only if it holds nothing; this takes five seconds.")},
+    returns=("Whether it is deleted.", record("deleted", deleted=FLAG)),
+    problems=("not-found",),
+)
 async def delete(api: Any, request: Request) -> Answer:
     """Delete a queue with everything in it."""
     queue = await api.known_queue(request.segments[0])
@@ -246,6 +318,14 @@ async def delete(api: Any, request: Request) -> Answer:
     return answer({"deleted": deleted}, number=-1 if deleted else 0)
 
 
+@OPERATIONS.add(
+    "GET",
+    (*_ONE, "counts"),
+    "Count messages",
+    query={"within": WITHIN},
+    returns=("How many there are.", _COUNTS),
+    problems=("not-found",),
+)
 async def counts(api: Any, request: Request) -> Answer:
     """How many messages a queue holds."""
     within = request.asked.get("within")
@@ -271,6 +351,22 @@ async def counts_of(api: Any, queue: str, within: float | None) -> dict[str, int
     return {**shown_counts(found), "due": due}
 
 
+@OPERATIONS.add(
+    "GET",
+    (*_ONE, "limits"),
+    "Show what is used of limits",
+    returns=(
+        "What is used.",
+        record(
+            limits=array(_USED),
+            running=WHOLE,
+            waiting=WHOLE,
+            keysWaiting=WHOLE,
+            oldestSeconds=NUMBER,
+        ),
+    ),
+    problems=("not-found",),
+)
 async def usage(api: Any, request: Request) -> Answer:
     """What is used of a queue's limits, and what waits because of them."""
     found = await api.center.usage(request.segments[0])
@@ -294,6 +390,16 @@ async def usage(api: Any, request: Request) -> Answer:
     )
 
 
+@OPERATIONS.add(
+    "POST",
+    _ONE,
+    "Have workers take nothing",
+    role="operate",
+    act="pause",
+    verb="pause",
+    returns=_PAUSED,
+    problems=("not-found",),
+)
 async def pause(api: Any, request: Request) -> Answer:
     """Have workers take nothing from a queue."""
     queue = await api.known_queue(request.segments[0])
@@ -301,6 +407,16 @@ async def pause(api: Any, request: Request) -> Answer:
     return answer({"paused": True})
 
 
+@OPERATIONS.add(
+    "POST",
+    _ONE,
+    "Let workers take again",
+    role="operate",
+    act="resume",
+    verb="resume",
+    returns=_PAUSED,
+    problems=("not-found",),
+)
 async def resume(api: Any, request: Request) -> Answer:
     """Let workers take from a queue again."""
     queue = await api.known_queue(request.segments[0])
@@ -308,6 +424,19 @@ async def resume(api: Any, request: Request) -> Answer:
     return answer({"paused": False})
 
 
+@OPERATIONS.add(
+    "POST",
+    _ONE,
+    "Delete every message that waits",
+    role="operate",
+    act="purge all that waits",
+    verb="purge",
+    returns=(
+        "How many there were, and the schedules whose next firing was among them.",
+        record("purged schedules", purged=WHOLE, schedules=array(TEXT)),
+    ),
+    problems=("not-found",),
+)
 async def purge(api: Any, request: Request) -> Answer:
     """Delete every message that waits in a queue."""
     queue = await api.known_queue(request.segments[0])
@@ -318,6 +447,14 @@ async def purge(api: Any, request: Request) -> Answer:
 # -- dead messages
 
 
+@OPERATIONS.add(
+    "GET",
+    (*_ONE, "dead"),
+    "List dead messages",
+    query={"limit": _LIMIT, "after": _AFTER},
+    returns=("A page.", PAGE),
+    problems=("not-found",),
+)
 async def list_dead(api: Any, request: Request) -> Answer:
     """Dead messages, the oldest first."""
     asked = request.asked
@@ -327,260 +464,50 @@ async def list_dead(api: Any, request: Request) -> Answer:
     return answer(await shown_page(api, request, page))
 
 
-async def requeue(api: Any, request: Request) -> Answer:
-    """Deliver dead messages again."""
-    ids, more = await _dead(api, request, REQUEUE)
-    number = await api.acting.requeue_dead(request.segments[0], ids=ids) if ids else 0
-    return answer({"requeued": number, "more": more}, number=number)
-
-
-async def purge_dead(api: Any, request: Request) -> Answer:
-    """Delete dead messages."""
-    ids, more = await _dead(api, request, PURGE_DEAD)
-    number = await api.acting.purge_dead(request.segments[0], ids=ids) if ids else 0
-    return answer({"purged": number, "more": more}, number=number)
-
-
-async def _dead(api: Any, request: Request, operation: Operation) -> tuple[list[str], bool]:
-    """The ids that a request names, or the oldest; and whether there are more. What is meant is
-    said in the body: one that got lost on the way means nothing."""
-    queue = await api.known_queue(request.segments[0])
-    fields = read_body(operation, request)
-    if "ids" in fields:
-        return list(dict.fromkeys(fields["ids"])), False
-    page = await read_page(api, queue, state=DEAD, limit=fields["limit"], after=None)
-    return [one.id for one in page.messages], page.after is not None
-
-
-_ALL = ("v1", "queues")
-_ONE = (*_ALL, "{queue}")
-WITHIN = Number("Count also what comes due within so many seconds.", most=31_536_000)
-_LIMIT = Number("How many at most.", least=1, most=MAX_PAGE, whole=True, default=100)
-_AFTER = Text("The nextPageToken of the page before.", most=4000)
-_DEAD = Object(
-    {
-        "ids": CANCELLING.fields["ids"],
-        "limit": Number(
-            "Instead of ids: so many at most, the oldest.", least=1, most=MAX_DEAD, whole=True
-        ),
-    },
-    one_of=("ids", "limit"),
-    name="DeadTasks",
-)
-
-
-def _numbered(*names: str) -> dict[str, Any]:
-    made: dict[str, Any] = dict.fromkeys(names, _NUMBER)
-    return {
-        "type": "object",
-        "required": list(names),
-        "properties": {**made, "more": {"type": "boolean", "description": "Repeat it then."}},
-    }
-
-
-LIST = Operation(
-    "GET",
-    _ALL,
-    list_queues,
-    "List queues",
-    many_queues=True,
-    query={"limit": _LIMIT, "after": _AFTER},
-    answers={
-        200: (
-            "A page.",
-            {
-                "type": "object",
-                "required": ["queues", "nextPageToken"],
-                "properties": {
-                    "queues": {"type": "array", "items": _SUMMARY},
-                    "nextPageToken": {
-                        "type": ["string", "null"],
-                        "description": "The parameter after of the next page; null: this is the "
-                        "last one. A page may have fewer than limit, or none.",
-                    },
-                },
-            },
-        )
-    },
-)
-DESCRIBE = Operation(
-    "GET",
-    _ONE,
-    describe,
-    "Describe a queue",
-    answers={200: ("The queue.", _QUEUE)},
-    problems=("not-found",),
-)
-DECLARE_QUEUE = Operation(
-    "PUT",
-    _ONE,
-    declare,
-    "Declare a queue",
-    role="operate",
-    act="declare",
-    request=DECLARE,
-    answers={200: ("The queue as it is declared now.", _QUEUE)},
-    about="The first declaration stands: what a later one says otherwise changes nothing.",
-)
-ALTER_QUEUE = Operation(
-    "PATCH",
-    _ONE,
-    alter,
-    "Change limits of a queue",
-    role="operate",
-    act="alter",
-    request=ALTER,
-    answers={200: ("The queue as it is declared now.", _QUEUE)},
-    problems=("not-found",),
-)
-DELETE = Operation(
-    "DELETE",
-    _ONE,
-    delete,
-    "Delete a queue with everything in it",
-    role="operate",
-    act="delete queue",
-    query={"ifEmpty": Flag("Only if it holds nothing; this takes five seconds.")},
-    answers={
-        200: (
-            "Whether it is deleted.",
-            {
-                "type": "object",
-                "required": ["deleted"],
-                "properties": {"deleted": {"type": "boolean"}},
-            },
-        )
-    },
-    problems=("not-found",),
-)
-COUNTS = Operation(
-    "GET",
-    (*_ONE, "counts"),
-    counts,
-    "Count messages",
-    query={"within": WITHIN},
-    answers={200: ("How many there are.", _COUNTS)},
-    problems=("not-found",),
-)
-USAGE = Operation(
-    "GET",
-    (*_ONE, "limits"),
-    usage,
-    "Show what is used of limits",
-    answers={
-        200: (
-            "What is used.",
-            {
-                "type": "object",
-                "properties": {
-                    "limits": {"type": "array", "items": _USED},
-                    "running": _NUMBER,
-                    "waiting": _NUMBER,
-                    "keysWaiting": _NUMBER,
-                    "oldestSeconds": {"type": "number"},
-                },
-            },
-        )
-    },
-    problems=("not-found",),
-)
-
-
-def _flip(run: Any, verb: str, summary: str) -> Operation:
-    return Operation(
-        "POST",
-        _ONE,
-        run,
-        summary,
-        role="operate",
-        act=verb,
-        verb=verb,
-        answers={
-            200: (
-                "What it is now.",
-                {
-                    "type": "object",
-                    "required": ["paused"],
-                    "properties": {"paused": {"type": "boolean"}},
-                },
-            )
-        },
-        problems=("not-found",),
-    )
-
-
-PAUSE = _flip(pause, "pause", "Have workers take nothing")
-RESUME = _flip(resume, "resume", "Let workers take again")
-PURGE = Operation(
-    "POST",
-    _ONE,
-    purge,
-    "Delete every message that waits",
-    role="operate",
-    act="purge all that waits",
-    verb="purge",
-    answers={
-        200: (
-            "How many there were, and the schedules whose next firing was among them.",
-            {
-                "type": "object",
-                "required": ["purged", "schedules"],
-                "properties": {
-                    "purged": _NUMBER,
-                    "schedules": {"type": "array", "items": {"type": "string"}},
-                },
-            },
-        )
-    },
-    problems=("not-found",),
-)
-LIST_DEAD = Operation(
-    "GET",
-    (*_ONE, "dead"),
-    list_dead,
-    "List dead messages",
-    query={"limit": _LIMIT, "after": _AFTER},
-    answers={200: ("A page.", PAGE)},
-    problems=("not-found",),
-)
-REQUEUE = Operation(
+@OPERATIONS.add(
     "POST",
     (*_ONE, "dead"),
-    requeue,
     "Deliver dead messages again",
     role="operate",
     act="requeue",
     verb="requeue",
     request=_DEAD,
     required=False,
-    answers={200: ("How many.", _numbered("requeued"))},
+    returns=("How many.", record("requeued", requeued=WHOLE, more=_MORE)),
     problems=("not-found",),
 )
-PURGE_DEAD = Operation(
+async def requeue(api: Any, request: Request) -> Answer:
+    """Deliver dead messages again."""
+    ids, more = await _dead(api, request)
+    number = await api.acting.requeue_dead(request.segments[0], ids=ids) if ids else 0
+    return answer({"requeued": number, "more": more}, number=number)
+
+
+@OPERATIONS.add(
     "POST",
     (*_ONE, "dead"),
-    purge_dead,
     "Delete dead messages",
     role="operate",
     act="purge",
     verb="purge",
     request=_DEAD,
     required=False,
-    answers={200: ("How many.", _numbered("purged"))},
+    returns=("How many.", record("purged", purged=WHOLE, more=_MORE)),
     problems=("not-found",),
 )
-OPERATIONS = (
-    LIST,
-    DESCRIBE,
-    DECLARE_QUEUE,
-    ALTER_QUEUE,
-    DELETE,
-    COUNTS,
-    USAGE,
-    PAUSE,
-    RESUME,
-    PURGE,
-    LIST_DEAD,
-    REQUEUE,
-    PURGE_DEAD,
-)
+async def purge_dead(api: Any, request: Request) -> Answer:
+    """Delete dead messages."""
+    ids, more = await _dead(api, request)
+    number = await api.acting.purge_dead(request.segments[0], ids=ids) if ids else 0
+    return answer({"purged": number, "more": more}, number=number)
+
+
+async def _dead(api: Any, request: Request) -> tuple[list[str], bool]:
+    """The ids that a request names, or the oldest; and whether there are more. What is meant is
+    said in the body: one that got lost on the way means nothing."""
+    queue = await api.known_queue(request.segments[0])
+    fields = request.fields()
+    if "ids" in fields:
+        return list(dict.fromkeys(fields["ids"])), False
+    page = await read_page(api, queue, state=DEAD, limit=fields["limit"], after=None)
+    return [one.id for one in page.messages], page.after is not None

@@ -16,7 +16,7 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote_to_bytes
 
@@ -81,6 +81,7 @@ class Request:
     asked: its parameters as its operation uses them
     root: where the application is mounted, such as ``/toc``; empty if it is not
     token: who asks: see :mod:`.tokens`
+    operation: what is asked for
     """
 
     __slots__ = (
@@ -91,6 +92,7 @@ class Request:
         "gone",
         "headers",
         "method",
+        "operation",
         "query",
         "root",
         "segments",
@@ -106,6 +108,7 @@ class Request:
         self.asked: dict[str, Any] = {}
         self.body = b""
         self.token: Any = None
+        self.operation: Operation | None = None
         #: whether the client has gone away
         self.gone = False
         self._receive = receive
@@ -170,10 +173,27 @@ class Request:
             self.gone = message["type"] == "http.disconnect"
 
     def json(self) -> Any:
-        """The body as JSON; None if there is no body. Raises Problem."""
+        """The body. Raises Problem."""
         if not self.body:
             return None
         return read_json(self.body)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the body, as its operation takes them. Raises Problem."""
+        operation = self.operation
+        assert operation is not None
+        if operation.request is None:
+            return _NOTHING.read(self.json(), "") if self.body else {}
+        if not self.body and not operation.required:
+            return operation.request.read({}, "")
+        check_encoding(self)
+        if self.media_type != "application/json":
+            raise Problem(
+                "unsupported-media-type",
+                "send the body as application/json: curl -H 'content-type: application/json'",
+                "content-type",
+            )
+        return operation.request.read(self.json(), "")
 
 
 #: Headers of which two would say different things to whoever reads them.
@@ -218,7 +238,7 @@ class Gone(Exception):
 def read_json(body: bytes) -> Any:
     """Raises Problem for what is no JSON."""
     try:
-        return json.loads(body.decode(), parse_constant=_refuse, parse_float=_finite)
+        return _decode(body.decode())
     except RecursionError:
         raise Problem("bad-request", "the body is nested too deeply") from None
     except (ValueError, UnicodeDecodeError) as exc:
@@ -236,6 +256,9 @@ def _finite(text: str) -> float:
     if math.isinf(number):
         raise ValueError(f"{text[:40]} is too large a number")
     return number
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite).decode
 
 
 def _too_large(most: int) -> Problem:
@@ -302,6 +325,8 @@ def path_of(scope: Scope, verbs: Collection[str]) -> tuple[list[str], str]:
 
 # -- operations
 
+Run = Callable[[Any, "Request"], Awaitable[Answer]]
+
 #: What a token may be allowed, and what each is for.
 ROLES = {
     "read": "look at messages, queues, limits and schedules",
@@ -330,7 +355,7 @@ class Operation:
 
     method: str
     path: tuple[str, ...]
-    run: Callable[[Any, Request], Awaitable[Answer]]
+    run: Run
     summary: str
     role: str = "read"
     verb: str = ""
@@ -351,10 +376,6 @@ class Operation:
     again: Callable[[Any, Request, Answer], Awaitable[Answer]] | None = None
     act: str = ""  #: what the audit log calls it; empty: it is not there
 
-    def run_by(self, run: Callable[[Any, Request], Awaitable[Answer]]) -> Operation:
-        """The same, done by another function."""
-        return replace(self, run=run)
-
     @property
     def shown_path(self) -> str:
         return "/" + "/".join(self.path) + (f":{self.verb}" if self.verb else "")
@@ -366,6 +387,34 @@ class Operation:
     @property
     def idempotent_by_key(self) -> bool:
         return self.kept and self.method == "POST"
+
+
+class Operations(list[Operation]):
+    """Operations, each described where the function stands that does it."""
+
+    def add(
+        self,
+        method: str,
+        path: tuple[str, ...],
+        summary: str,
+        *,
+        returns: tuple[str, Mapping[str, Any]] = ("", {}),
+        status: int = 200,
+        **more: Any,
+    ) -> Callable[[Run], Run]:
+        """Names the function that does an operation.
+
+        returns: what its answer means, and the schema of its body
+        status: of the answer
+        more: as in :class:`Operation`
+        """
+        more = {"answers": {status: returns}, **more}
+
+        def named(run: Run) -> Run:
+            self.append(Operation(method, path, run, summary, **more))
+            return run
+
+        return named
 
 
 #: The parameters of paths.
@@ -429,12 +478,6 @@ def read_query_of(operation: Operation, query: Mapping[str, str]) -> dict[str, A
     return made
 
 
-def check_no_body(request: Request) -> None:
-    """Raises Problem for a body that says something where none is taken."""
-    if request.body:
-        _NOTHING.read(request.json(), "")
-
-
 _NOTHING = Object({})
 
 
@@ -446,22 +489,6 @@ def check_encoding(request: Request) -> None:
             "send the body as it is, without a content-encoding such as gzip",
             "content-encoding",
         )
-
-
-def read_body(operation: Operation, request: Request) -> dict[str, Any]:
-    """The fields of a JSON body. Raises Problem."""
-    fields = operation.request
-    assert fields is not None
-    if not request.body and not operation.required:
-        return fields.read({}, "")
-    check_encoding(request)
-    if request.media_type != "application/json":
-        raise Problem(
-            "unsupported-media-type",
-            "send the body as application/json: curl -H 'content-type: application/json'",
-            "content-type",
-        )
-    return fields.read(request.json(), "")
 
 
 def answer(document: Any, status: int = 200, **how: Any) -> Answer:

@@ -8,11 +8,36 @@ from typing import Any
 from ..center.center import TimeoutCenter
 from ..center.find import MOST_FAR
 from ..errors import LibraryError
+from .fields import WHOLE, described, or_null, record
 from .library import FAR_WITHIN
 from .queues import WITHIN, counts_of
-from .request import Answer, Operation, Request, answer
+from .request import Answer, Operations, Request, answer
+
+OPERATIONS = Operations()
 
 
+@OPERATIONS.add(
+    "GET",
+    ("scale", "{queue}"),
+    "Tell an autoscaler how much work there is",
+    query={"within": WITHIN},
+    returns=(
+        "The value is ready and in flight, and what comes due.",
+        record(
+            "value ready inFlight due",
+            value=described(WHOLE, "due and inFlight."),
+            ready=WHOLE,
+            inFlight=WHOLE,
+            due=described(WHOLE, "What is ready, or comes due within so many seconds."),
+            far=or_null(
+                WHOLE,
+                "Of a queue with a horizon: what of due is in the task library only; null: it "
+                "cannot be asked.",
+            ),
+        ),
+    ),
+    about="For KEDA's metrics-api scaler. A queue that nobody has declared has no work.",
+)
 async def scale(api: Any, request: Request) -> Answer:
     """How much work there is, for KEDA: ready and in flight, and what comes due."""
     queue = request.segments[0]
@@ -45,40 +70,3 @@ async def _far(api: Any, queue: str, within: float) -> int | None:
     except (LibraryError, asyncio.TimeoutError):
         return None
     return found
-
-
-_NUMBER = {"type": "integer"}
-
-SCALE = Operation(
-    "GET",
-    ("scale", "{queue}"),
-    scale,
-    "Tell an autoscaler how much work there is",
-    query={"within": WITHIN},
-    answers={
-        200: (
-            "The value is ready and in flight, and what comes due.",
-            {
-                "type": "object",
-                "required": ["value", "ready", "inFlight", "due"],
-                "properties": {
-                    "value": {"type": "integer", "description": "due and inFlight."},
-                    "ready": _NUMBER,
-                    "inFlight": _NUMBER,
-                    "due": {
-                        "type": "integer",
-                        "description": "What is ready, or comes due within so many seconds.",
-                    },
-                    "far": {
-                        "type": ["integer", "null"],
-                        "description": "Of a queue with a horizon: what of due is in the task "
-                        "library only; null: it cannot be asked.",
-                    },
-                },
-            },
-        )
-    },
-    about="For KEDA's metrics-api scaler. A queue that nobody has declared has no work.",
-)
-
-OPERATIONS = (SCALE,)

@@ -42,7 +42,7 @@ def check_needs(*, with_notifier: bool = False) -> None:
     with_notifier: also what runs a notifier beside it
     """
     more, extra = (("aiohttp",), "http,notify") if with_notifier else ((), "http")
-    check_installed("serving HTTP", extra, "greenlet", "uvicorn", *more)
+    check_installed("serving HTTP", extra, "greenlet", "jinja2", "uvicorn", *more)
 
 
 def check_exposure(host: str, api: HttpApi) -> None:
@@ -128,7 +128,7 @@ def serve(
             await super().startup(sockets)
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            await api.desk.aclose()
+            await api.long_polls.aclose()
             await super().shutdown(sockets)
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

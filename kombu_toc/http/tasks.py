@@ -10,21 +10,37 @@ from typing import Any
 from ..errors import MessageError, PutManyError, RateLimitedError, ReplicationError
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Found, Page, Put
 from . import cloudevents
-from .fields import Flag, Listed, Number, Object, Text, Time, shown_time
+from .fields import (
+    FLAG,
+    TEXT,
+    TIME,
+    WHOLE,
+    Flag,
+    Listed,
+    Number,
+    Object,
+    Text,
+    Time,
+    array,
+    described,
+    or_null,
+    record,
+    shown_time,
+)
 from .messages import (
     LISTED_TASK,
     NEW_TASK,
     PUT_TASK,
     REPLACING_TASK,
     TASK,
-    Room,
+    DecompressionBudget,
     arguments_of,
     shown_put,
     token_of,
     unique_of,
 )
 from .problems import Problem, invalid, not_found, problem_of
-from .request import Answer, Operation, Request, answer, read_body
+from .request import Answer, Operations, Request, answer
 
 #: Messages of one page, and of one request, at most.
 MAX_PAGE = 1000
@@ -50,42 +66,42 @@ CANCELLING = Object({"ids": _IDS, "inFlight": _IN_FLIGHT}, needed=("ids",), name
 #: States in a URL -> those of a center.
 STATES = {"waiting": WAITING, "inFlight": IN_FLIGHT, "dead": DEAD}
 
-_CANCELLED = {
-    "type": "object",
-    "required": ["cancelled", "schedules", "tasks"],
-    "properties": {
-        "cancelled": {"type": "integer", "description": "How many are deleted."},
-        "schedules": {
-            "type": "array",
-            "items": {"type": "string"},
-            "description": "Those whose next firing was among them.",
-        },
-        "tasks": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "id": {"type": "string"},
-                    "state": {"type": "string"},
-                    "cancelled": {"type": "boolean"},
-                },
-            },
-        },
-    },
-}
-PAGE = {
-    "type": "object",
-    "required": ["tasks", "nextPageToken"],
-    "properties": {
-        "tasks": {"type": "array", "items": TASK},
-        "nextPageToken": {
-            "type": ["string", "null"],
-            "description": "The parameter after of the next page; null: this is the last one.",
-        },
-    },
-}
+_CANCELLED = record(
+    "cancelled schedules tasks",
+    cancelled=described(WHOLE, "How many are deleted."),
+    schedules=array(TEXT, "Those whose next firing was among them."),
+    tasks=array(record(id=TEXT, state=TEXT, cancelled=FLAG)),
+)
+PAGE = record(
+    "tasks nextPageToken",
+    tasks=array(TASK),
+    nextPageToken=or_null(
+        TEXT, "The parameter after of the next page; null: this is the last one."
+    ),
+)
+
+#: What is known of a message whose put had no answer.
+_PERHAPS = "it was not put, or perhaps not: the broker has not said"
+_TASKS = ("v1", "queues", "{queue}", "tasks")
+_ONE = (*_TASKS, "{id}")
+_MOVED = {**PUT_TASK, "properties": {**PUT_TASK["properties"], "scheduleTime": TIME}}
+
+OPERATIONS = Operations()
 
 
+@OPERATIONS.add(
+    "POST",
+    _TASKS,
+    "Put a message",
+    role="write",
+    request=NEW_TASK,
+    returns=("It is kept.", PUT_TASK),
+    status=201,
+    problems=("unsupported-media-type", "conflict"),
+    media=cloudevents.MEDIA,
+    about="A CloudEvent is accepted as well, in binary or structured form: its id is the id of the "
+    "message, and its bytes are the event as structured JSON.",
+)
 async def put(api: Any, request: Request) -> Answer:
     """Put a message."""
     queue = request.segments[0]
@@ -93,7 +109,7 @@ async def put(api: Any, request: Request) -> Answer:
         arguments = cloudevents.arguments_of(request)
         unique = None
     else:
-        task = read_body(PUT, request)
+        task = request.fields()
         arguments = arguments_of(task, request)
         unique = unique_of(task)
     _check(api, [arguments])
@@ -101,10 +117,25 @@ async def put(api: Any, request: Request) -> Answer:
     return answer(shown_put(queue, made.id, outcome=made.outcome), 201)
 
 
+@OPERATIONS.add(
+    "PUT",
+    _ONE,
+    "Put a message in the place of the one of its id that waits",
+    role="write",
+    request=REPLACING_TASK,
+    answers={
+        200: ("It has taken the place of another, or this is a repetition.", PUT_TASK),
+        201: ("None of its id waited: it is added.", PUT_TASK),
+    },
+    problems=("conflict",),
+    about="The newest message of this id that waits gets the bytes, the time and all else of this "
+    "one, in one step. One that is in flight or dead stays as it is. With an Idempotency-Key a "
+    "repetition changes nothing.",
+)
 async def replace(api: Any, request: Request) -> Answer:
     """Put a message in the place of the one of its id that waits."""
     queue, id = request.segments
-    task = read_body(REPLACE, request)
+    task = request.fields()
     arguments = arguments_of({**task, "id": id}, request)
     _check(api, [arguments])
     try:
@@ -123,10 +154,20 @@ def _check(api: Any, messages: Sequence[dict[str, Any]]) -> None:
             check(one["id"], one["body"])
 
 
+@OPERATIONS.add(
+    "POST",
+    _TASKS,
+    "Put many messages",
+    role="write",
+    verb="batch",
+    request=BATCH,
+    returns=("What became of each, in their order.", record("tasks", tasks=array(PUT_TASK))),
+    status=201,
+)
 async def put_batch(api: Any, request: Request) -> Answer:
     """Put many messages, with an answer for each."""
     queue = request.segments[0]
-    tasks = read_body(PUT_BATCH, request)["tasks"]
+    tasks = request.fields()["tasks"]
     messages = [arguments_of(task, request, place) for place, task in enumerate(tasks)]
     _check(api, messages)
     for one in messages:
@@ -157,10 +198,6 @@ def _shown_puts(
     return shown
 
 
-#: What is known of a message whose put had no answer.
-_PERHAPS = "it was not put, or perhaps not: the broker has not said"
-
-
 def _in_part(exc: Exception, shown: list[dict[str, Any]]) -> Problem:
     """The problem of a list of which some were put."""
     problem = problem_of(exc)
@@ -169,6 +206,9 @@ def _in_part(exc: Exception, shown: list[dict[str, Any]]) -> Problem:
     return problem
 
 
+@OPERATIONS.add(
+    "GET", _ONE, "Read a message", returns=("The message.", TASK), problems=("not-found",)
+)
 async def get(api: Any, request: Request) -> Answer:
     """Read one message."""
     queue, id = request.segments
@@ -182,6 +222,21 @@ async def get(api: Any, request: Request) -> Answer:
     return answer(shown)
 
 
+@OPERATIONS.add(
+    "GET",
+    _TASKS,
+    "List messages by state and time",
+    query={
+        "state": Text("Only those of this state.", choices=tuple(STATES)),
+        "since": Time("Only those whose time is not before this."),
+        "until": Time("Only those whose time is before this."),
+        "limit": Number("Messages at most.", least=1, most=MAX_PAGE, whole=True, default=100),
+        "after": Text("The nextPageToken of the page before.", most=4000),
+        "bodies": Flag("Whether their bytes are shown.", default=True),
+    },
+    returns=("A page.", PAGE),
+    problems=("not-found",),
+)
 async def list_tasks(api: Any, request: Request) -> Answer:
     """Read messages by state and time, in the order of their times."""
     asked = request.asked
@@ -206,8 +261,8 @@ async def shown_page(
     """A page of messages as JSON. They are read in a thread: to expand them takes its time."""
 
     def show() -> list[Any]:
-        room, token = Room(), request.token
-        return [api.shown(token, one, with_body=with_body, room=room) for one in page.messages]
+        budget, token = DecompressionBudget(), request.token
+        return [api.shown(token, one, with_body=with_body, budget=budget) for one in page.messages]
 
     return {"tasks": await asyncio.to_thread(show), "nextPageToken": page.after}
 
@@ -232,6 +287,27 @@ async def read_page(api: Any, queue: str, *, limit: int, after: str | None, **ho
             return Page(found, after)
 
 
+@OPERATIONS.add(
+    "DELETE",
+    _ONE,
+    "Cancel a message",
+    role="write",
+    act="cancel",
+    query={"inFlight": _IN_FLIGHT},
+    returns=("It is deleted.", _CANCELLED),
+    problems=("not-found", "conflict"),
+)
+@OPERATIONS.add(
+    "POST",
+    _ONE,
+    "Cancel a message",
+    role="write",
+    act="cancel",
+    query={"inFlight": _IN_FLIGHT},
+    verb="cancel",
+    returns=("It is deleted.", _CANCELLED),
+    problems=("not-found", "conflict"),
+)
 async def cancel(api: Any, request: Request) -> Answer:
     """Delete a message; one that is in flight only if that is asked for."""
     queue, id = request.segments
@@ -245,9 +321,19 @@ async def cancel(api: Any, request: Request) -> Answer:
     return answer(_cancelled(found), number=sum(one.deleted for one in found))
 
 
+@OPERATIONS.add(
+    "POST",
+    _TASKS,
+    "Cancel many messages",
+    role="write",
+    act="cancel",
+    verb="cancel",
+    request=CANCELLING,
+    returns=("What became of those that there were.", _CANCELLED),
+)
 async def cancel_many(api: Any, request: Request) -> Answer:
     """Delete messages; those in flight only if that is asked for."""
-    fields = read_body(CANCEL_MANY, request)
+    fields = request.fields()
     found = await api.acting.cancel(
         fields["ids"], topic=request.segments[0], in_flight=fields.get("inFlight", False)
     )
@@ -262,14 +348,35 @@ def _cancelled(found: Sequence[Any]) -> dict[str, Any]:
     return {"cancelled": number, "schedules": schedules, "tasks": tasks}
 
 
+@OPERATIONS.add(
+    "POST",
+    _ONE,
+    "Give a message another time",
+    role="write",
+    act="reschedule",
+    verb="reschedule",
+    request=RESCHEDULE,
+    returns=("It has that time.", _MOVED),
+    problems=("not-found", "conflict"),
+)
 async def reschedule(api: Any, request: Request) -> Answer:
     """Give a waiting message another time."""
-    fields = read_body(RESCHEDULE_TASK, request)
+    fields = request.fields()
     if not fields:
         raise invalid("scheduleTime", "say scheduleTime or delay; :run makes it due now")
     return await _move(api, request, at=fields.get("scheduleTime"), delay=fields.get("delay"))
 
 
+@OPERATIONS.add(
+    "POST",
+    _ONE,
+    "Make a message due now",
+    role="write",
+    act="run",
+    verb="run",
+    returns=("It is due.", _MOVED),
+    problems=("not-found", "conflict"),
+)
 async def run(api: Any, request: Request) -> Answer:
     """Make a waiting message due now."""
     return await _move(api, request)
@@ -286,157 +393,3 @@ async def _move(api: Any, request: Request, **when: float | None) -> Answer:
         raise Problem("conflict", f"message {id!r} is {state}: only what waits can be moved")
     shown = shown_put(queue, moved.id)
     return answer({**shown, "scheduleTime": shown_time(moved.time_us)}, number=1)
-
-
-_TASKS = ("v1", "queues", "{queue}", "tasks")
-_ONE = (*_TASKS, "{id}")
-_MOVED = {
-    **PUT_TASK,
-    "properties": {
-        **PUT_TASK["properties"],
-        "scheduleTime": {"type": "string", "format": "date-time"},
-    },
-}
-
-PUT = Operation(
-    "POST",
-    _TASKS,
-    put,
-    "Put a message",
-    role="write",
-    request=NEW_TASK,
-    answers={201: ("It is kept.", PUT_TASK)},
-    problems=("unsupported-media-type", "conflict"),
-    media=cloudevents.MEDIA,
-    about="A CloudEvent is accepted as well, in binary or structured form: its id is the id of the "
-    "message, and its bytes are the event as structured JSON.",
-)
-REPLACE = Operation(
-    "PUT",
-    _ONE,
-    replace,
-    "Put a message in the place of the one of its id that waits",
-    role="write",
-    request=REPLACING_TASK,
-    answers={
-        200: ("It has taken the place of another, or this is a repetition.", PUT_TASK),
-        201: ("None of its id waited: it is added.", PUT_TASK),
-    },
-    problems=("conflict",),
-    about="The newest message of this id that waits gets the bytes, the time and all else of this "
-    "one, in one step. One that is in flight or dead stays as it is. With an Idempotency-Key a "
-    "repetition changes nothing.",
-)
-PUT_BATCH = Operation(
-    "POST",
-    _TASKS,
-    put_batch,
-    "Put many messages",
-    role="write",
-    verb="batch",
-    request=BATCH,
-    answers={
-        201: (
-            "What became of each, in their order.",
-            {
-                "type": "object",
-                "required": ["tasks"],
-                "properties": {"tasks": {"type": "array", "items": PUT_TASK}},
-            },
-        )
-    },
-)
-LIST = Operation(
-    "GET",
-    _TASKS,
-    list_tasks,
-    "List messages by state and time",
-    query={
-        "state": Text("Only those of this state.", choices=tuple(STATES)),
-        "since": Time("Only those whose time is not before this."),
-        "until": Time("Only those whose time is before this."),
-        "limit": Number("Messages at most.", least=1, most=MAX_PAGE, whole=True, default=100),
-        "after": Text("The nextPageToken of the page before.", most=4000),
-        "bodies": Flag("Whether their bytes are shown.", default=True),
-    },
-    answers={200: ("A page.", PAGE)},
-    problems=("not-found",),
-)
-GET = Operation(
-    "GET",
-    _ONE,
-    get,
-    "Read a message",
-    answers={200: ("The message.", TASK)},
-    problems=("not-found",),
-)
-CANCEL = Operation(
-    "DELETE",
-    _ONE,
-    cancel,
-    "Cancel a message",
-    role="write",
-    act="cancel",
-    query={"inFlight": _IN_FLIGHT},
-    answers={200: ("It is deleted.", _CANCELLED)},
-    problems=("not-found", "conflict"),
-)
-CANCEL_BY_POST = Operation(
-    "POST",
-    _ONE,
-    cancel,
-    "Cancel a message",
-    role="write",
-    act="cancel",
-    query={"inFlight": _IN_FLIGHT},
-    verb="cancel",
-    answers={200: ("It is deleted.", _CANCELLED)},
-    problems=("not-found", "conflict"),
-)
-CANCEL_MANY = Operation(
-    "POST",
-    _TASKS,
-    cancel_many,
-    "Cancel many messages",
-    role="write",
-    act="cancel",
-    verb="cancel",
-    request=CANCELLING,
-    answers={200: ("What became of those that there were.", _CANCELLED)},
-)
-RESCHEDULE_TASK = Operation(
-    "POST",
-    _ONE,
-    reschedule,
-    "Give a message another time",
-    role="write",
-    act="reschedule",
-    verb="reschedule",
-    request=RESCHEDULE,
-    answers={200: ("It has that time.", _MOVED)},
-    problems=("not-found", "conflict"),
-)
-RUN = Operation(
-    "POST",
-    _ONE,
-    run,
-    "Make a message due now",
-    role="write",
-    act="run",
-    verb="run",
-    answers={200: ("It is due.", _MOVED)},
-    problems=("not-found", "conflict"),
-)
-
-OPERATIONS = (
-    PUT,
-    REPLACE,
-    PUT_BATCH,
-    LIST,
-    GET,
-    CANCEL,
-    CANCEL_BY_POST,
-    CANCEL_MANY,
-    RESCHEDULE_TASK,
-    RUN,
-)

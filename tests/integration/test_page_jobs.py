@@ -16,7 +16,7 @@ from kombu_toc.aio.center import AsyncTimeoutCenter
 from kombu_toc.http import Mask, PageExtras, Problem
 from kombu_toc.http.audit import Audit
 from kombu_toc.http.page import selection as marks
-from kombu_toc.http.page.actions import Acting
+from kombu_toc.http.page.actions import Actions
 from kombu_toc.http.page.jobs import Job, Jobs
 from kombu_toc.http.page.reading import Reader
 from kombu_toc.http.page.selection import Selection, find
@@ -112,7 +112,7 @@ class Held:
 
 def jobs_of(center: Any) -> Jobs:
     extras = PageExtras()
-    return Jobs(center, Reader(Mask(), extras), Acting(center, extras), Audit(center))
+    return Jobs(center, Reader(Mask(), extras), Actions(center, extras), Audit(center))
 
 
 def run_jobs(url: str, test: Any) -> None:

@@ -19,8 +19,8 @@ import redis
 from kombu_toc import TimeoutCenter, pack
 from kombu_toc.http import Request, api_for
 from kombu_toc.http import Visitor as Sitting
-from kombu_toc.http.page import board, page
-from kombu_toc.http.page.board import Looks
+from kombu_toc.http.page import page, snapshots
+from kombu_toc.http.page.snapshots import SnapshotReader
 from kombu_toc.http.tokens import NOBODY
 
 from ..cluster import Cluster
@@ -218,7 +218,7 @@ def test_many_viewers_are_one_to_the_broker(
 def test_a_look_counts_the_same_however_many_queues_are_looked_at_together(
     center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch, together: int
 ) -> None:
-    monkeypatch.setattr(board, "TOGETHER", together)
+    monkeypatch.setattr(snapshots, "TOGETHER", together)
     center.declare("q-empty")
     for n in range(40):  # in all slots: ready, scheduled, in flight, dead
         center.put("q-mixed", f"ready-{n}", b"x")
@@ -228,7 +228,7 @@ def test_a_look_counts_the_same_however_many_queues_are_looked_at_together(
     taken = center.pop("q-mixed", 10).messages
     for one in taken[:4]:
         center.reject(one, requeue=False)
-    looks = Looks()
+    looks = SnapshotReader()
     for number in (1, 2):  # of the second one, minutes that are over are known
         seen = looks.take(center, frozenset(("hour",)), number)
         rows = {row.queue: row for row in seen.rows}
@@ -334,7 +334,7 @@ def test_while_the_first_look_at_very_many_queues_takes_long_it_is_told_how_far_
     names = [f"many-{number:04}" for number in range(3_000)]
     center.client.hset(center.keys.topics, mapping=dict.fromkeys(names, declared))
     program = (
-        "import sys; from kombu_toc.http.page import board; board.WAIT = 0.3;"
+        "import sys; from kombu_toc.http.page import snapshots; snapshots.WAIT = 0.3;"
         "from kombu_toc.http.__main__ import main; sys.exit(main())"
     )
     with HttpServer(server.toc_url, command=("-c", program)) as made:

@@ -6,7 +6,7 @@ from typing import Any
 
 from kombu_toc import DEAD, Found, pack
 from kombu_toc.http import Mask, PageExtras
-from kombu_toc.http.messages import Room
+from kombu_toc.http.messages import DecompressionBudget
 from kombu_toc.http.page.reading import Reader
 
 #: Seconds since the epoch.
@@ -19,7 +19,7 @@ def found(body: bytes, error: str = "") -> Found:
 
 def read(body: bytes, *patterns: str, error: str = "") -> Any:
     reader = Reader(Mask(patterns), PageExtras())
-    return reader.read(found(body, error), round(NOW * 1e6), Room())
+    return reader.read(found(body, error), round(NOW * 1e6), DecompressionBudget())
 
 
 def envelope(body: bytes, **headers: Any) -> bytes:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -43,6 +45,20 @@ def test_every_field_of_a_queue_has_a_type() -> None:
         assert fields["guard"]["type"] == ["boolean", "null"]
         assert fields["steps"]["items"]["type"] == "integer"
         assert [one for one, said in fields.items() if len(said["type"]) > 3] == []
+
+
+def test_every_field_of_every_body_has_a_type() -> None:
+    def untyped(part: Any) -> Iterator[str]:
+        members: Any = part if isinstance(part, list) else ()
+        if isinstance(part, dict):
+            members = part.values()
+            for name, said in part.get("properties", {}).items():
+                if not {"type", "$ref", "const"} & said.keys():
+                    yield name
+        for one in members:
+            yield from untyped(one)
+
+    assert list(untyped(WITH_APP.document)) == []
 
 
 def test_every_operation_has_an_id_of_its_own() -> None:

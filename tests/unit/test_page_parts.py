@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -16,39 +17,53 @@ from hypothesis import strategies as st
 from kombu_toc import Page
 from kombu_toc.http import Mask, PageExtras, Problem, tasks
 from kombu_toc.http.audit import Audit
-from kombu_toc.http.page import dead_letter_groups as graves_module
-from kombu_toc.http.page import html
-from kombu_toc.http.page.board import SPANS, edges_of
-from kombu_toc.http.page.bulk import _facts
-from kombu_toc.http.page.dead_letter_groups import Graves
-from kombu_toc.http.page.html import Markup, bars, h, link, markup, read_time, sparkline
+from kombu_toc.http.page import dead_letter_groups as groups_module
+from kombu_toc.http.page import words
+from kombu_toc.http.page.dead_letter_groups import DeadLetterGroups
 from kombu_toc.http.page.jobs import Job
 from kombu_toc.http.page.page import _fields_of
-from kombu_toc.http.page.queue import _back
-from kombu_toc.http.page.reading import Reader
-from kombu_toc.http.page.selection import Selection, last_line
+from kombu_toc.http.page.queue import _back, _come
+from kombu_toc.http.page.reading import Reader, last_line
+from kombu_toc.http.page.render import templates
+from kombu_toc.http.page.selection import Selection
 from kombu_toc.http.page.sessions import read_cookie
+from kombu_toc.http.page.snapshots import SPANS, edges_of
+from kombu_toc.http.page.words import link, read_time
 from kombu_toc.http.request import Request
 
 from .page_messages import NOW, envelope, found, read
 
 
+def drawn(template: str, text: str) -> str:
+    made: str = templates().from_string(template).render(text=text)
+    return made
+
+
 @given(st.text())
 def test_text_is_escaped_wherever_it_stands(text: str) -> None:
-    made = h.p(text, [text], title=text, data_x=text)
+    made = drawn(
+        '<p title="{{ text }}" data-x="{{ text }}">{{ text }}{{ [text] | join }}</p>', text
+    )
     assert made.count("<") == 2 and made.count(">") == 2
     assert made.count('"') == 4
     made.encode()  # whatever it is, a page can hold it
 
 
 def test_what_turns_text_around_is_shown_as_what_it_is() -> None:
-    assert h.p("a\u202egpj.exe\0\ud800") == "<p>a\\u202egpj.exe\\u0000\\ud800</p>"
+    for template in ("{{ text }}", "{{ text | lower }}", "{{ text ~ '' }}", "{{ [text] | join }}"):
+        assert drawn(template, "a\u202egpj.exe\0\ud800") == r"a\u202egpj.exe\u0000\ud800"
 
 
-def test_what_is_none_is_left_out_and_what_was_made_is_kept() -> None:
-    assert markup(None, False, 7, [h.b("x"), "<"]) == "7<b>x</b>&lt;"
-    assert h.input(disabled=True, value=None, for_="a") == '<input disabled for="a">'
-    assert isinstance(markup("a"), Markup)
+def test_a_template_escapes_all_that_it_is_given_and_proves_each_form_that_it_posts() -> None:
+    names = templates().list_templates()
+    assert len(names) > 15
+    for name in names:
+        source, _, _ = templates().loader.get_source(templates(), name)  # type: ignore[union-attr]
+        assert not re.search(r"=\s*{[{%]|\bsafe\b|\bautoescape\b", re.sub("{#.*?#}", "", source)), (
+            name
+        )
+        for form in re.findall(r'<form method="post".*?</form>', source, re.DOTALL):
+            assert "{{ proof() }}" in form, (name, form)
 
 
 def test_an_address_holds_any_name() -> None:
@@ -104,13 +119,15 @@ def test_a_time_that_cannot_be_read_names_the_field_and_the_way_out(text: str) -
     ],
 )
 def test_a_span_has_its_two_largest_units(seconds: float, text: str) -> None:
-    assert html.span(seconds) == text
+    assert words.span(seconds) == text
 
 
 def test_charts_take_anything() -> None:
-    assert "NaN" not in sparkline([], "") + sparkline([None, None], "") + sparkline([0, 0], "")
-    assert sparkline([1, None, 2, 3], "").count("M") == 2
-    drawn = bars([0, 1, 1_000_000], ["a", "b", "c"], "")
+    parts: Any = templates().get_template("parts.html").module
+    assert parts.spark([], "") == parts.spark([None, None], "") == ""
+    assert "NaN" not in parts.spark([0, 0], "")
+    assert parts.spark([1, None, 2, 3], "").count("M") == 2
+    drawn = parts.bars([0, 1, 1_000_000], ["a", "b", "c"], "")
     assert drawn.count('class="bar"') == 2  # and the small one is visible
     assert 'height="2.0"' in drawn
 
@@ -218,7 +235,7 @@ def test_a_job_says_what_became_of_all_that_were_counted(
 ) -> None:
     job = Job("j", "cancel", Selection("mail"), "anna", phase="done", is_meant=True)
     job = job._replace(matching=10, number=number, late=late, more=more)
-    assert f"{said}</strong>" in _facts(job)
+    assert _come(job).endswith(said)
 
 
 # -- messages
@@ -265,31 +282,31 @@ def test_all_viewers_share_a_look_at_the_dead_letters(monkeypatch: pytest.Monkey
 
     async def run() -> None:
         center = Dead()
-        graves = Graves(center, Reader(Mask(), PageExtras()))  # type: ignore[arg-type]
+        dead_letters = DeadLetterGroups(center, Reader(Mask(), PageExtras()))  # type: ignore[arg-type]
         for queue in ("mail", "sms"):
-            seen = await asyncio.gather(*(graves.look(queue, 5, 9, 0) for _ in range(20)))
+            seen = await asyncio.gather(*(dead_letters.look(queue, 5, 9, 0) for _ in range(20)))
             assert [(one.number, one.error) for one in seen[0].groups] == [
                 (3, "ValueError: 0"),
                 (2, "ValueError: 1"),
             ]
             assert all(one is seen[0] for one in seen)
         assert center.scans == 2
-        monkeypatch.setattr(graves_module, "LEAST", 0.0)
-        monkeypatch.setattr(graves_module, "SHARE", 0.0)
-        await graves.look("mail", 5, 8, 0)
-        await graves.look("mail", 5, 8, 0)
+        monkeypatch.setattr(groups_module, "LEAST", 0.0)
+        monkeypatch.setattr(groups_module, "SHARE", 0.0)
+        await dead_letters.look("mail", 5, 8, 0)
+        await dead_letters.look("mail", 5, 8, 0)
         assert center.scans == 4
-        monkeypatch.setattr(graves_module, "SHARE", 1e9)
-        await graves.look("mail", 5, 8, 0)
-        await graves.look("mail", 5, 8, 0)
+        monkeypatch.setattr(groups_module, "SHARE", 1e9)
+        await dead_letters.look("mail", 5, 8, 0)
+        await dead_letters.look("mail", 5, 8, 0)
         assert center.scans == 5
-        graves.forget("mail")  # who has changed something sees it
-        looking = asyncio.create_task(graves.look("mail", 5, 8, 0))
+        dead_letters.forget("mail")  # who has changed something sees it
+        looking = asyncio.create_task(dead_letters.look("mail", 5, 8, 0))
         await asyncio.sleep(0)
-        graves.forget("mail")  # also if a look has begun before
+        dead_letters.forget("mail")  # also if a look has begun before
         await looking
-        await graves.look("mail", 5, 8, 0)
-        await graves.look("mail", 5, 8, 0)
+        await dead_letters.look("mail", 5, 8, 0)
+        await dead_letters.look("mail", 5, 8, 0)
         assert center.scans == 7
 
     asyncio.run(run())

@@ -1,7 +1,7 @@
 """The page: what a person sees of a timeout center, and does to it, in a browser.
 
-Its HTML is made here and escaped by construction (:mod:`.html`); one small script looks again and
-knows keys (``page.js``). Nothing is loaded from anywhere else.
+Its HTML is in ``templates``, and escaped by Jinja2 (:mod:`.render`); one small script looks again
+and knows keys (``page.js``). Nothing is loaded from anywhere else.
 """
 
 from __future__ import annotations

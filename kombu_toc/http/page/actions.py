@@ -26,6 +26,12 @@ class Act(NamedTuple):
     done: str
     asks: bool
 
+    def could(self, state: str) -> bool:
+        """Whether it can be done to messages of a state that is asked for."""
+        if state == ALL_WAITING:
+            return bool({SCHEDULED, READY} & set(self.states))
+        return state == ANY or state in self.states
+
 
 ACTS = {
     one.name: one
@@ -51,7 +57,7 @@ class Done(NamedTuple):
     skipped: tuple[str, ...] = ()
 
 
-class Acting:
+class Actions:
     """Does it.
 
     center: what cancels and moves messages, so that the task library knows
@@ -89,11 +95,6 @@ class Acting:
             found[0].topic, ids=ids, where=lambda one: (one.id, one.time_us, one.body) in these
         )
         return Done(number, max(len(found) - number, 0))
-
-
-def fits(act: Act, state: str) -> bool:
-    """Whether it can be done to a message of this state."""
-    return state in act.states
 
 
 def narrowed(act: Act, state: str) -> str:

@@ -59,7 +59,7 @@ class Seen(NamedTuple):
     until: float
 
 
-class Graves:
+class DeadLetterGroups:
     """The latest looks at the dead letters of queues, for all viewers of a process."""
 
     def __init__(self, center: AsyncTimeoutCenter, reader: Reader) -> None:

@@ -20,9 +20,9 @@ from ...aio.center import AsyncTimeoutCenter
 from ...model.results import Found
 from ..audit import Audit
 from ..problems import Problem, not_found, problem_of, retry_after
-from . import html
 from . import selection as marks
-from .actions import ACTS, Acting, narrowed
+from . import words
+from .actions import ACTS, Actions, narrowed
 from .reading import Reader, state_of
 from .selection import Marks, Selection, read_part, those_of
 
@@ -106,7 +106,7 @@ class Jobs:
         self,
         center: AsyncTimeoutCenter,
         reader: Reader,
-        acting: Acting,
+        acting: Actions,
         audit: Audit,
         changed: Callable[[str], None] = lambda queue: None,
     ) -> None:
@@ -302,7 +302,7 @@ class Jobs:
     async def _note(self, job: Job, what: str) -> None:
         """Write into the audit log what becomes of a job that was confirmed."""
         if job.is_meant:
-            to = "" if job.at is None else f" to {html.iso(round(job.at * 1e6))}"
+            to = "" if job.at is None else f" to {words.iso(round(job.at * 1e6))}"
             said = f"{what}: {job.selection.described()}{to}"
             begun = what == "begins"
             await self._audit.write(

@@ -10,15 +10,13 @@ from ...center.topics import ALTERABLE
 from ...errors import ConfigurationError
 from ...model.limits import LIMITS, TERMS
 from ...model.message import decode_key
-from ...model.results import Usage
 from ...scripts.call import text
-from ..mask import HIDDEN
+from ..mask import HIDDEN, Mask
 from ..problems import invalid
 from ..request import Answer
-from . import html
-from .html import Markup, h, link, markup
-from .layout import Ask, Column, View, form, hidden, labelled, live, opening, redirect, table
+from .render import Ask, View, redirect
 from .tools import Tools
+from .words import link
 
 #: Milliseconds after which they are looked at again.
 EVERY = 2_000
@@ -35,93 +33,47 @@ NONE = "none"
 
 async def limits(tools: Tools, ask: Ask) -> View:
     """The limits of all queues, or of one, which can be changed."""
-    chosen = ask.query.get("queue", "")
-    if chosen:
-        name = await tools.queue_of(ask, "read", chosen)
-        return View(
-            f"Limits of {name}",
-            markup(
-                live(
-                    "usage",
-                    _table_of([await tools.center.usage(name)]),
-                    _waiting(
-                        await tools.center.call(waiting_keys, name, MOST),
-                        tools.mask.hides_header("x-key"),
-                    ),
-                ),
-                await _change(tools, ask, name),
-            ),
-            "limits",
-            EVERY,
-            typed=True,
-        )
-    snapshot = await tools.board.read("hour")
+    if chosen := ask.query.get("queue", ""):
+        return await _one(tools, ask, await tools.queue_of(ask, "read", chosen))
+    snapshot = await tools.snapshots.read("hour")
     names = [row.queue for row in snapshot.rows if ask.visitor.may("read", row.queue)]
     limited = []
     for name in names:
         known = await tools.center.known(name)
         if known is not None and (known.declaration.gates or known.declaration.put_gates):
             limited.append(name)
-    used = [await tools.center.usage(name) for name in limited[:MOST]]
     others = [name for name in names if name not in limited]
     return View(
         "Limits",
-        markup(
-            live("usage", _table_of(used)),
-            h.h2("Queues without limits") if others else None,
-            h.p(
-                (
-                    markup(h.a(name, href=link("limits", queue=name)), " ")
-                    for name in others[: 2 * MOST]
-                ),
-            )
-            if others
-            else None,
-            opening("limits") if len(others) > 2 * MOST or len(limited) > MOST else None,
-        ),
+        "limits",
+        {
+            "used": [await tools.center.usage(name) for name in limited[:MOST]],
+            "others": others[: 2 * MOST],
+            "are_many": len(others) > 2 * MOST or len(limited) > MOST,
+            "said": _text,
+        },
         "limits",
         EVERY,
     )
 
 
-def _table_of(found: list[Usage]) -> Markup:
-    rows = []
-    for usage in found:
-        waits = [
-            html.number(usage.running),
-            html.number(usage.waiting),
-            html.number(usage.keys_waiting),
-            html.span(usage.oldest_us / 1e6) if usage.oldest_us else "-",
-        ]
-        for place, one in enumerate(usage.limits):
-            used = f"{one.used:,}" if one.of is None else f"{one.used:,} of {one.of:,}"
-            full = one.of is not None and one.used >= one.of
-            rows.append(
-                (
-                    h.a(usage.topic, href=link("limits", queue=usage.topic), class_="open"),
-                    one.name.replace("_", " "),
-                    str(_text(one.value)),
-                    h.span(used, class_="warn" if full else None),
-                    html.span(one.opens_us / 1e6) if one.opens_us else "-",
-                    *(waits if not place else [""] * 4),
-                )
-            )
-        if not usage.limits:
-            rows.append((usage.topic, "none", "-", "-", "-", *waits))
-    return table(
-        (
-            Column("Queue", "wide"),
-            Column("Limit"),
-            Column("Value", "number"),
-            Column("Used", "number"),
-            Column("Next in", "number"),
-            Column("Running", "number"),
-            Column("Waiting", "number"),
-            Column("Keys waiting", "number"),
-            Column("Oldest", "number"),
-        ),
-        rows,
-        nothing="No queue limits anything. Choose one below to limit it.",
+async def _one(tools: Tools, ask: Ask, queue: str) -> View:
+    described = await tools.center.describe(queue)
+    return View(
+        f"Limits of {queue}",
+        "limit",
+        {
+            "queue": queue,
+            "used": [await tools.center.usage(queue)],
+            "keys": _shown(await tools.center.call(waiting_keys, queue, MOST), tools.mask),
+            "fields": [(name, described.limits[name]) for name in _names()]
+            if ask.visitor.may("operate", queue)
+            else [],
+            "said": _text,
+        },
+        "limits",
+        EVERY,
+        typed=True,
     )
 
 
@@ -153,29 +105,9 @@ def waiting_keys(center: TimeoutCenter, topic: str, most: int) -> list[WaitingKe
     return found[:most]
 
 
-def _waiting(keys: list[WaitingKey], is_hidden: bool) -> Markup | None:
-    """Keys that wait.
-
-    is_hidden: whether keys are not shown
-    """
-    if not keys:
-        return None
-    return markup(
-        h.h2("Keys that wait"),
-        table(
-            (Column("Key", "wide mono"), Column("For")),
-            (
-                (
-                    HIDDEN if is_hidden else one.key,
-                    "one that runs"
-                    if one.opens_us is None
-                    else f"its rate, {html.span(one.opens_us / 1e6)}",
-                )
-                for one in keys
-            ),
-            nothing="",
-        ),
-    )
+def _shown(keys: list[WaitingKey], mask: Mask) -> list[WaitingKey]:
+    """Keys, hidden if the mask names them."""
+    return [one._replace(key=HIDDEN) for one in keys] if mask.hides_header("x-key") else keys
 
 
 def _names() -> list[str]:
@@ -183,44 +115,8 @@ def _names() -> list[str]:
     return sorted(names, key=lambda name: (name not in TERMS, names.index(name)))
 
 
-async def _change(tools: Tools, ask: Ask, queue: str) -> Markup | None:
-    if not ask.visitor.may("operate", queue):
-        return None
-    described = await tools.center.describe(queue)
-    fields = []
-    for name in _names():
-        limit = described.limits[name]
-        is_own = limit.source == "declared"
-        fields.append(
-            labelled(
-                name.replace("_", " "),
-                h.input(
-                    name=f"limit.{name}",
-                    value=_text(limit.value) if is_own else "",
-                    placeholder="none" if limit.value is None else str(_text(limit.value)),
-                    size=14,
-                ),
-            )
-        )
-    return markup(
-        h.h2("Change"),
-        h.p(
-            "Workers and senders know within five seconds. An empty field is the default; a rate "
-            "is 100/s, 10/m, 5000/h or 20/d.",
-            class_="about",
-        ),
-        form(
-            ask,
-            "limits",
-            hidden({"queue": queue}),
-            h.div(fields, class_="acts"),
-            h.button("Change", class_="main"),
-            class_="limits",
-        ),
-    )
-
-
 def _text(value: Any) -> Any:
+    """A limit as it is typed."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value == int(value):

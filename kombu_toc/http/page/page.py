@@ -10,33 +10,15 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
-from ..library import FarAhead
 from ..mask import Mask
 from ..problems import Problem, not_found, problem_of, retry_after
 from ..request import Answer, Gone, Operation, Request
-from . import bulk, dead, html, limits, message, overview, queue, schedules
+from . import limits, message, overview, queue, schedules
 from . import message as records
-from .actions import Acting
-from .board import Board, FirstLook
-from .dead_letter_groups import Graves
-from .html import Markup, h, markup
-from .jobs import Jobs
-from .layout import (
-    FILES,
-    HEADERS,
-    HTML,
-    Ask,
-    View,
-    decoded,
-    file_of,
-    form,
-    labelled,
-    page_of,
-    redirect,
-)
-from .reading import PageExtras, Reader
-from .search_cache import Finds
-from .sessions import LASTS, Door, Visitor, cookie_header
+from .reading import PageExtras
+from .render import FILES, HEADERS, HTML, Ask, View, decoded, file_of, page_of, redirect, render
+from .sessions import LASTS, Visitor, cookie_header
+from .snapshots import FirstLook
 from .tools import Api, Tools, Viewing
 
 logger = logging.getLogger(__name__)
@@ -58,8 +40,8 @@ VIEWS: Mapping[str, Viewing] = {
     "": overview.overview,
     "queue": queue.queue,
     "message": message.message,
-    "job": bulk.job,
-    "dead": dead.dead,
+    "job": queue.job,
+    "dead": overview.dead,
     "limits": limits.limits,
     "schedules": schedules.schedules,
     "library": records.library,
@@ -71,7 +53,7 @@ FORMS: Mapping[str, Viewing] = {
     "do": queue.do,
     "all": queue.begin_all,
     "pause": queue.pause,
-    "job": bulk.control,
+    "job": queue.control,
     "limits": limits.change,
     "schedules": schedules.change,
 }
@@ -86,37 +68,8 @@ class Page:
     """
 
     def __init__(self, api: Api, extras: PageExtras, mask: Mask) -> None:
-        center = api.center
-        reader, audit = Reader(mask, extras), api.audit
-        acting = Acting(api.acting, extras)
-        graves, finds = Graves(center, reader), Finds(center, reader)
-
-        def changed(queue: str) -> None:
-            graves.forget(queue)
-            finds.forget(queue)
-
-        self.tools = Tools(
-            api,
-            extras,
-            reader,
-            Board(center),
-            FarAhead(api),
-            Door(center, api.tokens, api.names),
-            audit,
-            acting,
-            Jobs(center, reader, acting, audit, changed),
-            mask,
-            graves,
-            finds,
-        )
-
-    async def aclose(self) -> None:
-        """End what goes on by itself."""
-        await self.tools.jobs.aclose()
-        await self.tools.finds.aclose()
-        await self.tools.board.aclose()
-        await self.tools.far.aclose()
-        await self.tools.extras.aclose()
+        self.tools = Tools(api, extras, mask)
+        self.aclose = self.tools.aclose
 
     # -- as operations of the application
 
@@ -142,7 +95,7 @@ class Page:
     async def _answer(self, name: str, api: Any, request: Request) -> Answer:
         visitor = _NOBODY
         try:
-            visitor = await self.tools.door.visitor(request)
+            visitor = await self.tools.sessions.visitor(request)
             if request.method == "POST":
                 is_in = visitor.token.roles and not visitor.token.is_anonymous
                 await request.read_body(MAX_FORM if is_in and name != "login" else MAX_ENTRANCE)
@@ -172,7 +125,7 @@ class Page:
                 return await self._view(name, ask._replace(query=_query_of(request)))
             ask = ask._replace(fields=_fields_of(request))
             if not visitor.is_trusted:
-                self.tools.door.check_form(request, dict(ask.fields))
+                self.tools.sessions.check_form(request, dict(ask.fields))
             if name == "login":
                 return await self._enter(ask)
             if name == "leave":
@@ -195,12 +148,12 @@ class Page:
 
     async def _view(self, name: str, ask: Ask) -> Answer:
         if name == "login":
-            return self._page(ask, _entrance(ask))
+            return self._page(ask, _ENTRANCE)
         if not ask.visitor.token.roles:
             if ask.request.header(b"sec-fetch-site") == "cross-site":
                 # A link elsewhere leads here without the cookie; a reload has it.
-                return Answer(_AGAIN, 200, HTML, HEADERS)
-            return self._page(ask, _entrance(ask)._replace(status=401))
+                return Answer(render("again").encode(), 200, HTML, HEADERS)
+            return self._page(ask, _ENTRANCE._replace(status=401))
         if name not in VIEWS:
             raise not_found("there is no such view")
         try:
@@ -231,17 +184,14 @@ class Page:
     def _failed(self, ask: Ask, exc: Exception) -> Answer:
         """What is answered if something went wrong: a page that says what, and the way on."""
         if isinstance(exc, FirstLook):
-            said = f"The first look at {html.number(exc.of)} queues is under way."
-            bar = h.progress(max=str(exc.of), value=str(exc.seen))
-            return self._page(ask, View("One moment", markup(h.p(said), h.p(bar)), every=1_000))
+            look = {"seen": exc.seen, "of": exc.of}
+            return self._page(ask, View("One moment", "first", look, every=1_000))
         problem = problem_of(exc)
         away = problem.kind == "broker"
         view = View(
             problem.title,
-            markup(
-                h.p(problem.detail),
-                h.p(h.a("Back to the overview", href="./")),
-            ),
+            "failed",
+            {"detail": problem.detail},
             every=2_000 if away and ask.request.method == "GET" else 0,
             trouble=f"{problem.detail}." if away else "",
             status=problem.status,
@@ -254,20 +204,21 @@ class Page:
     async def _enter(self, ask: Ask) -> Answer:
         secret = ask.field("token").strip()
         try:
-            token, cookie = await self.tools.door.enter(secret)
+            token, cookie = await self.tools.sessions.enter(secret)
         except Problem as problem:
             if problem.kind != "unauthorized":
                 raise
             self._note_refused("login", ask, problem)
             return self._page(
-                ask, _entrance(ask, "This token is not known here.")._replace(status=401)
+                ask,
+                _ENTRANCE._replace(values={"wrong": "This token is not known here."}, status=401),
             )
-        await self.tools.door.leave(ask.request)  # of a session that this browser has had
+        await self.tools.sessions.leave(ask.request)  # of a session that this browser has had
         await self.tools.audit.write(token.name, "sign in")
         return redirect(ask, "./", "", cookie_header(cookie, ask.request, lasts=LASTS))
 
     async def _leave(self, ask: Ask) -> Answer:
-        await self.tools.door.leave(ask.request)
+        await self.tools.sessions.leave(ask.request)
         if ask.visitor.is_in:
             await self.tools.audit.write(ask.visitor.name, "sign out")
         return redirect(ask, "./", "", cookie_header("", ask.request, lasts=0))
@@ -276,51 +227,7 @@ class Page:
 #: Who could not be told.
 _NOBODY = Visitor.nobody()
 
-_AGAIN = str(
-    markup(
-        Markup("<!doctype html>"),
-        h.html(
-            h.head(h.title("celery-toc"), h.meta(http_equiv="refresh", content="0")),
-            h.body(),
-            lang="en",
-        ),
-    )
-).encode()
-
-
-def _entrance(ask: Ask, wrong: str = "") -> View:
-    return View(
-        "Sign in",
-        markup(
-            h.p(wrong, class_="trouble", role="alert") if wrong else None,
-            h.p(
-                "With a token of this server. ",
-                h.code("python -m kombu_toc.http --new-token NAME >>tokens.txt"),
-                " makes one: it shows the token, which is entered here, and adds a line with its "
-                "hash to the file that the server is started with (",
-                h.code("--tokens tokens.txt"),
-                "), which counts within seconds.",
-                class_="about",
-            ),
-            form(
-                ask,
-                "login",
-                labelled(
-                    "Token",
-                    h.input(
-                        type="password",
-                        name="token",
-                        autocomplete="current-password",
-                        required=True,
-                        autofocus=True,
-                        size=50,
-                    ),
-                ),
-                h.button("Sign in", class_="main"),
-                class_="row",
-            ),
-        ),
-    )
+_ENTRANCE = View("Sign in", "login", {"wrong": ""})
 
 
 def _check_in(visitor: Visitor) -> None:

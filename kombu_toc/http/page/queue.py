@@ -1,38 +1,21 @@
-"""A queue: its messages by state and time, filtered; and what is done to those that are chosen."""
+"""A queue: its messages by state and time, filtered; and what is done to those that are chosen, or
+to all that match."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from ...model.results import Counts, Found
-from ...model.topic import Declaration
+from ...model.results import Found
 from ..problems import Problem, invalid, not_found
 from ..request import Answer
-from . import html
+from . import words
 from .actions import ACTS, Act
-from .html import Markup, h, link, markup, read_time
-from .layout import (
-    Ask,
-    Column,
-    View,
-    arguments_of,
-    badge,
-    exact,
-    filters,
-    form,
-    hidden,
-    labelled,
-    live,
-    message_link,
-    redirect,
-    table,
-    tabs,
-    time_of,
-)
-from .reading import DIED, FLYING, READY, SCHEDULED, Shown
+from .jobs import ASKING, COUNTING, DONE, FAILED, LOST, RUNNING, STOPPED, Job
+from .reading import DIED, FLYING, READY, SCHEDULED
+from .render import Ask, View, redirect
 from .selection import ALL_WAITING, ANY, FIELDS, Listing, Selection, find
 from .tools import Tools, check_role
+from .words import link, read_time
 
 #: Messages of a page, and milliseconds after which it is looked at again.
 PAGE = 100
@@ -53,16 +36,6 @@ _STATES = (
     (ANY, "all"),
 )
 
-_COLUMNS = (
-    Column("", "choice"),
-    Column("Id", "id"),
-    Column("Task", "wide"),
-    Column("State"),
-    Column("Time"),
-    Column("Arguments", "wide mono"),
-)
-_DEAD_COLUMNS = (*_COLUMNS[:4], Column("Died"), Column("Why", "wide"))
-
 
 async def queue(tools: Tools, ask: Ask) -> View | Answer:
     """The messages of a queue."""
@@ -75,22 +48,44 @@ async def queue(tools: Tools, ask: Ask) -> View | Answer:
     listing, every, seen_us = await _found(tools, ask, selection, now_us)
     paused = await tools.center.is_paused(name)
     declared = await tools.center.declared(name)
+    numbers = {
+        ALL_WAITING: counts.waiting,
+        SCHEDULED: counts.scheduled,
+        READY: counts.ready,
+        FLYING: counts.in_flight,
+        DIED: counts.dead,
+        ANY: sum(counts),
+    }
+    kept = {field: ask.query[field] for field in FIELDS if field in ask.query}
+    here = {**kept, "queue": name}
+    tabs = {name: said for name, said in here.items() if name != "state"}
     return View(
         name,
-        markup(
-            live(
-                "states",
-                _tabs(ask, name, selection, counts),
-                _stopped(declared.declaration) if declared else None,
-                _pausing(ask, name, paused),
-            ),
-            _filters(ask, name, selection),
-            h.p(f"Just the {selection.described()}.", class_="about") if selection.alike else None,
-            h.p(html.FLIGHT, " The overview shows what runs.", class_="about")
-            if selection.state == FLYING and tools.extras.has_workers
-            else None,
-            _messages(ask, selection, listing, now_us, seen_us, _number_of(counts, selection)),
-        ),
+        "queue",
+        {
+            "selection": selection,
+            "states": [
+                (
+                    state,
+                    f"{title} {words.number(numbers[state])}",
+                    link("queue", **tabs, state=state),
+                )
+                for state, title in _STATES
+            ],
+            "declaration": declared and declared.declaration,
+            "paused": paused,
+            "listing": listing,
+            "number": max(numbers[selection.state], listing.looked),
+            "next": link("queue", **{**kept, "after": listing.after}),
+            "here": here,
+            "seen_us": seen_us,
+            "acts": [
+                act
+                for act in ACTS.values()
+                if ask.visitor.may(act.role, name) and act.could(selection.state)
+            ],
+            "has_workers": tools.extras.has_workers,
+        },
         every=every,
         now_us=now_us,
         typed=True,
@@ -109,227 +104,17 @@ async def _found(
         )
         return listing, EVERY, None
     key = (selection.queue, *(ask.query.get(field, "") for field in FIELDS), after)
-    seen = await tools.finds.look(
+    seen = await tools.searches.look(
         key,
         selection,
         now_us=now_us,
         limit=PAGE,
         is_live=ask.is_live,
     )
-    goes_on = tools.finds.goes_on(key)
-    again = EVERY if goes_on else max(EVERY, round(tools.finds.again_in(seen) * 1000))
-    if goes_on:
-        return seen.listing._replace(goes_on=True), again, None
+    if tools.searches.goes_on(key):
+        return seen.listing._replace(goes_on=True), EVERY, None
+    again = max(EVERY, round(tools.searches.again_in(seen) * 1000))
     return seen.listing, again, seen.now_us if seen.listing.took > SLOW else None
-
-
-def _numbers(counts: Counts) -> dict[str, int]:
-    """How many messages there are of each state."""
-    return {
-        ALL_WAITING: counts.waiting,
-        SCHEDULED: counts.scheduled,
-        READY: counts.ready,
-        FLYING: counts.in_flight,
-        DIED: counts.dead,
-        ANY: sum(counts),
-    }
-
-
-def _number_of(counts: Counts, selection: Selection) -> int:
-    return _numbers(counts)[selection.state]
-
-
-def _tabs(ask: Ask, name: str, selection: Selection, counts: Counts) -> Markup:
-    numbers = _numbers(counts)
-    kept = _kept(ask, "state", "after")
-    return tabs(
-        "State",
-        selection.state,
-        (
-            (
-                state,
-                f"{title} {html.number(numbers[state])}",
-                link("queue", **{**kept, "queue": name, "state": state}),
-            )
-            for state, title in _STATES
-        ),
-    )
-
-
-def _kept(ask: Ask, *left_out: str) -> dict[str, str]:
-    """The filters of a URL, as they were given."""
-    return {
-        field: ask.query[field] for field in FIELDS if field in ask.query and field not in left_out
-    }
-
-
-def _stopped(declaration: Declaration) -> Markup | None:
-    """That a notifier sends nothing of the queue any more."""
-    why = declaration.target_stopped
-    if not why:
-        return None
-    said = (
-        f" Nothing is sent to {declaration.target}: {why}. It goes on when a target is named again."
-    )
-    return h.p(badge("target stopped"), said)
-
-
-def _pausing(ask: Ask, name: str, paused: bool) -> Markup | None:
-    if not ask.visitor.may("operate", name):
-        return h.p(badge("paused"), " Workers take nothing from it.") if paused else None
-    act, title = ("resume", "Resume") if paused else ("pause", "Pause")
-    return form(
-        ask,
-        "pause",
-        hidden({"queue": name, "act": act}),
-        h.p(badge("paused"), " Workers take nothing from it.") if paused else None,
-        h.button(title, title="Whether workers take messages from this queue"),
-        class_="row",
-    )
-
-
-def _filters(ask: Ask, name: str, selection: Selection) -> Markup:
-    def text(field: str, title: str, hint: str) -> Markup:
-        return labelled(
-            title,
-            h.input(name=field, value=ask.query.get(field, ""), placeholder=hint, size=16),
-        )
-
-    return filters(
-        hidden({"queue": name, "state": selection.state}),
-        hidden({field: ask.query.get(field) for field in ("reason", "error")}),
-        text("task", "Task", "shop.mail.*"),
-        text("text", "Arguments", "have this in them"),
-        text("biz", "Business id", "42"),
-        text("since", "Not before", "10m or 2026-01-31"),
-        text("until", "Before", "1h30m"),
-        text("id", "Id", "the whole id"),
-        h.button("Show", class_="main"),
-        h.a("Clear", href=link("queue", queue=name, state=selection.state), class_="button"),
-        view="queue",
-    )
-
-
-def _messages(
-    ask: Ask,
-    selection: Selection,
-    listing: Listing,
-    now_us: int,
-    seen_us: int | None,
-    number: int,
-) -> Markup:
-    acts = [
-        act
-        for act in ACTS.values()
-        if ask.visitor.may(act.role, selection.queue) and _could(act, selection.state)
-    ]
-    dead = selection.state == DIED
-    rows = (_row(shown, now_us, dead, bool(acts)) for shown in listing.messages)
-    nothing = "There is no such message."
-    if listing.after is not None:
-        nothing = f"None of the first {listing.looked:,} messages matches; there are more."
-    more = None
-    if listing.goes_on:
-        nothing = "None yet."
-        said = f"Looked through {listing.looked:,} of about {max(number, listing.looked):,}."
-        bar = h.progress(value=listing.looked, max=max(number, listing.looked), aria_label=said)
-        more = h.p(bar, " ", said, class_="about")
-    elif listing.after is not None:
-        to = link("queue", **{**_kept(ask), "after": listing.after})
-        more = h.p(h.a("Next page", href=to, class_="button", rel="next"))
-    here = {**_kept(ask), "queue": selection.queue}
-    return markup(
-        form(
-            ask,
-            "do",
-            hidden({"queue": selection.queue, "back": link("queue", **here)}),
-            live(
-                "messages",
-                h.p("As of ", html.when(seen_us, now_us), ".", class_="about")
-                if seen_us is not None
-                else None,
-                table(
-                    _DEAD_COLUMNS if dead else _COLUMNS,
-                    rows,
-                    nothing=nothing,
-                ),
-                more,
-            ),
-            _acts(acts, "chosen") if acts else None,
-            data_chooses=True,
-        ),
-        _all(ask, acts, selection) if acts else None,
-    )
-
-
-def _could(act: Act, state: str) -> bool:
-    """Whether an act can be done to messages of a state that is asked for."""
-    if state == ANY:
-        return True
-    return (
-        bool({SCHEDULED, READY} & set(act.states)) if state == ALL_WAITING else state in act.states
-    )
-
-
-def _row(shown: Shown, now_us: int, dead: bool, choice: bool) -> list[Any]:
-    box = exact("checkbox", "id", shown.found.id, aria_label=f"choose {shown.found.id}")
-    cells: list[Any] = [
-        box if choice else None,
-        message_link(shown),
-        shown.task or h.span("no task", class_="dim"),
-        badge(shown.state),
-        time_of(shown, now_us),
-    ]
-    if dead:
-        error = shown.error.strip().splitlines()
-        cells.append(markup(shown.reason, h.div(error[-1][:300], class_="dim") if error else None))
-    else:
-        cells.append(arguments_of(shown))
-    return cells
-
-
-def _buttons(acts: Iterable[Act], to_what: str = "", **attributes: Any) -> list[Markup]:
-    made = []
-    for act in acts:
-        if act.name == "reschedule":
-            made.append(labelled("New time", h.input(name="at", placeholder="1h30m", size=12)))
-        made.append(
-            h.button(
-                f"{act.title}{to_what}",
-                name="act",
-                value=act.name,
-                class_="danger" if act.asks else None,
-                **attributes,
-            )
-        )
-    return made
-
-
-def _acts(acts: Iterable[Act], what: str) -> Markup:
-    """Buttons of a form that is sent with what was chosen."""
-    return h.div(
-        labelled("All of this page", h.input(type="checkbox", data_all=True, hidden=True)),
-        h.span(class_="dim", data_chosen=True),
-        _buttons(acts, data_needs=True),
-        class_="acts sticky",
-        role="group",
-        aria_label=f"Do to those that are {what}",
-    )
-
-
-def _all(ask: Ask, acts: Iterable[Act], selection: Selection) -> Markup:
-    """What is done to all that match: it is counted first."""
-    return h.details(
-        h.summary("To all that match"),
-        form(
-            ask,
-            "all",
-            hidden({**_kept(ask), "queue": selection.queue, "state": selection.state}),
-            h.p("They are counted first, and you are asked.", class_="about"),
-            h.div(_buttons(acts, " all that match"), class_="acts"),
-        ),
-        id="all",
-    )
 
 
 # -- acts
@@ -344,11 +129,7 @@ async def do(tools: Tools, ask: Ask) -> View | Answer:
         raise invalid("id", f"choose 1 to {MAX_CHOSEN:,} messages")
     back = _back(ask, link("queue", queue=name))
     now_us = await tools.now_us()
-    at = None
-    if act.name == "reschedule":
-        at = read_time(ask.field("at"), "at", now_us / 1e6)
-        if at is None:
-            raise invalid("at", "say the new time: a span such as 1h30m, or 2026-01-31 09:30")
+    at = _at(ask, act, now_us / 1e6)
     wanted = set(ids)
     there: list[Found] = [
         one for one in await tools.center.get(ids, topic=name) if one.id in wanted
@@ -357,20 +138,19 @@ async def do(tools: Tools, ask: Ask) -> View | Answer:
         return await _ask_if_meant(tools, ask, act, there, now_us, back)
     what = ", ".join(ids[:20]) + (f" and {len(ids) - 20} more" if len(ids) > 20 else "")
     if at is not None:
-        what += f" to {html.iso(round(at * 1e6))}"
+        what += f" to {words.iso(round(at * 1e6))}"
     async with tools.audit.doing(ask.visitor.name, act.name, name, what) as doing:
         try:
-            done = await tools.acting.run(act.name, there, at)
+            done = await tools.actions.run(act.name, there, at)
         finally:
-            tools.finds.forget(name)
-            tools.graves.forget(name)
+            tools.forget(name)
         doing.number = done.number
     late = len(ids) - done.number
-    said = f"{html.counted(done.number, 'message')} {act.done}."
+    said = f"{words.counted(done.number, 'message')} {act.done}."
     if late > 0:
         said += f" Too late for {late:,}: a worker has it, or it is gone."
     if done.skipped:
-        said += f" {html.skipped(done.skipped)}"
+        said += f" {words.skipped(done.skipped)}"
     return redirect(ask, back, said)
 
 
@@ -379,31 +159,17 @@ async def _ask_if_meant(
 ) -> View:
     if not there:
         raise not_found("these messages are gone: they are done, or somebody else was first")
-    messages = [one async for one in tools.reader.read_all(there[:20], now_us)]
-    rest = len(there) - len(messages)
-    number = html.counted(len(there), "message")
     return View(
-        f"{act.title} {number}?",
-        markup(
-            h.p("This cannot be taken back.", class_="about"),
-            table(
-                _COLUMNS[1:],
-                (_row(one, now_us, False, False)[1:] for one in messages),
-                nothing="",
-            ),
-            h.p(f"... and {rest:,} more") if rest else None,
-            form(
-                ask,
-                "do",
-                hidden({"queue": ask.field("queue"), "act": act.name, "sure": "1", "back": back}),
-                hidden(("id", one.id) for one in there),
-                h.div(
-                    h.button(f"{act.title} {number}", class_="danger main"),
-                    h.a("Back", href=back, class_="button"),
-                    class_="acts",
-                ),
-            ),
-        ),
+        f"{act.title} {words.counted(len(there), 'message')}?",
+        "sure",
+        {
+            "act": act,
+            "queue": ask.field("queue"),
+            "there": there,
+            "messages": [one async for one in tools.reader.read_all(there[:20], now_us)],
+            "back": back,
+        },
+        now_us=now_us,
     )
 
 
@@ -412,6 +178,16 @@ def _act_of(ask: Ask) -> Act:
     if act is None:
         raise invalid("act", f"it must be one of {', '.join(ACTS)}")
     return act
+
+
+def _at(ask: Ask, act: Act, now: float) -> float | None:
+    """The new time that is asked for. Raises Problem."""
+    if act.name != "reschedule":
+        return None
+    at = read_time(ask.field("at"), "at", now)
+    if at is None:
+        raise invalid("at", "say the new time: a span such as 1h30m, or 2026-01-31 09:30")
+    return at
 
 
 def _back(ask: Ask, otherwise: str) -> str:
@@ -440,13 +216,76 @@ async def begin_all(tools: Tools, ask: Ask) -> Answer:
     now = await tools.now_us() / 1e6
     said: Mapping[str, str] = {field: ask.field(field) for field in FIELDS}
     selection = Selection.of({**said, "queue": name}, now)
-    at = None
-    if act.name == "reschedule":
-        at = read_time(ask.field("at"), "at", now)
-        if at is None:
-            raise invalid("at", "say the new time: a span such as 1h30m, or 2026-01-31 09:30")
-    if not _could(act, selection.state):
+    at = _at(ask, act, now)
+    if not act.could(selection.state):
         raise Problem("conflict", f"nothing that is {selection.state} can be {act.done}")
     check_role(ask, act.role, name)
     job = await tools.jobs.begin(act.name, selection, ask.visitor.name, at)
     return redirect(ask, link("job", id=job.id))
+
+
+# -- what is done to all that match: whether it is meant, and how far it has come
+
+#: Milliseconds after which it is looked at again.
+EVERY_JOB = 500
+
+
+async def job(tools: Tools, ask: Ask) -> View | Answer:
+    """How far something has come that is done to all that match."""
+    found = await tools.jobs.get(ask.query.get("id", ""))
+    queue = found.selection.queue
+    check_role(ask, "read", queue)
+    act = ACTS[found.act]
+    return View(
+        f"{act.title} {found.selection.described()}",
+        "job",
+        {
+            "job": found,
+            "act": act,
+            "come": _come(found),
+            "may": not found.is_over and ask.visitor.may(act.role, queue),
+        },
+        every=0 if found.is_over else EVERY_JOB,
+    )
+
+
+def _come(job: Job) -> str:
+    """How far it has come."""
+    act = ACTS[job.act]
+    done = f"{words.counted(job.number, 'message')} {act.done}"
+    missing = job.matching - job.number - job.late
+    gone = f" {missing:,} more that were counted are gone, or were moved meanwhile."
+    skipped = f" {words.skipped(*job.skipped)}" if job.skipped[1] else ""
+    return {
+        COUNTING: f"Counting: {job.matching:,} so far, of {job.looked:,} that were looked at.",
+        ASKING: f"{words.counted(job.matching, 'message')} "
+        f"{'matches' if job.matching == 1 else 'match'}.",
+        RUNNING: f"{job.number:,} of {job.matching:,} {act.done}.",
+        DONE: f"Done: {done}."
+        + (gone if missing > 0 else "")
+        + skipped
+        + (" More match than were counted: begin it again for those." if job.more else ""),
+        STOPPED: f"Stopped: {done}.{skipped}",
+        FAILED: f"Failed after {words.counted(job.number, 'message')}: {job.said}",
+        LOST: f"Its process is gone; {done} until then. Begin it again for the others.",
+    }[job.phase]
+
+
+async def control(tools: Tools, ask: Ask) -> Answer:
+    """Begin or stop it."""
+    id = ask.field("id")
+    found = await tools.jobs.get(id)
+    check_role(ask, ACTS[found.act].role, found.selection.queue)
+    who = ask.visitor.name
+    if ask.field("do") == "go":
+        await tools.jobs.confirm(id, who)
+    elif found.is_meant and not found.is_over:
+        # Its own entry says how far it has come, and who has begun it.
+        selection = found.selection
+        async with tools.audit.doing(
+            who, f"stop {found.act} all", selection.queue, selection.described()
+        ):
+            await tools.jobs.stop(id)
+    else:
+        await tools.jobs.stop(id)
+    return redirect(ask, link("job", id=id))

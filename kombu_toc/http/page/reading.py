@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...model.looking import MOST
 from ...model.results import DEAD, IN_FLIGHT, Cancelled, Found
 from ..mask import HIDDEN, Mask, Masking
-from ..messages import EXPANDED, Room
+from ..messages import EXPANDED, DecompressionBudget
 from ..tokens import Token
 
 # -- messages as the page shows them
@@ -84,9 +84,9 @@ class Shown(NamedTuple):
         return said if isinstance(said, int) else 0
 
 
-def read_parts(found: Found, room: Room) -> Parts:
+def read_parts(found: Found, budget: DecompressionBudget) -> Parts:
     """The parts of a message, as far as they may be looked at."""
-    message, problem = room.look(found.body, found.id)
+    message, problem = budget.look(found.body, found.id)
     if message is None:
         return Parts(None, None, None, None, {}, {}, None, found.body)
     headers, body = message["headers"], message["body"]
@@ -95,7 +95,7 @@ def read_parts(found: Found, room: Room) -> Parts:
     if task is not None:
         value = None
         if not problem:
-            value, problem, _ = room.read_content(message)
+            value, problem, _ = budget.read_content(message)
         if isinstance(value, (list, tuple)) and len(value) == 3:
             args, kwargs, rest = value
         else:
@@ -129,19 +129,19 @@ class Reader:
         """As :meth:`read`, of many messages, in a thread: to expand them takes its time."""
 
         def read(some: Sequence[Found]) -> list[Shown]:
-            room = Room(TOGETHER)
-            return [self.read(one, now_us, room) for one in some]
+            budget = DecompressionBudget(TOGETHER)
+            return [self.read(one, now_us, budget) for one in some]
 
         for begin in range(0, len(found), STEP):
             for shown in await asyncio.to_thread(read, found[begin : begin + STEP]):
                 yield shown
 
-    def read(self, found: Found, now_us: int, room: Room) -> Shown:
+    def read(self, found: Found, now_us: int, budget: DecompressionBudget) -> Shown:
         """A message in text.
 
         now_us: Redis's clock
         """
-        parts: Parts = self._extras.parts(found, room)
+        parts: Parts = self._extras.parts(found, budget)
         masking = Masking(self._mask, self._extras.parameters)
         if parts.task is not None:
             args = masking.args(parts.task, parts.args)
@@ -243,6 +243,12 @@ def cut(text: str, most: int = CUT) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
+def last_line(error: str) -> str:
+    """The line of an error that tells it from others: the last one of a traceback."""
+    lines = [line for line in error.splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else ""
+
+
 # -- what the page can show and do beside what every center has
 
 
@@ -299,9 +305,9 @@ class PageExtras:
     #: whether workers can be asked what they hold
     has_workers = False
 
-    def parts(self, found: Found, room: Room) -> Parts:
+    def parts(self, found: Found, budget: DecompressionBudget) -> Parts:
         """The parts of a message."""
-        return read_parts(found, room)
+        return read_parts(found, budget)
 
     def parameters(self, task: str) -> Sequence[str] | None:
         """Names of the parameters of a task, in order; None if they are not known."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..problems import invalid, not_found
 from ..request import Answer
-from . import html
-from .html import Markup, h, link, markup
-from .layout import Ask, Column, View, badge, details, form, hidden, live, redirect, table
-from .reading import ScheduleRow
+from .render import Ask, View, redirect
 from .tools import Tools, check_any, check_role
+from .words import link
 
 #: Schedules of a page, and milliseconds after which it is looked at again.
 PAGE = 100
@@ -28,112 +28,17 @@ async def schedules(tools: Tools, ask: Ask) -> View:
     _check(tools)
     check_any(ask, "read")
     now_us = await tools.now_us()
+    shown: dict[str, Any] = {"acts": ACTS if ask.visitor.may("operate", None) else {}}
     if name := ask.query.get("name", ""):
         row, firings = await tools.extras.schedule(name)
         if not ask.visitor.may("read", row.queue):
             raise not_found(f"there is no schedule {name!r}")
-        return View(
-            name,
-            markup(
-                live(
-                    "schedule",
-                    details(
-                        (
-                            ("Task", row.task),
-                            ("Fires", f"{row.rule} ({row.zone})" if row.zone else row.rule),
-                            ("State", badge(row.state)),
-                            ("Queue", h.a(row.queue, href=link("queue", queue=row.queue))),
-                            ("Next", html.when(row.next_us, now_us) if row.next_us else None),
-                            ("Last", html.when(row.last_us, now_us) if row.last_us else None),
-                            ("Runs", html.number(row.runs)),
-                            ("Put by", row.owner),
-                        )
-                    ),
-                    _acts(ask, row, link("schedules", name=name)),
-                    h.h2("Latest firings"),
-                    table(
-                        (
-                            Column("Planned"),
-                            Column("Started"),
-                            Column("Outcome"),
-                            Column("Why", "wide"),
-                        ),
-                        (
-                            (
-                                html.when(one.planned_us, now_us),
-                                html.when(one.started_us, now_us) if one.started_us else "-",
-                                one.outcome,
-                                one.reason,
-                            )
-                            for one in firings
-                        ),
-                        nothing="It has not fired yet.",
-                    ),
-                )
-            ),
-            "schedules",
-            EVERY,
-            now_us=now_us,
-        )
+        shown.update(row=row, firings=firings)
+        return View(name, "schedule", shown, "schedules", EVERY, now_us=now_us)
     after = ask.query.get("after", "")
-    rows, more_after = await tools.extras.schedules(ask.visitor.token, PAGE, after)
-    more = None
-    if more_after is not None:
-        more = h.p(h.a("Next page", href=link("schedules", after=more_after), class_="button"))
-    return View(
-        "Schedules",
-        markup(live("schedules", _table_of(ask, rows, now_us), more)),
-        "schedules",
-        EVERY,
-        now_us=now_us,
-    )
-
-
-def _table_of(ask: Ask, rows: list[ScheduleRow], now_us: int) -> Markup:
-    return table(
-        (
-            Column("Name", "wide"),
-            Column("Task", "wide"),
-            Column("Fires"),
-            Column("Queue"),
-            Column("State"),
-            Column("Next"),
-            Column("Last"),
-            Column("Runs", "number"),
-            Column("", "do"),
-        ),
-        (
-            (
-                h.a(one.name, href=link("schedules", name=one.name), class_="open"),
-                one.task,
-                one.rule,
-                one.queue,
-                badge(one.state),
-                html.when(one.next_us, now_us) if one.next_us else "-",
-                html.when(one.last_us, now_us) if one.last_us else "-",
-                html.number(one.runs),
-                _acts(ask, one, "schedules"),
-            )
-            for one in rows
-        ),
-        nothing="There are no schedules: docs/recurring.md says how to put one.",
-    )
-
-
-def _acts(ask: Ask, row: ScheduleRow, back: str) -> Markup | None:
-    if not ask.visitor.may("operate", None):
-        return None
-    return form(
-        ask,
-        "schedules",
-        hidden({"name": row.name, "back": "one" if back != "schedules" else ""}),
-        (
-            h.button(title, name="act", value=name)
-            for name, (title, _, states) in ACTS.items()
-            if row.state in states
-        ),
-        class_="row",
-    )
+    rows, more = await tools.extras.schedules(ask.visitor.token, PAGE, after)
+    shown.update(rows=rows, after=more)
+    return View("Schedules", "schedules", shown, "schedules", EVERY, now_us=now_us)
 
 
 def _check(tools: Tools) -> None:

@@ -52,7 +52,7 @@ def _is_short(seen: Seen, limit: int) -> bool:
     return seen.listing.after is not None and len(seen.listing.messages) < limit
 
 
-class Finds:
+class SearchCache:
     """The latest looks through filters, for all viewers of a process."""
 
     def __init__(self, center: Any, reader: Reader) -> None:

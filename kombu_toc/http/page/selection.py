@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from ...model.results import DEAD, IN_FLIGHT, WAITING, Found
 from ..problems import invalid
-from . import html
-from .html import read_time
-from .reading import DIED, FLYING, READY, SCHEDULED, STATES, WHOLE, Reader, Shown
+from . import words
+from .reading import DIED, FLYING, READY, SCHEDULED, STATES, WHOLE, Reader, Shown, last_line
+from .words import read_time
 
 # -- which messages are meant
 
@@ -133,7 +133,7 @@ class Selection(NamedTuple):
             parts.append(f"of business id {self.biz!r}")
         for name, at in (("not before", self.since), ("before", self.until)):
             if at is not None:
-                parts.append(f"{name} {html.moment(round(at * 1e6))}")
+                parts.append(f"{name} {words.moment(round(at * 1e6))}")
         for said, name in ((self.reason, "that died because"), (self.error, "with the error")):
             if said:
                 parts.append(f"{name} {said!r}")
@@ -145,12 +145,6 @@ class Selection(NamedTuple):
 def likeness(message: Shown) -> tuple[str, str, str]:
     """What dead letters are grouped by: their task, why they died, and what tells their error."""
     return message.task or "", message.reason, last_line(message.error)
-
-
-def last_line(error: str) -> str:
-    """The line of an error that tells it from others: the last one of a traceback."""
-    lines = [line for line in error.splitlines() if line.strip()]
-    return lines[-1].strip()[:300] if lines else ""
 
 
 class Listing(NamedTuple):

@@ -77,7 +77,7 @@ class _Known(NamedTuple):
     at: float
 
 
-class Door:
+class Sessions:
     """Finds out who asks.
 
     names: names of this server, by which who has no token may look

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ...aio.center import AsyncTimeoutCenter
 from ..audit import Audit
@@ -12,14 +12,14 @@ from ..mask import Mask
 from ..problems import Problem
 from ..request import Answer
 from ..tokens import Tokens
-from .actions import Acting
-from .board import Board
-from .dead_letter_groups import Graves
+from .actions import Actions
+from .dead_letter_groups import DeadLetterGroups
 from .jobs import Jobs
-from .layout import Ask, View
 from .reading import PageExtras, Reader
-from .search_cache import Finds
-from .sessions import Door
+from .render import Ask, View
+from .search_cache import SearchCache
+from .sessions import Sessions
+from .snapshots import SnapshotCache
 
 
 class Api(Protocol):
@@ -39,25 +39,35 @@ class Api(Protocol):
     async def ask_library(self, method: str, *args: Any, **options: Any) -> Any: ...
 
 
-class Tools(NamedTuple):
-    """One of everything, for one page."""
+class Tools:
+    """One of everything, for one page.
 
-    api: Api
-    extras: PageExtras
-    reader: Reader
-    board: Board
-    far: FarAhead
-    door: Door
-    audit: Audit
-    acting: Acting
-    jobs: Jobs
-    mask: Mask
-    graves: Graves
-    finds: Finds
+    api: the application
+    extras: what it can show beside what every center has
+    mask: what is not shown
+    """
 
-    @property
-    def center(self) -> AsyncTimeoutCenter:
-        return self.api.center
+    def __init__(self, api: Api, extras: PageExtras, mask: Mask) -> None:
+        self.api, self.extras, self.mask, self.audit = api, extras, mask, api.audit
+        self.center = center = api.center
+        self.reader = reader = Reader(mask, extras)
+        self.snapshots = SnapshotCache(center)
+        self.far = FarAhead(api)
+        self.sessions = Sessions(center, api.tokens, api.names)
+        self.actions = Actions(api.acting, extras)
+        self.jobs = Jobs(center, reader, self.actions, self.audit, self.forget)
+        self.dead_letters = DeadLetterGroups(center, reader)
+        self.searches = SearchCache(center, reader)
+
+    def forget(self, queue: str) -> None:
+        """Messages of a queue were changed here: whoever has done it is to see it."""
+        self.dead_letters.forget(queue)
+        self.searches.forget(queue)
+
+    async def aclose(self) -> None:
+        """End what goes on by itself."""
+        for one in (self.jobs, self.searches, self.snapshots, self.far, self.extras):
+            await one.aclose()
 
     async def now_us(self) -> int:
         """Redis's clock."""

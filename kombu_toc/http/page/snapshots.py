@@ -20,7 +20,6 @@ from ...model.keys import Slot
 from ...model.results import Consumer, Counts
 from ...model.topic import Topic
 from ..problems import Problem, problem_of, retry_after
-from .html import Markup
 
 #: Seconds between two looks, at least; a look that took longer than a fifth of this is followed by
 #: a longer pause.
@@ -122,7 +121,7 @@ class Trouble(NamedTuple):
     since: float
 
 
-class Looks:
+class SnapshotReader:
     """Takes looks at a center, with what earlier ones have read of minutes that are over."""
 
     def __init__(self) -> None:
@@ -287,7 +286,7 @@ class FirstLook(Exception):
         self.seen, self.of = seen, of
 
 
-class Board:
+class SnapshotCache:
     """The latest look, for all viewers of a process.
 
     clock: monotonic seconds
@@ -298,7 +297,7 @@ class Board:
     ) -> None:
         self._center = center
         self._clock = clock
-        self._looks = Looks()
+        self._looks = SnapshotReader()
         self._latest: Snapshot | None = None
         self._taken_at = 0.0
         #: seconds that it took
@@ -313,7 +312,7 @@ class Board:
         self.taken = 0
         #: what was drawn of the look of that number
         self._drawn_of = 0
-        self._drawn: dict[Any, Markup] = {}
+        self._drawn: dict[Any, str] = {}
 
     async def read(self, span: str) -> Snapshot:
         """The latest look; a new one if there may be one. The bars of a span that nobody has asked
@@ -345,7 +344,7 @@ class Board:
             self._task.cancel()
             await asyncio.wait((self._task,))
 
-    def drawn(self, snapshot: Snapshot, key: Any, draw: Callable[[], Markup]) -> Markup:
+    def drawn(self, snapshot: Snapshot, key: Any, draw: Callable[[], str]) -> str:
         """What is drawn of a look: once for all viewers who see the same.
 
         key: tells what they see

@@ -52,12 +52,14 @@ def popped(messages: list[Delivery]) -> Any:
     return SimpleNamespace(messages=messages)
 
 
-async def ask(desk: LongPolls, queue: str = "mail", **how: Any) -> asyncio.Task[list[Delivery]]:
+async def ask(
+    long_polls: LongPolls, queue: str = "mail", **how: Any
+) -> asyncio.Task[list[Delivery]]:
     """A lease that stands in the line when this returns."""
     asked = {"limit": 1, "wait": 20.0, "visibility": None, **how}
-    before = desk.waiting
-    task = asyncio.create_task(desk.lease(queue, **asked))
-    while desk.waiting == before and not task.done():
+    before = long_polls.waiting
+    task = asyncio.create_task(long_polls.lease(queue, **asked))
+    while long_polls.waiting == before and not task.done():
         await asyncio.sleep(0)
     return task
 
@@ -65,21 +67,21 @@ async def ask(desk: LongPolls, queue: str = "mail", **how: Any) -> asyncio.Task[
 def test_if_handing_out_fails_all_are_told_and_every_message_is_given_back() -> None:
     async def use() -> None:
         center: Any = Center()
-        desk = LongPolls(center)
+        long_polls = LongPolls(center)
 
         async def extend(*args: Any) -> Any:
             raise ConnectionError("it is gone")
 
         center.extend = extend
-        first = await ask(desk, visibility=None)
-        others = [await ask(desk, visibility=60.0) for _ in range(2)]
+        first = await ask(long_polls, visibility=None)
+        others = [await ask(long_polls, visibility=60.0) for _ in range(2)]
         center.put.put_nowait([message(f"m{n}") for n in range(5)])
         assert [one.id for one in await first] == ["m0"]
         for other in others:
             with pytest.raises(ConnectionError):
                 await asyncio.wait_for(other, 10)
         assert center.released == ["m1", "m2", "m3", "m4"]
-        assert desk.waiting == 0
+        assert long_polls.waiting == 0
 
     in_loop(use())
 
@@ -87,7 +89,7 @@ def test_if_handing_out_fails_all_are_told_and_every_message_is_given_back() -> 
 def test_who_goes_away_while_a_lease_is_extended_leaves_it_to_the_next_one() -> None:
     async def use() -> None:
         center: Any = Center()
-        desk = LongPolls(center)
+        long_polls = LongPolls(center)
         extending, go_on = asyncio.Event(), asyncio.Event()
 
         async def extend(*args: Any) -> Any:
@@ -96,9 +98,9 @@ def test_who_goes_away_while_a_lease_is_extended_leaves_it_to_the_next_one() -> 
             return []
 
         center.extend = extend
-        first = await ask(desk)
-        second = await ask(desk, visibility=60.0)
-        third = await ask(desk, visibility=None)
+        first = await ask(long_polls)
+        second = await ask(long_polls, visibility=60.0)
+        third = await ask(long_polls, visibility=None)
         center.put.put_nowait([message("m0"), message("m1"), message("m2")])
         await extending.wait()
         second.cancel()
@@ -107,7 +109,7 @@ def test_who_goes_away_while_a_lease_is_extended_leaves_it_to_the_next_one() -> 
         assert [one.id for one in await asyncio.wait_for(third, 10)] == ["m1"]
         while center.released != ["m2"]:
             await asyncio.sleep(0)
-        await desk.aclose()
+        await long_polls.aclose()
 
     in_loop(use())
 
@@ -115,7 +117,7 @@ def test_who_goes_away_while_a_lease_is_extended_leaves_it_to_the_next_one() -> 
 def test_if_it_ends_while_messages_are_handed_out_they_are_given_back() -> None:
     async def use() -> None:
         center: Any = Center()
-        desk = LongPolls(center)
+        long_polls = LongPolls(center)
         extending = asyncio.Event()
 
         async def extend(*args: Any) -> Any:
@@ -123,11 +125,11 @@ def test_if_it_ends_while_messages_are_handed_out_they_are_given_back() -> None:
             await asyncio.Event().wait()
 
         center.extend = extend
-        first = await ask(desk)
-        second = await ask(desk, visibility=60.0)
+        first = await ask(long_polls)
+        second = await ask(long_polls, visibility=60.0)
         center.put.put_nowait([message("m0"), message("m1")])
         await extending.wait()
-        await desk.aclose()
+        await long_polls.aclose()
         assert [one.id for one in await first] == ["m0"]
         assert await second == []
         assert center.released == ["m1"]
@@ -138,9 +140,9 @@ def test_if_it_ends_while_messages_are_handed_out_they_are_given_back() -> None:
 def test_after_the_end_nobody_waits() -> None:
     async def use() -> None:
         center: Any = Center()
-        desk = LongPolls(center)
-        await desk.aclose()
-        assert await desk.lease("mail", 1, 20.0, None) == []
+        long_polls = LongPolls(center)
+        await long_polls.aclose()
+        assert await long_polls.lease("mail", 1, 20.0, None) == []
         assert center.waits == []
 
     in_loop(use())
@@ -149,16 +151,16 @@ def test_after_the_end_nobody_waits() -> None:
 def test_each_asker_has_a_share_of_the_queues_and_nobody_elses() -> None:
     async def use() -> None:
         center: Any = Center()
-        desk = LongPolls(center, askers=20)
+        long_polls = LongPolls(center, askers=20)
         for number in range(10):
-            await ask(desk, f"q{number}", who="one")
+            await ask(long_polls, f"q{number}", who="one")
         with pytest.raises(Problem) as caught:
-            await desk.lease("q10", 1, 20.0, None, "one")
+            await long_polls.lease("q10", 1, 20.0, None, "one")
         assert caught.value.status == 429
-        await ask(desk, "q9", who="one")  # others wait for it already
-        await ask(desk, "q10", who="two")
-        assert desk.waiting == 12
-        await desk.aclose()
+        await ask(long_polls, "q9", who="one")  # others wait for it already
+        await ask(long_polls, "q10", who="two")
+        assert long_polls.waiting == 12
+        await long_polls.aclose()
 
     in_loop(use())
 
@@ -166,16 +168,16 @@ def test_each_asker_has_a_share_of_the_queues_and_nobody_elses() -> None:
 def test_a_pop_waits_no_longer_than_somebody_who_asks() -> None:
     async def use() -> None:
         center: Any = Center()
-        desk = LongPolls(center)
-        assert await desk.lease("mail", 1, 0.2, None) == []
-        while desk.lines:
+        long_polls = LongPolls(center)
+        assert await long_polls.lease("mail", 1, 0.2, None) == []
+        while long_polls.lines:
             await asyncio.sleep(0.01)
         assert max(center.waits) <= 0.2
         center.waits.clear()
-        await ask(desk, "mail", wait=30.0)
+        await ask(long_polls, "mail", wait=30.0)
         while not center.waits:
             await asyncio.sleep(0)
         assert center.waits == [SPELL]
-        await desk.aclose()
+        await long_polls.aclose()
 
     in_loop(use())

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kombu_toc.http import Problem
-from kombu_toc.http.page import board
-from kombu_toc.http.page.board import Board, Snapshot
+from kombu_toc.http.page import snapshots
+from kombu_toc.http.page.snapshots import Snapshot, SnapshotCache
 
 
 class Center:
@@ -42,8 +42,8 @@ def center() -> Center:
     return Center()
 
 
-def of(center: Center) -> Board:
-    return Board(center, clock=lambda: center.now)  # type: ignore[arg-type]
+def of(center: Center) -> SnapshotCache:
+    return SnapshotCache(center, clock=lambda: center.now)  # type: ignore[arg-type]
 
 
 def test_all_viewers_share_one_look_a_second(center: Center) -> None:
@@ -57,7 +57,7 @@ def test_all_viewers_share_one_look_a_second(center: Center) -> None:
     asyncio.run(run())
     assert len(center.looks) == 10
     pairs = itertools.pairwise(center.looks)
-    assert all(later - sooner >= board.EVERY - 1e-6 for sooner, later in pairs)
+    assert all(later - sooner >= snapshots.EVERY - 1e-6 for sooner, later in pairs)
 
 
 def test_a_look_that_takes_long_takes_a_fifth_of_the_time_at_most(center: Center) -> None:
@@ -73,7 +73,7 @@ def test_a_look_that_takes_long_takes_a_fifth_of_the_time_at_most(center: Center
     asyncio.run(run())
     pairs = itertools.pairwise(center.looks)
     assert len(center.looks) > 3
-    assert all(later - sooner >= 0.8 * board.SHARE - 1e-6 for sooner, later in pairs)
+    assert all(later - sooner >= 0.8 * snapshots.SHARE - 1e-6 for sooner, later in pairs)
 
 
 def test_nobody_looks_and_nothing_is_asked(center: Center) -> None:
@@ -142,7 +142,7 @@ def test_without_a_look_at_all_it_is_an_error(center: Center) -> None:
 def test_a_look_that_takes_longer_than_anybody_waits_is_shown_when_it_ends(
     center: Center, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(board, "WAIT", 0.01)
+    monkeypatch.setattr(snapshots, "WAIT", 0.01)
 
     async def run() -> None:
         shown = of(center)
@@ -165,8 +165,8 @@ def test_a_look_that_takes_longer_than_anybody_waits_is_shown_when_it_ends(
 def test_a_look_that_never_ends_is_given_up(
     center: Center, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board, "WAIT", 0.01)
-    monkeypatch.setattr(board, "LONGEST", 0.02)
+    monkeypatch.setattr(snapshots, "WAIT", 0.01)
+    monkeypatch.setattr(snapshots, "LONGEST", 0.02)
 
     async def run() -> None:
         shown = of(center)
