@@ -189,11 +189,11 @@ def list_(session: Session, queues: tuple[str, ...], every: bool) -> None:
     """
     found = []
     for name in session.queues(queues):
-        described = session.center.describe(name)
+        described = session.ask(session.center.describe, name)
         if every or queues or described.expires_ms is None:
             found.append(described)
     if session.as_json:
-        session.screen.json({"topics": [document(one) for one in found]})
+        session.json({"topics": [document(one) for one in found]})
     elif found:
         session.screen.table(COLUMNS, [_line(one) for one in found])
     else:
@@ -212,7 +212,7 @@ celery -A shop toc topic show mail --json
 def show(session: Session, queue: str) -> None:
     """What a queue is declared with, where each limit comes from, and what is in it."""
     [queue] = session.queues([queue])
-    _show(session, session.center.describe(queue))
+    _show(session, session.ask(session.center.describe, queue))
 
 
 @click.command(
@@ -231,7 +231,7 @@ def declare(session: Session, queue: str, **limits: Any) -> None:
             f"there is a queue {queue!r}; 'celery toc topic set {queue}' changes its limits", FAILED
         )
     session.center.declare(queue, **{k: v for k, v in limits.items() if v is not None})
-    _show(session, session.center.describe(queue))
+    _show(session, session.ask(session.center.describe, queue))
 
 
 @click.command(
@@ -260,12 +260,12 @@ def set_(session: Session, queue: str, **limits: Any) -> None:
         raise click.UsageError(f"say what: {', '.join(map(option_of, _ALTERABLE))}")
     center = session.center
     [queue] = session.queues([queue])
-    before = center.describe(queue)
+    before = session.ask(center.describe, queue)
     center.alter(queue, **wanted)
-    after = center.describe(queue)
+    after = session.ask(center.describe, queue)
     changed = [name for name in wanted if before.limits[name] != after.limits[name]]
     if session.as_json:
-        session.screen.json({**document(after), "changed": changed})
+        session.json({**document(after), "changed": changed})
         return
     for name in changed:
         was, now = (_shown(name, one.limits[name]) for one in (before, after))
@@ -304,7 +304,7 @@ def document(found: kombu_toc.Description) -> dict[str, Any]:
 
 def _show(session: Session, found: kombu_toc.Description) -> None:
     if session.as_json:
-        session.screen.json(document(found))
+        session.json(document(found))
         return
     fields: list[tuple[str, Any]] = [("queue", found.topic), ("slots", found.slots)]
     if found.draining_counts:
