@@ -155,11 +155,11 @@ def list_(session: Session, queues: tuple[str, ...], every: bool) -> None:
     """
     descriptions = []
     for name in session.queues(queues):
-        described = session.center.describe(name)
+        described = session.ask(session.center.describe, name)
         if every or queues or described.expires_ms is None:
             descriptions.append(described)
     if session.as_json:
-        session.screen.json({"topics": [document(description) for description in descriptions]})
+        session.json({"topics": [document(description) for description in descriptions]})
     elif descriptions:
         session.screen.table(COLUMNS, [_line(description) for description in descriptions])
     else:
@@ -174,7 +174,7 @@ celery -A shop toc topic show mail --json
 def show(session: Session, queue: str) -> None:
     """Show what a queue is declared with, where each limit comes from, and what is in it."""
     [queue] = session.queues([queue])
-    _show(session, session.center.describe(queue))
+    _show(session, session.ask(session.center.describe, queue))
 
 
 @command("""
@@ -189,7 +189,7 @@ def declare(session: Session, queue: str, **limits: Any) -> None:
             f"there is a queue {queue!r}; 'celery toc topic set {queue}' changes its limits", FAILED
         )
     session.center.declare(queue, **{k: v for k, v in limits.items() if v is not None})
-    _show(session, session.center.describe(queue))
+    _show(session, session.ask(session.center.describe, queue))
 
 
 @command("""
@@ -213,12 +213,12 @@ def set_(session: Session, queue: str, **limits: Any) -> None:
         raise click.UsageError(f"say what: {', '.join(map(option_of, _ALTERABLE))}")
     center = session.center
     [queue] = session.queues([queue])
-    before = center.describe(queue)
+    before = session.ask(center.describe, queue)
     center.alter(queue, **wanted)
-    after = center.describe(queue)
+    after = session.ask(center.describe, queue)
     changed = [name for name in wanted if before.limits[name] != after.limits[name]]
     if session.as_json:
-        session.screen.json({**document(after), "changed": changed})
+        session.json({**document(after), "changed": changed})
         return
     for name in changed:
         was, now = (_shown(name, one.limits[name]) for one in (before, after))
@@ -256,7 +256,7 @@ def document(description: kombu_toc.Description) -> dict[str, Any]:
 
 def _show(session: Session, description: kombu_toc.Description) -> None:
     if session.as_json:
-        session.screen.json(document(description))
+        session.json(document(description))
         return
     fields: list[tuple[str, Any]] = [("queue", description.topic), ("slots", description.slots)]
     if description.draining_counts:

@@ -15,7 +15,7 @@ from ..model.keys import Keys, Slot
 from ..model.limits import Limits
 from ..model.results import STATES, Delivery, Lost, Popped
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall, load, text, texts, when_of
+from ..scripts.call import ScriptCall, load, microseconds, text, texts, when_of
 from .core import Context
 from .requests import (
     KEEP,
@@ -501,6 +501,7 @@ class Commands:
         slot = topic.slot(delivery.slot)
         limits = topic.declaration.limits(self._context.limits)
         if backoff is not None:
+            microseconds(backoff)  # it is a time
             limits = limits._replace(retry_backoff=backoff, retry_backoff_max=backoff)
         on_purpose = on_purpose and requeue
         if on_purpose:
@@ -662,7 +663,8 @@ def lease_ms(visibility: float | None, limits: Limits) -> int:
 
     visibility: what the caller says, in seconds, if anything; limits: those of the topic
     """
-    return int((limits.visibility if visibility is None else visibility) * 1000)
+    given_us = microseconds(visibility)
+    return int(limits.visibility * 1000) if given_us is None else given_us // 1000
 
 
 def own_of(visibility: float | None, limits: Limits) -> int:

@@ -28,7 +28,7 @@ from .calls import (
     slot_numbers,
 )
 from .core import Context
-from .find import Lookup, Scan
+from .find import Lookup, Scan, ids_of
 from .leases import Leases
 from .picking import LOOK, Choice, Picking
 from .pop_cluster import Apart, merge_popped
@@ -322,6 +322,8 @@ class Deliveries:
         chosen = (ids, where, early, look, visibility, slots, recover, ahead_us_of(ahead))
         if not isinstance(topic, (str, Iterable)):
             check_name(topic)
+        if not isinstance(limit, (int, type(None))):
+            raise ConfigurationError(f"limit must be a whole number, not {limit!r:.100}")
         if self.recorder is not None:
             return self._pop_recorded(topic, limit, wait, chosen)
         return self._pop(topic, limit, wait, *chosen)
@@ -372,7 +374,7 @@ class Deliveries:
                 how["ahead_us"] = ahead_us
             return self._waiting.pop(self._pop_now, topic, limit, wait, how, chooses=chooses)
         if chooses:
-            ids = [ids] if isinstance(ids, str) else ids
+            ids = None if ids is None else ids_of(ids)
             only = None if slots is None else frozenset(slots)
             chosen = Choice(limit, ids, where, early, look, visibility, only, recover)
             return self._picking.pick(topic, chosen, self.pop, self.release)

@@ -196,7 +196,7 @@ def _read(
 # -- puts messages
 
 
-def check_put(id: object, body: object, basis: object, priority: object) -> None:
+def check_put(id: object, body: object, basis: object, priority: object, token: object) -> None:
     """Raise ConfigurationError for what no message is made of."""
     if not isinstance(id, str):
         raise ConfigurationError(f"id must be a str, not {id!r:.100}")
@@ -206,6 +206,8 @@ def check_put(id: object, body: object, basis: object, priority: object) -> None
         raise ConfigurationError(f"slot basis must be a str, not {basis!r:.100}")
     if not isinstance(priority, int):
         raise ConfigurationError(f"priority must be an int, not {priority!r:.100}")
+    if not isinstance(token, (str, type(None))):
+        raise ConfigurationError(f"token must be a str, not {token!r:.100}")
 
 
 class Puts:
@@ -281,7 +283,7 @@ class Puts:
         another basis, UniqueError as `unique` says, RateLimitedError if its topic limits how many
         are put, ReplicationError as :meth:`run_puts`, PriorityStepsError as :meth:`declare`.
         """
-        check_put(id, body, basis, priority)
+        check_put(id, body, basis, priority, token)
         traits = ""
         if not (visibility is max_lease is expiration is key is None):
             what = f"message {id!r}"

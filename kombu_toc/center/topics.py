@@ -352,7 +352,7 @@ class Topics:
     def describe(self, topic: str) -> Description:
         """What a topic is declared with, where each limit comes from, and what is in it.
 
-        Raises UnknownTopicError if nobody has declared it.
+        Raises UnknownTopicError if nobody has declared it, PartialError as :meth:`counts`.
         """
         found = self.require(topic)
         standing = found.declaration
@@ -370,7 +370,12 @@ class Topics:
         if standing.key_weights:
             limits["key_weights"] = Limit(dict(standing.key_weights), DECLARED)
         steps = Limit(found.open_steps, DEFAULT if standing.steps is None else DECLARED)
-        return Description(
+        away: tuple[Any, ...] = ()
+        try:
+            counts = self._statistics.counts(topic)
+        except PartialError as exc:
+            counts, away = exc.results, tuple(exc.missing)
+        described = Description(
             topic,
             found.slots,
             {**limits, "steps": steps},
@@ -378,10 +383,13 @@ class Topics:
             standing.expires,
             standing.draining_counts,
             self._operations.is_paused(topic),
-            self._statistics.counts(topic),
+            counts,
             self._statistics.consumers().get(topic, []),
             standing.target_stopped,
         )
+        if away:
+            raise PartialError(described, away)
+        return described
 
     def require(self, topic: str) -> Topic:
         """The topic as it is declared now. Raises UnknownTopicError if nobody has declared it."""

@@ -107,7 +107,8 @@ class Repair:
     ) -> Iterator[Fault]:
         """Keys that another program has written. Each is renamed, and stays on its node."""
         client = self._runner.client
-        for key in misused(client, [*slot.all(), *map(slot.store, sorted(in_use))]):
+        shared = [self._context.keys.wake(topic.name)] if slot.number == 0 else []
+        for key in misused(client, [*slot.all(), *map(slot.store, sorted(in_use)), *shared]):
             stem, _, rest = key.rpartition("}:")
             aside = f"{stem}}}:aside:{time.time_ns()}:{rest}"
             if repair:

@@ -59,6 +59,10 @@ def read_url(url: str) -> Address:
 
     Raises ConfigurationError, whose text has no password, if the URL cannot be used.
     """
+    if not isinstance(url, str):
+        raise ConfigurationError(
+            f"a broker URL is a str: toc+redis://localhost:6379/0, not a {type(url).__name__}"
+        )
     scheme, _, rest = url.partition("://")
     kind = "redis" if scheme == "toc" else scheme.removeprefix("toc+")
     shown = mask_password(url)

@@ -21,9 +21,10 @@ from ..center.exchanges import (
     read_page,
     restarted,
 )
+from ..center.runner import misused, named
 from ..client.cluster import is_passing
 from .connections import BROKEN, Waiting
-from .loop import TICK, Alarm, Loop, end_wait
+from .loop import COMPLAIN_AGAIN, NOT_SERVED, TICK, Alarm, Loop, end_wait
 from .state import WakeTopics
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ WAKE_BLOCK = 20.0
 #: Seconds after which a Cluster's node is asked again to wait on keys that are being moved.
 BLOCK_AGAIN = 0.1
 
+#: Seconds for which nobody waits for a topic with a key that another program has written.
+LEFT_OUT = 5.0
+
 #: Attempts to end a wait, half a millisecond apart.
 MAX_UNBLOCKS = 20
 
@@ -61,7 +65,10 @@ class BlockingReader:
 
     def _on_refused(self, waiting: Waiting, exc: ResponseError) -> bool:
         # Nothing is lost by that: neither was a claim made, nor a position read.
-        if self._center.client.apply_redirect(exc) is None and not is_passing(exc):
+        client = self._center.client
+        if not self._center.clustered or (
+            client.apply_redirect(exc) is None and not is_passing(exc)
+        ):
             return False
         self.connection.close()
         self._blocks_at = self._loop.now() + BLOCK_AGAIN
@@ -85,6 +92,9 @@ class WakeListener(BlockingReader):
         #: while the wait is ended: whoever ends it goes on with what comes of it
         self.stopping = False
         self._on_claim = on_claim
+        #: topics with a key that another program has written, and until when they are left out
+        self._left_out: dict[str, float] = {}
+        self._complains_at = 0.0
 
     @property
     def may_listen(self) -> bool:
@@ -93,6 +103,11 @@ class WakeListener(BlockingReader):
 
     def listen(self, topics: list[str], block: float) -> None:
         """Block on the wake indexes of these, for so many seconds at most."""
+        now = self._loop.now()
+        topics = [topic for topic in topics if now >= self._left_out.get(topic, 0.0)]
+        if not topics:
+            self._blocks_at = now + BLOCK_AGAIN
+            return
         keys = self.topics.listen(topics, self._center.keys.wake, self._passed_on)
         item = (("BZPOPMIN", *keys, f"{block:.3f}"), self._on_reply)
         self.connection.send([item], block=block)
@@ -130,6 +145,20 @@ class WakeListener(BlockingReader):
         claim = self.topics.received(reply)
         if claim is not None:
             self._on_claim(claim)
+
+    def _on_refused(self, waiting: Waiting, exc: ResponseError) -> bool:
+        if "WRONGTYPE" not in str(exc):
+            return super()._on_refused(waiting, exc)
+        client, now = self._center.client, self._loop.now()
+        keys = waiting.item.what[1:-1]
+        for key in misused(client, keys):
+            self._left_out[self.topics.topic_of(key)] = now + LEFT_OUT
+        if now >= self._complains_at:
+            self._complains_at = now + COMPLAIN_AGAIN
+            logger.error(NOT_SERVED, named(exc, client, keys))
+        self.connection.close()
+        self._blocks_at = now + BLOCK_AGAIN
+        return True
 
 
 # -- broadcasts that are read

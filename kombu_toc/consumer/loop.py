@@ -221,6 +221,8 @@ CLOSE_IDLE = 5.0
 #: Seconds after which it is said again that a queue is not served.
 COMPLAIN_AGAIN = 300.0
 
+NOT_SERVED = "a queue is not served, and the others are: %s"
+
 logger = logging.getLogger(__name__)
 
 #: Told what a server has refused; whether that is seen to, and the rest goes on.
@@ -278,12 +280,11 @@ class Wiring:
         return Loop(on_nudged)
 
     def blocking(self, loop: Loop, on_refused: OnRefused) -> BlockingConnection:
-        """A connection for commands that block. On a Cluster, `on_refused` is told what is
-        refused."""
+        """A connection for commands that block. `on_refused` is told what is refused."""
         return PipelinedConnection(
             self._pool,
             *(loop.opened, loop.closed, self._leases.retry_later, self._center.metrics),
-            on_refused=on_refused if self._center.clustered else None,
+            on_refused=on_refused,
         )
 
     def work(self, loop: Loop) -> Connection:
@@ -302,10 +303,7 @@ class Wiring:
         now = time.monotonic()
         if now >= self._complained.get(call.keys[0], 0.0):
             self._complained[call.keys[0]] = now + COMPLAIN_AGAIN
-            logger.error(
-                "a queue is not served, and the others are: %s",
-                named(exc, self._center.client, call.keys),
-            )
+            logger.error(NOT_SERVED, named(exc, self._center.client, call.keys))
         if waiting.owed:
             self._leases.retry_later([call])
         elif item.on_failure is not None:

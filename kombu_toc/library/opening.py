@@ -11,6 +11,7 @@ from ..center.center import TimeoutCenter
 from ..center.factory import make_center, trace_if_asked
 from ..client.connect import connect
 from ..client.options import DatabaseURL, Settings, read
+from ..client.programs import check_installed
 from ..client.urls import Address, read_url
 from ..errors import ConfigurationError, LibraryError
 
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 FILE = "library.db"
 
 _lock = threading.Lock()
+
+
+def check_needs() -> None:
+    """Raises ConfigurationError, naming the extra, if what a task library needs is missing."""
+    check_installed("toc_library", "library", "sqlalchemy", "alembic")
 
 
 def databases(settings: Settings, address: Address) -> tuple[DatabaseURL, ...]:
@@ -41,12 +47,8 @@ def databases(settings: Settings, address: Address) -> tuple[DatabaseURL, ...]:
 
 def open_shards(settings: Settings, address: Address) -> Shards:
     """The shards of a connection's library. Raises ConfigurationError."""
-    try:
-        from .shards import Layout, Shards
-    except ModuleNotFoundError as exc:
-        raise ConfigurationError(
-            "toc_library needs SQLAlchemy and Alembic: pip install 'celery-toc[library]'"
-        ) from exc
+    from .shards import Layout, Shards
+
     urls, before = databases(settings, address), settings.toc_library_before
     former = Layout(before, settings.toc_library_tables_before) if before else None
     return Shards(urls, settings.toc_library_tables, settings.toc_library_timeout, former)
@@ -81,6 +83,7 @@ def attach(
     """
     if not settings.toc_library:
         return None
+    check_needs()
     from . import recorder as recording
     from .center import OpenLibrary
     from .horizon import FarMessages

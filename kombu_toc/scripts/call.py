@@ -248,13 +248,15 @@ class Countdown(NamedTuple):
 def when_of(at_us: int | Countdown | None, delay_us: int | None) -> str | Countdown:
     """A time as the scripts read it: a moment, ``+`` and a duration from now, or nothing for now.
 
-    Raises ActionTimeError beyond the year 2255.
+    Raises ActionTimeError beyond the year 2255, and for both.
     """
     if isinstance(at_us, Countdown):
         left_us = round((at_us.ends - time.monotonic()) * 1_000_000)
         scores.check(at_us.at_us or time.time_ns() // 1000 + left_us)
         return at_us
     if delay_us is not None:
+        if at_us is not None:
+            raise ActionTimeError("say when by at or by delay, not by both")
         if delay_us <= 0:
             return ""
         scores.check(time.time_ns() // 1000 + delay_us)  # exact enough to refuse the year 2255

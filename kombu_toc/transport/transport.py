@@ -35,7 +35,7 @@ from ..consumer.connections import BROKEN, RestingNodes
 from ..consumer.lease_keeper import LeaseKeeper
 from ..consumer.poller import Poller
 from ..errors import ConfigurationError, FailoverError, NotPermittedError, ServerError
-from ..library.opening import attach
+from ..library.opening import attach, check_needs
 from ..scripts.call import ScriptCall
 from .channel import Channel
 
@@ -161,7 +161,8 @@ class Transport(virtual.Transport):
 
     def _record(self, client: Any) -> None:
         """Have a library. Raises ConfigurationError where there cannot be one."""
-        from .recorded import RecordedChannel  # it needs an extra
+        check_needs()
+        from .recorded import RecordedChannel
 
         # Kombu shows the options to whoever asks a worker.
         client.transport_options = dict(client.transport_options or {})

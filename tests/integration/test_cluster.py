@@ -405,6 +405,9 @@ def test_commands_show_what_the_others_have_and_say_what_is_missing(one_away: On
         ("check",): lambda told: told["faults"] == [],
         ("limits",): lambda told: told["limits"][0]["queue"] == "mail",
         ("status",): lambda told: told["topics"][0]["dead"] == 1,
+        ("topic", "list"): lambda told: told["topics"][0]["slots"] == 8,
+        ("topic", "show", "mail"): lambda told: told["dead"] == 1,
+        ("topic", "set", "mail", "--retries", "5"): lambda told: told["changed"] == ["retries"],
         ("cancel", here[0], there[0], "--yes"): lambda told: told["results"][0]["id"] == here[0],
     }
     for words, holds in expected.items():

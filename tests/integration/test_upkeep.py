@@ -471,8 +471,9 @@ def test_a_broken_topic_keeps_no_other_from_being_kept_up(
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("which", ["store", "wake index"])
 def test_a_key_that_another_program_has_written_stops_its_queue_and_no_other(
-    connect: Connect, center: TimeoutCenter, caplog: pytest.LogCaptureFixture
+    connect: Connect, center: TimeoutCenter, caplog: pytest.LogCaptureFixture, which: str
 ) -> None:
     """And the error names it. When it is set aside, that queue goes on."""
     connection = connect()
@@ -484,7 +485,8 @@ def test_a_key_that_another_program_has_written_stops_its_queue_and_no_other(
 
     queues = [Queue("broken"), Queue("mail")]
     with Consumer(connection, queues, callbacks=[received]), connection.Producer() as producer:
-        key = center.topic("broken").slot(0).stores[0]
+        slot = center.topic("broken").slot(0)
+        key = slot.stores[0] if which == "store" else center.keys.wake("broken")
         center.client.set(key, "something else")
         for number in range(3):
             producer.publish(f"{number}", routing_key="mail")

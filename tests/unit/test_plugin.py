@@ -124,6 +124,23 @@ runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
     assert all(name in line for name in away.split())
 
 
+@pytest.mark.parametrize("asks", ["center_for(url)", "Connection(url).default_channel"])
+def test_a_task_library_names_the_extra_that_it_lacks(asks):
+    program = f"""
+import sys
+sys.modules.update(sqlalchemy=None, alembic=None)
+from kombu import Connection
+from kombu_toc import ConfigurationError, center_for
+url = "toc+redis://localhost:1/0?toc_library=sqlite:////nowhere.db"
+try:
+    {asks}
+except ConfigurationError as exc:
+    print(exc)
+"""
+    needs = "toc_library needs the packages sqlalchemy and alembic"
+    assert python(program) == f"{needs}: pip install 'celery-toc[library]'"
+
+
 def test_once_kombu_has_serialized_anything_the_schemes_are_known():
     program = """
 from kombu import Connection
