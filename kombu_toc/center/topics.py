@@ -370,11 +370,11 @@ class Topics:
         if standing.key_weights:
             limits["key_weights"] = Limit(dict(standing.key_weights), DECLARED)
         steps = Limit(found.open_steps, DEFAULT if standing.steps is None else DECLARED)
-        away: tuple[Any, ...] = ()
+        away: Sequence[Any] = ()
         try:
             counts = self._statistics.counts(topic)
         except PartialError as exc:
-            counts, away = exc.results, tuple(exc.missing)
+            counts, away = exc.results, exc.missing
         described = Description(
             topic,
             found.slots,

@@ -24,7 +24,7 @@ from ..center.exchanges import (
 from ..center.runner import misused, named
 from ..client.cluster import is_passing
 from .connections import BROKEN, Waiting
-from .loop import COMPLAIN_AGAIN, NOT_SERVED, TICK, Alarm, Loop, end_wait
+from .loop import COMPLAIN_AGAIN, TICK, Alarm, Loop, end_wait
 from .state import WakeTopics
 
 if TYPE_CHECKING:
@@ -155,7 +155,8 @@ class WakeListener(BlockingReader):
             self._left_out[self.topics.topic_of(key)] = now + LEFT_OUT
         if now >= self._complains_at:
             self._complains_at = now + COMPLAIN_AGAIN
-            logger.error(NOT_SERVED, named(exc, client, keys))
+            said = named(exc, client, keys)
+            logger.error("a queue is not served, and the others are: %s", said)
         self.connection.close()
         self._blocks_at = now + BLOCK_AGAIN
         return True

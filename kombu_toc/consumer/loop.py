@@ -221,8 +221,6 @@ CLOSE_IDLE = 5.0
 #: Seconds after which it is said again that a queue is not served.
 COMPLAIN_AGAIN = 300.0
 
-NOT_SERVED = "a queue is not served, and the others are: %s"
-
 logger = logging.getLogger(__name__)
 
 #: Told what a server has refused; whether that is seen to, and the rest goes on.
@@ -303,7 +301,8 @@ class Wiring:
         now = time.monotonic()
         if now >= self._complained.get(call.keys[0], 0.0):
             self._complained[call.keys[0]] = now + COMPLAIN_AGAIN
-            logger.error(NOT_SERVED, named(exc, self._center.client, call.keys))
+            said = named(exc, self._center.client, call.keys)
+            logger.error("a queue is not served, and the others are: %s", said)
         if waiting.owed:
             self._leases.retry_later([call])
         elif item.on_failure is not None:
