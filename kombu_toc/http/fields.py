@@ -76,7 +76,6 @@ class Text:
     most: int = 1000
     least: int = 1
     choices: tuple[str, ...] = ()
-    of_url: bool = False  #: it is given in a URL, where a list of choices is separated by commas
 
     def schema(self) -> dict[str, Any]:
         if self.choices:

@@ -201,11 +201,11 @@ class Guarded(asyncio.Protocol):
                 return
             if self._idle_for == KEEP_ALIVE:  # the headers of the next request begin
                 self._idle_since, self._idle_for = self._loop.time(), HEADERS_WITHIN
-        token = _current.set(self)  # the task of a request has it from here
+        token = CURRENT.set(self)  # the task of a request has it from here
         try:
             self._inner.data_received(data)
         finally:
-            _current.reset(token)
+            CURRENT.reset(token)
 
     def eof_received(self) -> bool | None:
         return self._inner.eof_received()
@@ -247,17 +247,13 @@ class Guarded(asyncio.Protocol):
             self._transport.abort()
 
 
-_current: ContextVar[Guarded | None] = ContextVar("toc_http_connection", default=None)
+#: The connection of the requests that a task deals with.
+CURRENT: ContextVar[Guarded | None] = ContextVar("toc_http_connection", default=None)
 
 
 def current() -> Guarded | None:
     """The connection of the request that is being dealt with, if it is guarded."""
-    return _current.get()
-
-
-def use(connection: Guarded) -> None:
-    """Have this as the connection of the requests that this task deals with from here on."""
-    _current.set(connection)
+    return CURRENT.get()
 
 
 def guarded(

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import RedisError
 
 from ..aio.center import AsyncTimeoutCenter
-from .problems import Problem, invalid, retry_after
+from .problems import CONTENT_TYPE, Problem, invalid, retry_after
 from .request import Answer, Request
 
 logger = logging.getLogger(__name__)
@@ -177,9 +177,7 @@ class Idempotency:
 
 
 def as_answer(problem: Problem) -> Answer:
-    return Answer(
-        problem.body(), problem.status, b"application/problem+json", headers=problem.headers
-    )
+    return Answer(problem.body(), problem.status, CONTENT_TYPE, headers=problem.headers)
 
 
 def _again(entry: dict[str, Any], asked: str) -> Answer:

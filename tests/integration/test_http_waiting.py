@@ -299,7 +299,7 @@ def test_what_a_server_sends_to_nobody_is_given_back(
     async def use() -> None:
         app = api_for(server.toc_url)
         connection = guard.Guarded(asyncio.Protocol())
-        guard.use(connection)
+        guard.CURRENT.set(connection)
         await Asked(lambda message: connection.lost.set()).ask(app, LEASE, {})
         await app.aclose()
 
@@ -345,7 +345,7 @@ def test_what_a_client_that_resets_between_head_and_body_has_not_got_is_given_ba
         transport, connection = await asyncio.get_running_loop().connect_accepted_socket(
             lambda: guard.Guarded(asyncio.Protocol()), accepted
         )
-        guard.use(connection)
+        guard.CURRENT.set(connection)
 
         def write(message: Any) -> None:
             transport.write(message.get("body", b"HTTP/1.1 200 OK\r\n"))

@@ -36,17 +36,6 @@ def test_what_a_server_without_an_app_says_is_part_of_it() -> None:
     assert {path.split("/")[2] for path in others} == {"apps", "schedules"}
 
 
-def test_every_field_of_a_queue_has_a_type() -> None:
-    schemas = WITH_APP.document["components"]["schemas"]
-    for name in ("NewQueue", "Limits"):
-        fields = schemas[name]["properties"]
-        assert fields["retries"]["type"] == ["integer", "null"]
-        assert fields["rate"]["type"] == ["number", "string", "null"]
-        assert fields["guard"]["type"] == ["boolean", "null"]
-        assert fields["steps"]["items"]["type"] == "integer"
-        assert [one for one, said in fields.items() if len(said["type"]) > 3] == []
-
-
 def test_every_field_of_every_body_has_a_type() -> None:
     def untyped(part: Any) -> Iterator[str]:
         members: Any = part if isinstance(part, list) else ()
