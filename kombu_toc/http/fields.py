@@ -1,7 +1,8 @@
 """The fields of requests and answers: each is read, checked and documented by one declaration.
 
-A kind has ``schema()``, which is JSON Schema for the OpenAPI document, and ``read(value, at)``,
-which raises a :class:`.Problem` that names the field.
+A kind has ``schema()``, which is JSON Schema for the OpenAPI document, and ``read(value, at)``: the
+value as it is used here. It raises a :class:`.Problem` that names the field by `at`, such as
+``tasks[3].delay``.
 """
 
 from __future__ import annotations
@@ -12,26 +13,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import Any, Protocol
+from typing import Any
 
 from .problems import Problem, invalid
 
 _TIME = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[Tt](\d\d):(\d\d):(\d\d)(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII
 )
-
-
-class Kind(Protocol):
-    """What a field may be."""
-
-    def schema(self) -> dict[str, Any]:
-        """Its JSON Schema."""
-
-    def read(self, value: Any, at: str) -> Any:
-        """The value as it is used here. Raises Problem.
-
-        at: where the field is, such as ``tasks[3].delay``
-        """
 
 
 def described(schema: dict[str, Any], about: str) -> dict[str, Any]:
