@@ -21,8 +21,9 @@ class Visitor:
     """Somebody with a browser: it has the cookies that it was given, and sends forms as they are
     on the page."""
 
-    def __init__(self, server: HttpServer, **headers: str) -> None:
+    def __init__(self, server: HttpServer, root: str = "/page", **headers: str) -> None:
         self.server = server
+        self.root = root
         self.cookies: dict[str, str] = {}
         self.headers = headers
         self.proof = ""
@@ -33,7 +34,7 @@ class Visitor:
         return next(one for name, one in self.cookies.items() if "session" in name)
 
     def get(self, view: str, **headers: str) -> Reply:
-        reply = self.server.get(f"/page/{view}", headers={**self._sent(), **headers})
+        reply = self.server.get(f"{self.root}/{view}", headers={**self._sent(), **headers})
         return self._kept(reply)
 
     def post(self, view: str, proof: str | None = None, **fields: Any) -> Reply:
@@ -44,10 +45,7 @@ class Visitor:
             for one in (value if isinstance(value, list) else [value])
         ]
         body = urlencode([("form", self.proof if proof is None else proof), *pairs])
-        reply = self.server.ask(
-            "POST", f"/page/{view}", raw=body.encode(), headers={**self._sent(), **FORM}
-        )
-        return self._kept(reply)
+        return self._post(view, body)
 
     def send(self, shown: Reply, button: str, *chosen: str) -> Reply:
         """Press a button of the first form that has it, as a browser does, with what the form has.
@@ -66,10 +64,12 @@ class Visitor:
         sent = urlencode([(name, re.sub("\r\n|\r|\n", "\r\n", said)) for name, said in pairs])
         if form.method == "get":
             return self.get(f"{form.action}?{sent}")
-        reply = self.server.ask(
-            "POST", f"/page/{form.action}", raw=sent.encode(), headers={**self._sent(), **FORM}
-        )
-        return self._kept(reply)
+        return self._post(form.action, sent)
+
+    def _post(self, view: str, body: str) -> Reply:
+        sent = {**self._sent(), **FORM}
+        path = f"{self.root}/{view}"
+        return self._kept(self.server.ask("POST", path, raw=body.encode(), headers=sent))
 
     def follow(self, reply: Reply) -> Reply:
         assert reply.status == 303, reply

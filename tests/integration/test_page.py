@@ -15,7 +15,7 @@ from celery_toc.web.page import mask_of
 from kombu_toc import TimeoutCenter
 from kombu_toc.notify.targets import stop_target
 
-from ..http_server import HttpServer, Reply
+from ..http_server import HttpServer
 from ..page_visitor import FORM, Visitor, audit, wait_for
 from ..servers import Server
 from .test_readme import named
@@ -300,30 +300,12 @@ server.run(sockets=[listening])
         with HttpServer(single_server.toc_url, command=(str(tmp_path / "mounted.py"),)) as made:
             reply = made.get("/shop/toc/")
             assert (reply.status, reply.headers["location"]) == (303, "page/")
-            visitor = _Below(made)
+            visitor = Visitor(made, "/shop/toc/page")
             shown = visitor.get("queue?queue=mail")
             assert shown.status == 200 and b"order-7" in shown.body
             done = visitor.post("do", queue="mail", id="order-7", act="cancel", sure="1")
             assert done.headers["location"] == "queue?queue=mail"
         assert not center.get("order-7")
-
-
-class _Below(Visitor):
-    """A visitor of the page below a prefix."""
-
-    def __init__(self, server: HttpServer) -> None:
-        super().__init__(_Prefixed(server))  # type: ignore[arg-type]
-
-
-class _Prefixed:
-    def __init__(self, server: HttpServer) -> None:
-        self._server = server
-
-    def get(self, path: str, **how: Any) -> Reply:
-        return self._server.get(f"/shop/toc{path}", **how)
-
-    def ask(self, method: str, path: str, **how: Any) -> Reply:
-        return self._server.ask(method, f"/shop/toc{path}", **how)
 
 
 # -- the examples of docs/page.md
