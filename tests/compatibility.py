@@ -35,25 +35,18 @@ INTRODUCTION = """\
 |---|---|---|
 {bounds}
 
-Each row below is one run of the tests that depend most on versions, at most {smoke}, which are
-marked `versions`: the parts that meet Celery, Kombu and redis-py; connections, scripts and
-deliveries of the center; the transport; a Cluster of several processes; Sentinel; the commands; and
-workers with countdowns, retries, groups, chords, broadcasts, priorities and remote control. The
-whole suite runs on one set of versions
-(`.ci/run`). All integration tests were also run on Redis 6.2 and 8.0 and on Valkey 7.2.
+Each row below is one run of the tests that depend most on versions (marked `versions`, at most
+{smoke}), from the parts that meet Celery, Kombu and redis-py to workers, a Cluster and Sentinel.
+The whole suite runs on one set of versions.
 
-`pip install celery-toc` permits every combination of these versions. The extras of Celery and
-Kombu do not: `celery[redis]` 5.3 and 5.4 require redis-py below 6; `kombu[redis]` 5.5 requires
-at most 5.2.1, 5.6 below 6.5, 5.7 at least 6.4. A star marks a redis-py that the extra excludes.
-It works with this transport; Kombu's own transport is not tested with it here.
+`pip install celery-toc` permits every combination. A star marks a redis-py that the extras of
+Celery or Kombu (`celery[redis]`, `kombu[redis]`) exclude; it works with this transport.
 
 Left out on purpose: Valkey 8.0.0 and 8.0.1, which refuse an UNSUBSCRIBE that Celery's Redis
-result backend sends (Valkey reverted that, its issue 1228); the tests of the broker pass. With
-Kombu 5.5 and 5.6, a Kombu `Producer` created with `exchange=...` cannot publish again after it
-has lost its connection, with any transport; Celery creates no such producer.
+result backend sends (Valkey's issue 1228). With Kombu 5.5 and 5.6, a Kombu `Producer` created with
+`exchange=...` cannot publish again after it has lost its connection, with any transport.
 
-`tox` runs some of these combinations, `tox -m pairs` every pair of Celery and redis-py, and
-`tox -m full` all. `python -m tests.compatibility` runs them and writes this page.
+`python -m tests.compatibility -m pairs` runs them, and writes this page.
 
 """
 

@@ -1,7 +1,7 @@
 """What the scripts are called with, read from the heads of their files.
 
-It is what other languages need to call them: ``docs/protocol.md`` shows it, and
-``python -m kombu_toc.scripts`` writes it as JSON.
+It is what other languages need to call them: ``python -m kombu_toc.scripts`` writes it as JSON, and
+``.ci/site.py`` shows it on the site of the documentation.
 """
 
 from __future__ import annotations
@@ -110,30 +110,3 @@ def as_data() -> dict[str, object]:
             "text": script.text,
         }
     return {"protocol": PROTOCOL, "scripts": scripts}
-
-
-def as_markdown() -> str:
-    """The same as a part of a page, without the texts."""
-    return "\n".join(_section(head(name)) for name in names())
-
-
-def _section(said: Head) -> str:
-    entries = [_item(entry) for entry in (*said.keys, *said.arguments)]
-    returns = said.returns or "nothing"
-    lines = [f"### `{said.name}`", "", _shown(said.about), "", *entries]
-    lines += ["", f"Returns {_shown(returns)}", ""]
-    for note in said.notes:
-        lines += [_shown(note), ""]
-    return "\n".join(lines)
-
-
-def _item(entry: str) -> str:
-    place = re.match(r"(?:KEYS|ARGV)(?:\[[^\]]*\])?", entry)
-    if place is None:
-        return f"- {_shown(entry)}"
-    return f"- `{place[0]}` {_shown(entry[place.end() :].strip(', :'))}"
-
-
-def _shown(text: str) -> str:
-    """A text as Markdown: nothing in it is a mark."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", text)

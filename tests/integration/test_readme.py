@@ -1,5 +1,4 @@
-"""The examples in Python of the README and of docs/*.md run as they stand, on a server of the
-tests."""
+"""The examples in Python of docs/*.md run as they stand, on a server of the tests."""
 
 from __future__ import annotations
 
@@ -81,9 +80,8 @@ def test_the_examples_of_what_a_task_has_of_its_own_run(app: Celery) -> None:
     center.ack([own, expires])
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
 def test_the_example_of_operations_finds_moves_and_cancels_a_scheduled_task(
-    app: Celery, page: str, capsys: pytest.CaptureFixture[str]
+    app: Celery, capsys: pytest.CaptureFixture[str]
 ) -> None:
     @app.task(name="shop.remind", shared=False)
     def remind(order: int) -> None: ...
@@ -92,7 +90,7 @@ def test_the_example_of_operations_finds_moves_and_cancels_a_scheduled_task(
     exec(named("docs/options.md", "remind.apply_async("), names)
     sent = remind.apply_async(args=[7], countdown=3600)
     names["task_id"] = sent.id
-    exec(named(page, "for found in center.get(task_id)"), names)
+    exec(named("docs/python.md", "for found in center.get(task_id)"), names)
     assert "celery waiting shop.remind [7] " in capsys.readouterr().out
     assert names["center"].get(sent.id) == []  # cancelled, as it says
 
@@ -174,6 +172,23 @@ def test_the_example_of_queues_is_declared(app: Celery) -> None:
         center = connection.transport.center
         declared = center.declared("mail").declaration
     assert (declared.slots, declared.retries, declared.visibility) == (1, 3, 30)
+
+
+def test_the_examples_for_those_who_come_from_elsewhere_run(app: Celery) -> None:
+    @app.task(name="shop.remind", shared=False)
+    def remind(order: int) -> None: ...
+
+    rabbitmq, rq = blocks_of("docs/coming_from.md")
+    exec(rabbitmq, {"app": app, "remind": remind})
+    center = timeout_center(app)
+    [found] = center.scan("mail").messages
+    assert center.task(found).args == [7]
+    assert center.describe("mail").limits["message_ttl"].value == 3_600_000
+    names: dict[str, Any] = {"app": app}
+    exec(rq, names)
+    [found] = center.scan("celery").messages
+    assert center.task(found).name == names["notify"].name
+    assert names["notify"](8) == "notified 8"
 
 
 def test_the_examples_of_monitoring_read_what_was_counted(

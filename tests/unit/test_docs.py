@@ -1,12 +1,20 @@
-"""The README is short, every link leads somewhere, and the table of options is whole."""
+"""The pages are short, every link leads somewhere, every command can be given, and the table of
+options is whole."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
+import click
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+
+from celery_toc.cli import toc
 from kombu_toc.client.options import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +58,39 @@ def test_every_link_of_a_page_leads_somewhere() -> None:
 def test_every_page_of_the_docs_can_be_reached_from_the_readme() -> None:
     linked = set(LINK.findall((ROOT / "README.md").read_text()))
     assert [name for name in PAGES if name.startswith("docs/") and name not in linked] == []
+
+
+def test_all_pages_together_are_read_in_an_afternoon() -> None:
+    """A fact stands once, and other pages link to it."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert sum(len(page.read_text().split()) for page in pages) <= 45_000
+
+
+#: Each `celery toc` on a page, and where it stands.
+COMMANDS = {
+    shlex.join(words): page
+    for page in PAGES
+    for words in re.findall(r"^ *celery -A shop toc (.+)$", (ROOT / page).read_text(), re.MULTILINE)
+    for words in [shlex.split(words, comments=True)]
+}
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_of_the_pages_can_be_given(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("tokens.txt", "secrets.txt"):
+        Path(name).touch()
+    app = Celery("shop", broker="toc+redis://localhost:1/0", set_as_current=False)
+    context = click.Context(toc, obj=CLIContext(app=app, no_color=True, workdir=None))
+    group: click.Command = toc
+    words = shlex.split(command)
+    while isinstance(group, click.Group):
+        name, found, words = group.resolve_command(context, words)
+        assert found is not None and name is not None, COMMANDS[command]
+        group = found
+    group.make_context(group.name, words, parent=context)
 
 
 def test_every_option_has_a_row() -> None:

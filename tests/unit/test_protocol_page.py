@@ -1,4 +1,5 @@
-"""docs/protocol.md says what each script is called with, as the scripts' heads say."""
+"""docs/protocol.md is of the protocol that there is; the site's page of scripts says what each is
+called with, as the heads of the scripts say."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ SCRIPTS = ROOT / "kombu_toc" / "scripts"
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    """docs/protocol.py"""
-    spec = importlib.util.spec_from_file_location("protocol_page", ROOT / "docs" / "protocol.py")
+def site() -> ModuleType:
+    """.ci/site.py"""
+    spec = importlib.util.spec_from_file_location("site_pages", ROOT / ".ci" / "site.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -36,8 +37,27 @@ def tool() -> ModuleType:
     return module
 
 
-def test_the_reference_is_what_the_heads_of_the_scripts_say(tool: ModuleType) -> None:
-    assert tool.page(PAGE) == PAGE, "run: python docs/protocol.py"
+def test_the_reference_is_what_the_heads_of_the_scripts_say(site: ModuleType) -> None:
+    page = site.scripts()
+    assert re.findall(r"^## `(\w+)`$", page, re.MULTILINE) == names()
+    sections = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
+    for name, section in zip(names(), sections, strict=True):
+        said = head(name)
+        assert site.shown(said.about) in section
+        assert section.count("\n- ") == len(said.keys) + len(said.arguments), name
+    assert "- `KEYS[1]` store (of its priority step)" in page
+
+
+def test_a_link_leads_to_where_its_target_is_on_the_site(site: ModuleType) -> None:
+    assert site.links("[a](docs/python.md#limits)", "README.md") == "[a](python.md#limits)"
+    assert site.links("[a](../README.md)", "docs/page.md") == "[a](index.md)"
+    assert site.links("[a](../examples/node/README.md)", "docs/page.md") == (
+        "[a](repository/examples/node/README.md)"
+    )
+    assert site.links("[a](../../docs/library.md)", "examples/library/README.md") == (
+        "[a](../../../library.md)"
+    )
+    assert site.links("[a](https://a.b/docs)", "README.md") == "[a](https://a.b/docs)"
 
 
 def test_the_page_is_of_this_protocol() -> None:
