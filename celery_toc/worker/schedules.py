@@ -154,9 +154,17 @@ PAGE, PAGES = 100, 10
 LOOK_AGAIN_US = 1_000_000
 
 
-def take(recurring: Any, delivery: kombu_toc.Delivery, name: str) -> tuple[str, int]:
+def take(
+    recurring: Any,
+    delivery: kombu_toc.Delivery,
+    name: str,
+    cancel: Callable[[list[str]], None] = lambda ids: None,
+) -> tuple[str, int]:
     """Take a firing: put the next one, and say what is to be done with this one, and the server's
-    clock in microseconds."""
+    clock in microseconds.
+
+    cancel: is told the ids of firings that run and have to end first, each time that this one comes
+    """
     id = delivery.id
     for _ in range(ATTEMPTS):
         now, found = recurring.read(delivery.topic, [name], template=True, fired=True)
@@ -166,10 +174,12 @@ def take(recurring: Any, delivery: kombu_toc.Delivery, name: str) -> tuple[str, 
         noted = {
             line_id: said[1] for line_id, said in map(state.read_line, one.fired) if line_id == id
         }
-        running = any(other != id for other in one.in_flight)
+        running = [other for other in one.in_flight if other != id]
         record = Record.of_text(one.record)
         alone = delivery.runs_alone
-        verdict, step = state.take(name, record, id, now, running, noted.get(id), alone=alone)
+        verdict, step = state.take(name, record, id, now, bool(running), noted.get(id), alone=alone)
+        if verdict == WAIT and record.overlap == "cancel":
+            cancel(running)
         if step is None:
             return verdict, now
         if run_step(recurring, delivery.topic, name, one, step, replaces=True).done:
@@ -311,13 +321,16 @@ class Followers:
 class Firings:
     """What a worker's channel asks before it delivers a firing."""
 
-    def __init__(self, channel: kombu_toc.Channel) -> None:
+    def __init__(self, app: Any, channel: kombu_toc.Channel) -> None:
+        self._app = app
         self._channel = channel
+        #: those that were revoked last, so that each is once
+        self._revoked: list[str] = []
 
     def __call__(self, delivery: kombu_toc.Delivery, name: str) -> bool:
         channel = self._channel
         try:
-            verdict, now = take(channel.center.recurring, delivery, name)
+            verdict, now = take(channel.center.recurring, delivery, name, self._revoke)
         except Exception as exc:
             # The task is due, whatever is wrong with its schedule. The process that keeps the
             # queues up finds that nothing follows, and puts that.
@@ -331,3 +344,9 @@ class Firings:
             again = _random.randint(LOOK_AGAIN_US * 3 // 4, LOOK_AGAIN_US)
             channel.poller.release([delivery.due_at(now + again)])
         return verdict == RUN
+
+    def _revoke(self, ids: list[str]) -> None:
+        if ids != self._revoked:
+            self._revoked = ids
+            logger.info("%s runs while the next firing is due: revoked", ", ".join(ids))
+            self._app.control.revoke(ids, terminate=True)

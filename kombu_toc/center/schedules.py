@@ -106,6 +106,8 @@ class ScheduleChange(NamedTuple):
     template: the new one; empty: the one that it has
     take_out: id of a message that goes if it still waits
     put: the message of the next firing; it is not put if there is one with its id
+    more: further messages, with the priority and the traits of the first one; each is put unless
+        there is one with its id
     fired: lines for its latest firings, each an id, a tab and text. It takes the place of the line
         of that id
     replaces: a firing that was delivered is to be followed: a full server accepts it
@@ -120,6 +122,7 @@ class ScheduleChange(NamedTuple):
     put: ScheduleFiring | None = None
     fired: Sequence[str] = ()
     replaces: bool = False
+    more: Sequence[ScheduleFiring] = ()
 
 
 class ScheduleChanged(NamedTuple):
@@ -162,6 +165,7 @@ class RecurringCommands:
         """Change a schedule. Result: :class:`ScheduleChanged`."""
         slot = topic.slot(0)
         put = change.put or ScheduleFiring("", b"", 0)
+        like = change.more[0] if change.more else put
         # On a Cluster, what counts the whole queue has one slot.
         said = topic.declaration
         whole = bool(said.rate or said.concurrency) and not self._context.clustered
@@ -193,12 +197,13 @@ class RecurringCommands:
                 put.id,
                 put.body,
                 put.at_us,
-                topic.step_index(put.priority),
-                put.traits,
+                topic.step_index(like.priority),
+                like.traits,
                 "".join(f"{line}\n" for line in change.fired),
                 REMEMBERED,
                 int(change.replaces),
                 int(whole),
+                *(part for one in change.more for part in (one.id, one.body, one.at_us)),
             ),
             lambda raw: ScheduleChanged(
                 bool(raw[0]), text(raw[1]), raw[2], bool(raw[3]), bool(raw[4])

@@ -195,6 +195,7 @@ def test_an_operator_needs_its_rules_and_no_more(
             ("schedule", "resume", "poll"),
             ("schedule", "skip", "poll"),
             ("schedule", "run", "poll"),
+            ("schedule", "backfill", "poll", "--from", "-3h"),
             ("schedule", "sync"),
             ("schedule", "delete", "poll", "--yes"),
             ("check",),
