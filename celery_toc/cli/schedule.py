@@ -254,7 +254,7 @@ def backfill(
     session: Session, name: str, start: str, end: str | None, rate: float, limit: int
 ) -> None:
     """Send the task of a schedule for each time of the past for which no firing has come."""
-    bounds = session.time("from", start), session.time("to", end)
+    bounds = session.time("from", start) or 0.0, session.time("to", end)
     try:
         ids = session.center.schedules.backfill(name, *bounds, rate=rate, limit=limit)
     except UnknownScheduleError:

@@ -65,6 +65,7 @@ class Template:
         self.queue: str = captured.queue
         _, message, self.priority, self.traits, _ = captured
         headers, properties = message["headers"], message["properties"]
+        self.task: str = headers["task"]
         headers["root_id"] = headers["id"]
         headers["parent_id"] = None  # also if it is put by a task
         self.packed = kombu_toc.pack(message, deflate=deflate)
@@ -298,45 +299,36 @@ def plan_of(
         *(app, name, task, wanted.args, wanted.kwargs, given),
         *(None if lasts is None else lasts / 1e6, channel),
     )
-    headers = kombu_toc.unpack(template.packed)["headers"]
 
     def when(now: int) -> dict[str, Any]:
         either_day = bool(wanted.either_day)
         read = read_schedule(name, schedule, zone, start_us, now, either_day=either_day)
         return read.to_json()
 
-    record = Record(
-        task=headers["task"],
-        when=when(0),
-        zone=zone,
-        misfire=wanted.misfire,
-        grace_us=read_seconds(name, "grace", wanted.grace),
-        overlap=wanted.overlap,
-        jitter_us=read_seconds(name, "jitter", wanted.jitter),
-        start=start_us,
-        end=end_us,
-        max_runs=max_runs,
-        exclude=read_exclusions(name, wanted.exclude),
-        expires_us=lasts,
-        priority=template.priority,
-        traits=template.traits,
-        owner=wanted.owner,
-        options=_shown(given),
-    )
-    definition = {
-        **json.loads(record.to_text(name).partition("\n")[2]),
-        "queue": template.queue,
+    definition: dict[str, Any] = {
+        "task": template.task,
+        "when": when(0),
+        "zone": zone,
+        "misfire": wanted.misfire,
+        "grace_us": read_seconds(name, "grace", wanted.grace),
+        "overlap": wanted.overlap,
+        "jitter_us": read_seconds(name, "jitter", wanted.jitter),
+        "start": start_us,
+        "end": end_us,
+        "max_runs": max_runs,
+        "exclude": read_exclusions(name, wanted.exclude),
+        "expires_us": lasts,
+        "priority": template.priority,
+        "traits": template.traits,
+        "owner": wanted.owner,
+        "options": _shown(given),
     }
     relative = bool(getattr(schedule, "relative", False))
-    text = json.dumps([definition, relative, template.fingerprint], sort_keys=True)
+    said = [definition, template.queue, relative, template.fingerprint]
+    text = json.dumps(said, sort_keys=True)
     fingerprint = hashlib.sha256(text.encode()).hexdigest()[:32]
-    return Plan(
-        name,
-        replace(record, fingerprint=fingerprint),
-        template,
-        when,
-        expires_at,
-    )
+    record = Record(**definition, fingerprint=fingerprint)
+    return Plan(name, record, template, when, expires_at)
 
 
 def _check_one_of(name: str, what: str, given: Any, known: tuple[str, ...]) -> None:

@@ -141,9 +141,6 @@ ATTEMPTS = 20
 #: Seconds between two looks for firings that are gone.
 LOOK_INTERVAL = 2.0
 
-#: Seconds between two looks for schedules that an older release has put or deleted.
-NAMES_INTERVAL = 60.0
-
 #: Microseconds after its time at which it is looked where a firing is.
 GONE_US = 2_000_000
 
@@ -203,7 +200,6 @@ class Followers:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next = 0.0
-        self._next_names = clock() + NAMES_INTERVAL
         #: queue -> behind which schedule the last look has ended
         self._behind: dict[str, tuple[str, str] | None] = {}
         #: the same, of the look at all, while there is one; and what showed that it is necessary
@@ -218,21 +214,21 @@ class Followers:
     ) -> None:
         if self._clock() < self._next:
             return
-        names_too = self._clock() >= self._next_names
-        if names_too:
-            self._next_names = self._clock() + NAMES_INTERVAL
+        cut: Exception | None = None
         for queue in center.recurring.topics():
             if not goes_on():
                 return
             try:
                 self._look(center.recurring, queue, log)
-                if names_too:
-                    center.recurring.mend_names(queue)
-            except kombu_toc.Transport.connection_errors:
-                raise
+            except kombu_toc.Transport.connection_errors as exc:
+                if not center.clustered:
+                    raise
+                cut = exc  # other queues are on other nodes
             except Exception as exc:
                 log(logging.ERROR, "queue %s: its schedules cannot be looked after: %r", queue, exc)
         self._next = self._clock() + LOOK_INTERVAL
+        if cut is not None:
+            raise cut
 
     def _look(self, recurring: Any, queue: str, log: Callable[..., None]) -> None:
         for _ in range(PAGES):
