@@ -499,7 +499,9 @@ def put(
     for bound in ("start", "end"):
         if bound in rules:
             rules[bound] = session.time(bound, rules[bound])
-    rules["exclude"] = [one if one[:4].isdigit() else Path(one) for one in exclude]
+    rules["exclude"] = [
+        one if one[:4].isdigit() and not Path(one).is_file() else Path(one) for one in exclude
+    ]
     schedules = session.center.schedules
     before = schedules.get(name)
     if before is not None and before.owner and not force:

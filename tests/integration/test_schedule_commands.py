@@ -134,10 +134,11 @@ def test_a_schedule_is_paused_resumed_skipped_and_run(ask, app):
 
 
 def test_a_schedule_is_back_filled_leaves_days_out_and_shows_who_changed_it(
-    ask, run, app, tmp_path
+    ask, run, app, tmp_path, monkeypatch
 ):
-    (tmp_path / "days").write_text("2030-12-24\n2030-12-25\n")
-    made = ask("put", "a", "shop.tidy", "--every", "1h", "--exclude", str(tmp_path / "days"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "2030.txt").write_text("2030-12-24\n2030-12-25\n")
+    made = ask("put", "a", "shop.tidy", "--every", "1h", "--exclude", "2030.txt")
     assert made["exclude"] == ["2030-12-24", "2030-12-25"]
     sent = ask("backfill", "a", "--from", "-200m", "--rate", "2")
     assert len(sent["ids"]) == 4  # of now, too
