@@ -314,6 +314,22 @@ MUTANTS = [
         "tests/unit/test_schedule_state.py::"
         "test_what_is_next_while_the_former_one_runs_waits_or_is_left_out",
     ),
+    Mutant(
+        "a range of the past is sent twice",
+        "celery_toc/schedules/schedules.py",
+        "filled = record.fill(times)",
+        "filled = record",
+        "tests/integration/test_schedules.py::"
+        "test_a_range_of_the_past_is_back_filled_once_and_at_a_rate",
+    ),
+    Mutant(
+        "a node of a Cluster that is away keeps schedules of others from being followed",
+        "celery_toc/worker/schedules.py",
+        "                if not center.clustered:\n                    raise\n",
+        "                raise\n",
+        "tests/integration/test_schedules.py::"
+        "test_a_queue_that_cannot_be_looked_after_holds_up_no_other",
+    ),
     # -- the worker's side
     Mutant(
         "what was compressed is read with another dictionary",

@@ -81,6 +81,10 @@ class AsyncSchedules:
         self._schedules = schedules
         self._center = center
 
+    def signed(self, by: str) -> AsyncSchedules:
+        """As :meth:`celery_toc.Schedules.signed`."""
+        return AsyncSchedules(self._schedules.signed(by), self._center)
+
     async def put(self, name: str, task: Any, schedule: Any, **options: Any) -> Schedule:
         """As :meth:`celery_toc.Schedules.put`. Celery makes the message in a thread."""
         plan = await asyncio.to_thread(self._schedules.plan, name, task, schedule, **options)

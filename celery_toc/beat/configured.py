@@ -16,7 +16,7 @@ from kombu.exceptions import KombuError
 
 import kombu_toc
 
-from ..schedules.reading import decides_itself
+from ..schedules.reading import decides_itself, read_exclusions
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -123,14 +123,14 @@ def _mark(headers: Any = None, **_: Any) -> None:
 # -- reads an app's beat_schedule
 #
 # An entry may say in its ``options`` what a beat has no name for: ``toc_misfire``, ``toc_grace``,
-# ``toc_overlap``, ``toc_jitter``, ``toc_timezone``, ``toc_start``, ``toc_end``, ``toc_max_runs``
-# and
-# ``toc_either_day``. A beat passes them on with the message, where nobody minds.
+# ``toc_overlap``, ``toc_jitter``, ``toc_timezone``, ``toc_start``, ``toc_end``, ``toc_max_runs``,
+# ``toc_either_day`` and ``toc_exclude``. A beat passes them on with the message, where nobody
+# minds.
 
 #: Arguments of ``center.schedules.put`` that an entry's options have with ``toc_`` before them.
 RULES = (
     *("misfire", "grace", "overlap", "jitter", "timezone", "start", "end", "max_runs"),
-    "either_day",
+    *("either_day", "exclude"),
 )
 
 _FIELDS = {"task", "schedule", "args", "kwargs", "options", "relative"}
@@ -153,7 +153,7 @@ def read(app: Celery) -> Read:
     for name in sorted(configured, key=str):
         try:
             found.entries.append(_entry(app, str(name), configured[name]))
-        except NotTakenError as exc:
+        except (NotTakenError, kombu_toc.TocError) as exc:
             found.refused.append(Refused(str(name), str(exc)))
     return found
 
@@ -194,7 +194,8 @@ def _entry(app: Celery, name: str, given: Any) -> Entry:
     options, rules = dict(given.get("options") or {}), {}
     for rule in RULES:
         if (value := options.pop(f"toc_{rule}", None)) is not None:
-            rules[rule] = value
+            # What a file has belongs to the edition.
+            rules[rule] = read_exclusions(name, value) if rule == "exclude" else value
     if headers := without_marks(options.pop("headers", None) or {}):
         options["headers"] = headers  # a beat in this process has marked them in place
     return Entry(

@@ -180,7 +180,7 @@ class Sync:
 
     def _put_all(self, told: kombu_toc.Edition) -> Outcome:
         new, gone, same, refused = self._compare()
-        schedules = self._center.schedules
+        schedules = self._center.schedules.signed(f"beat_schedule of {self._process}")
         put: list[str] = []
         removed: list[str] = []
         renewed = time.monotonic()

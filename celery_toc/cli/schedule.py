@@ -9,6 +9,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import wraps
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import click
@@ -45,6 +46,8 @@ HISTORY = (
     Column("reason", fold=True, spare=3),
 )
 
+EDITS = (Column("changed"), Column("by", fold=True), Column("what", fold=True))
+
 _STYLES = {"active": "", "paused": "yellow", "ended": "dim"}
 
 #: Coming firings that `show` computes.
@@ -57,10 +60,11 @@ _names = click.argument(
 
 schedule = Group(
     "schedule",
-    help="Recurring tasks: list, show, put, pause, resume, skip, run, delete, sync, import.",
+    help="Recurring tasks: list, show, put, pause, skip, run, backfill, delete, sync, and others.",
     commands_at={
         **dict.fromkeys(
-            ("list", "show", "put", "pause", "resume", "skip", "run", "delete"), __name__
+            ("list", "show", "put", "pause", "resume", "skip", "run", "backfill", "delete"),
+            __name__,
         ),
         **dict.fromkeys(("sync", "import"), "celery_toc.cli.schedule_sync"),
     },
@@ -138,12 +142,18 @@ def show(session: Session, name: str) -> None:
         document_ = document(found)
         document_["upcoming"] = [_iso(moment) for moment in coming]
         document_["history"] = [_firing(one) for one in history]
+        document_["edits"] = [
+            {"time": _iso(one.at), "by": one.by, "what": one.what} for one in found.edits
+        ]
         session.screen.json(document_)
         return
     show_fields(session, found, coming)
     if history:
         session.screen.say()
         session.screen.table(HISTORY, [_history_line(session, one) for one in history])
+    session.screen.say()
+    lines = [[_moment(session, one.at), one.by, one.what] for one in found.edits]
+    session.screen.table(EDITS, lines)
 
 
 def show_fields(session: Session, found: Any, coming: list[datetime]) -> None:
@@ -159,6 +169,7 @@ def show_fields(session: Session, found: Any, coming: list[datetime]) -> None:
         ("options", _shown_options(found.options)),
         ("misfire", f"{found.misfire}, if later than {times.span(found.grace)}"),
         ("overlap", found.overlap),
+        ("not on", ", ".join(map(str, found.exclude)) or None),
         ("jitter", times.span(found.jitter) if found.jitter else None),
         ("starts", _moment(session, found.start)),
         ("ends", _moment(session, found.end)),
@@ -231,6 +242,30 @@ def run(session: Session, name: str) -> tuple[dict[str, Any], str]:
 
 
 @command("""
+celery -A shop toc schedule backfill nightly --from 2026-11-01 --to 2026-11-20
+celery -A shop toc schedule backfill hourly --from -2d --rate 0.5 --json
+""")
+@click.argument("name", metavar="NAME", shell_complete=complete_schedule)
+@click.option("--from", "start", metavar="TIME", required=True, help="ISO 8601, or a span ago.")
+@click.option("--to", "end", metavar="TIME", help="The end; now unless given.")
+@click.option("--rate", type=float, default=10.0, show_default=True, help="Tasks a second.")
+@click.option("--limit", type=int, default=1000, show_default=True, help="If more: none is sent.")
+def backfill(
+    session: Session, name: str, start: str, end: str | None, rate: float, limit: int
+) -> None:
+    """Send the task of a schedule for each time of the past for which no firing has come."""
+    bounds = session.time("from", start) or 0.0, session.time("to", end)
+    try:
+        ids = session.center.schedules.backfill(name, *bounds, rate=rate, limit=limit)
+    except UnknownScheduleError:
+        raise unknown(session, name) from None
+    if session.as_json:
+        session.screen.json({"name": name, "ids": ids})
+    else:
+        session.screen.say(f"Sent {counted(len(ids), 'firing')} of {name!r}, {rate:g} a second.")
+
+
+@command("""
 celery -A shop toc schedule delete nightly
 celery -A shop toc schedule delete nightly hourly --yes --json
 """)
@@ -282,6 +317,7 @@ def document(found: Any) -> dict[str, Any]:
         "grace_seconds": float(found.grace),
         "overlap": found.overlap,
         "jitter_seconds": float(found.jitter),
+        "exclude": list(map(str, found.exclude)),
         "start": _iso(found.start),
         "end": _iso(found.end),
         "max_runs": found.max_runs,
@@ -422,7 +458,7 @@ celery -A shop toc schedule put dawn shop.lights_off --sun sunrise --at 52.5,13.
 @click.option("--grace", type=SPAN, metavar="SPAN", help="How late a firing may be: 1m.")
 @click.option(
     "--overlap",
-    type=click.Choice(("allow", "skip", "wait")),
+    type=click.Choice(("allow", "skip", "wait", "cancel")),
     help="While the firing before still runs.",
 )
 @click.option(
@@ -434,6 +470,12 @@ celery -A shop toc schedule put dawn shop.lights_off --sun sunrise --at 52.5,13.
 @click.option("--start", metavar="TIME", help="Not before: ISO 8601, or a span from now.")
 @click.option("--end", metavar="TIME", help="Not after.")
 @click.option("--max-runs", type=click.IntRange(1), metavar="N", help="So often, then it ends.")
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="DATE|FILE",
+    help="Not on this day, or on those of a file: iCalendar, or a date in each line.",
+)
 @click.option("--force", is_flag=True, help="Also if another has put a schedule of that name.")
 def put(
     session: Session,
@@ -443,6 +485,7 @@ def put(
     every: float | None,
     sun: str | None,
     place: str | None,
+    exclude: tuple[str, ...],
     force: bool,
     **more: Any,
 ) -> None:
@@ -456,6 +499,9 @@ def put(
     for bound in ("start", "end"):
         if bound in rules:
             rules[bound] = session.time(bound, rules[bound])
+    rules["exclude"] = [
+        one if one[:4].isdigit() and not Path(one).is_file() else Path(one) for one in exclude
+    ]
     schedules = session.center.schedules
     before = schedules.get(name)
     if before is not None and before.owner and not force:

@@ -7,19 +7,27 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import Task
 from celery.canvas import Signature
+from celery.utils.time import maybe_iso8601
 from kombu.utils import json as kombu_json
 
 import kombu_toc
 
 from . import state
-from .reading import check_name, read_schedule, read_seconds, read_time, read_zone
+from .reading import (
+    check_name,
+    read_exclusions,
+    read_schedule,
+    read_seconds,
+    read_time,
+    read_zone,
+)
 from .rules import ScheduleError, to_datetime
 from .state import Record, firing_id
 
@@ -57,6 +65,7 @@ class Template:
         self.queue: str = captured.queue
         _, message, self.priority, self.traits, _ = captured
         headers, properties = message["headers"], message["properties"]
+        self.task: str = headers["task"]
         headers["root_id"] = headers["id"]
         headers["parent_id"] = None  # also if it is put by a task
         self.packed = kombu_toc.pack(message, deflate=deflate)
@@ -167,6 +176,7 @@ def firing_of(
     expires_us: int | None,
     *,
     by_hand: bool = False,
+    late: bool = False,
     traits: str = "",
 ) -> kombu_toc.ScheduleFiring:
     """The message of a firing.
@@ -174,6 +184,7 @@ def firing_of(
     planned, due: when it was to be, and with its jitter
     traits: what holds for it alone
     by_hand: it is none, but is sent beside them
+    late: it is sent although its time has passed; it expires after it is due
     """
     id = firing_id(name, planned) + ("!" if by_hand else "")
     message = kombu_toc.unpack(template)
@@ -183,7 +194,7 @@ def firing_of(
     token = f"{zlib.crc32(id.encode('utf-8', 'surrogatepass')):08x}"
     properties["k"] = kombu_toc.token_with(token, headers)
     if expires_us is not None:
-        headers["expires"] = to_datetime(planned + expires_us).isoformat()
+        headers["expires"] = to_datetime((due if late else planned) + expires_us).isoformat()
         properties["expiration"] = str(expires_us // 1000)
     deflate = template[:1] != b"{"
     return kombu_toc.ScheduleFiring(
@@ -240,6 +251,7 @@ class Wanted(NamedTuple):
     timezone: str | tzinfo | None = None
     owner: str | None = None
     either_day: bool = False
+    exclude: Any = ()
 
 
 def plan_of(
@@ -278,50 +290,45 @@ def plan_of(
         lasts = read_seconds(name, "expires", expires)
         if lasts == 0:
             raise ScheduleError(f"schedule {name!r}: expires=0: no firing would ever run")
-    elif isinstance(expires, datetime):
+    elif expires is not None:
+        if isinstance(expires, str):
+            with suppress(ValueError):
+                expires = maybe_iso8601(expires)
         expires_at = read_time(name, "expires", expires, zone)
     template = capture(
         *(app, name, task, wanted.args, wanted.kwargs, given),
         *(None if lasts is None else lasts / 1e6, channel),
     )
-    headers = kombu_toc.unpack(template.packed)["headers"]
 
     def when(now: int) -> dict[str, Any]:
         either_day = bool(wanted.either_day)
         read = read_schedule(name, schedule, zone, start_us, now, either_day=either_day)
         return read.to_json()
 
-    record = Record(
-        task=headers["task"],
-        when=when(0),
-        zone=zone,
-        misfire=wanted.misfire,
-        grace_us=read_seconds(name, "grace", wanted.grace),
-        overlap=wanted.overlap,
-        jitter_us=read_seconds(name, "jitter", wanted.jitter),
-        start=start_us,
-        end=end_us,
-        max_runs=max_runs,
-        expires_us=lasts,
-        priority=template.priority,
-        traits=template.traits,
-        owner=wanted.owner,
-        options=_shown(given),
-    )
-    definition = {
-        **json.loads(record.to_text(name).partition("\n")[2]),
-        "queue": template.queue,
+    definition: dict[str, Any] = {
+        "task": template.task,
+        "when": when(0),
+        "zone": zone,
+        "misfire": wanted.misfire,
+        "grace_us": read_seconds(name, "grace", wanted.grace),
+        "overlap": wanted.overlap,
+        "jitter_us": read_seconds(name, "jitter", wanted.jitter),
+        "start": start_us,
+        "end": end_us,
+        "max_runs": max_runs,
+        "exclude": read_exclusions(name, wanted.exclude),
+        "expires_us": lasts,
+        "priority": template.priority,
+        "traits": template.traits,
+        "owner": wanted.owner,
+        "options": _shown(given),
     }
     relative = bool(getattr(schedule, "relative", False))
-    text = json.dumps([definition, relative, template.fingerprint], sort_keys=True)
+    said = [definition, template.queue, relative, template.fingerprint]
+    text = json.dumps(said, sort_keys=True)
     fingerprint = hashlib.sha256(text.encode()).hexdigest()[:32]
-    return Plan(
-        name,
-        replace(record, fingerprint=fingerprint),
-        template,
-        when,
-        expires_at,
-    )
+    record = Record(**definition, fingerprint=fingerprint)
+    return Plan(name, record, template, when, expires_at)
 
 
 def _check_one_of(name: str, what: str, given: Any, known: tuple[str, ...]) -> None:

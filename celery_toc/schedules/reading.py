@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import date, datetime, timedelta, timezone, tzinfo
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from celery import schedules
 
 from .rules import (
+    DAY,
     LAST_US,
     MICROSECOND,
     Cron,
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
 
 #: The shortest interval, in microseconds.
 SHORTEST = 1000
+
+#: Dates that a schedule may exclude.
+MAX_EXCLUDED = 1000
 
 
 def read_zone(app: Celery, name: str, schedule: Any, given: Any) -> str:
@@ -167,6 +174,55 @@ def read_seconds(name: str, what: str, given: Any) -> int:
     raise ScheduleError(
         f"schedule {name!r}: {what}={given!r} is no duration; give a number of seconds"
     )
+
+
+def read_exclusions(name: str, given: Any) -> tuple[str, ...]:
+    """The dates on which a schedule does not fire, sorted, in ISO 8601.
+
+    given: dates, texts of them, and paths of files of holidays; one or several
+    """
+    found: set[str] = set()
+    is_one = isinstance(given, (str, os.PathLike)) or not isinstance(given, Iterable)
+    for one in [given] if is_one else given:
+        try:
+            if isinstance(one, os.PathLike):
+                days = _holidays(Path(one).read_text())
+            elif isinstance(one, str) or type(one) is date:
+                days = iter([_date(str(one))])
+            else:
+                raise ValueError("it is neither a date nor the path of a file")
+            for day in days:
+                found.add(day.isoformat())
+                if len(found) > MAX_EXCLUDED:
+                    raise ValueError(f"a schedule excludes at most {MAX_EXCLUDED} dates")
+        except (ValueError, OSError) as exc:
+            raise ScheduleError(f"schedule {name!r}: exclude={str(one)!r}: {exc}") from None
+    return tuple(sorted(found))
+
+
+def _date(text: str) -> date:
+    return datetime.strptime(text, "%Y%m%d" if text.isdigit() else "%Y-%m-%d").date()
+
+
+def _holidays(text: str) -> Iterator[date]:
+    """The dates in a file: an iCalendar (RFC 5545) of all-day events, or lines that begin with a
+    date, of which the rest and what follows a # is not read."""
+    if not text.startswith("BEGIN:VCALENDAR"):
+        for line in text.splitlines():
+            if said := re.split(r"[\s,;]", line.partition("#")[0].strip())[0]:
+                yield _date(said)
+        return
+    for event in text.split("BEGIN:VEVENT")[1:]:
+        if re.search(r"^(RRULE|RDATE)", event, re.MULTILINE):
+            raise ValueError("an event repeats: give each of its dates")
+        bounds = dict(re.findall(r"^(DTSTART|DTEND)\b[^:\n]*:(\d{8})", event, re.MULTILINE))
+        if "DTSTART" not in bounds:
+            raise ValueError("an event has no DTSTART")
+        day = _date(bounds["DTSTART"])
+        end = _date(bounds["DTEND"]) if "DTEND" in bounds else day
+        yield day
+        while (day := day + DAY) < end:
+            yield day
 
 
 def check_name(name: Any) -> str:

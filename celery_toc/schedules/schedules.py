@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import builtins
+import copy
+import getpass
+import os
+import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -15,7 +20,8 @@ import kombu_toc
 
 from . import state
 from .messages import Plan, Wanted, firing_of, plan_of
-from .rules import ScheduleError, UnknownScheduleError
+from .reading import read_time
+from .rules import ScheduleError, UnknownScheduleError, to_datetime
 from .state import Record, Step, firing_id
 from .view import Firing, Listed, Schedule, SchedulesByName, firing_of_line
 
@@ -33,6 +39,12 @@ PAGE = 100
 
 #: Schedules that are put in a round trip.
 TOGETHER = 200
+
+#: Firings of the past that a call may send, and how many it does unless told otherwise.
+MAX_FILLED, FILLED = 10_000, 1000
+
+#: Of these, how many are put in a step, and bytes of their messages.
+FILLED_TOGETHER, FILLED_BYTES = 100, 1_000_000
 
 
 class Schedules:
@@ -54,6 +66,14 @@ class Schedules:
         self._recurring = center.recurring
         self._reads = reads
         self._channel = channel or self._own_channel
+        self._by = ""
+
+    def signed(self, by: str) -> Schedules:
+        """The same, for changes that somebody makes: :attr:`Schedule.edits` names them. Without it
+        they are those of the user of this process and its host."""
+        found = copy.copy(self)
+        found._by = by
+        return found
 
     @contextmanager
     def _own_channel(self) -> Iterator[kombu_toc.CapturingChannel]:
@@ -82,6 +102,7 @@ class Schedules:
         timezone: str | tzinfo | None = None,
         owner: str | None = None,
         either_day: bool = False,
+        exclude: Any = (),
     ) -> Schedule:
         """Have a task run again and again; return the schedule as it is then.
 
@@ -96,7 +117,8 @@ class Schedules:
             nothing ran: ``once`` runs it for all that were missed, ``skip`` runs none of them,
             ``all`` runs each
         overlap: what is done with a firing whose predecessor is still running: ``allow`` runs it
-            beside, ``skip`` leaves it out, ``wait`` runs it afterwards
+            beside, ``skip`` leaves it out, ``wait`` runs it afterwards, ``cancel`` revokes the
+            other one, terminates it, and runs it then
         jitter: each firing is due up to so many seconds after its planned time, always the same
         start, end: the first and the last moment at which it may fire: a datetime, in the time zone
             of the schedule unless it has one, or seconds since the epoch
@@ -105,6 +127,8 @@ class Schedules:
         owner: kept with it, to be told from others
         either_day: a crontab that names days of the month and days of the week fires on both, as
             cron has it; otherwise on days that are among both, as Celery has it
+        exclude: days of its time zone on which it does not fire: dates, texts such as
+            ``2026-12-25``, and paths of files, iCalendar or a date in each line
 
         If it is there already with the same definition, nothing is changed. Otherwise the firing
         that waits is replaced; what has run is counted on, and a pause stays.
@@ -129,6 +153,7 @@ class Schedules:
             timezone=timezone,
             owner=owner,
             either_day=either_day,
+            exclude=exclude,
         )
         return self.keep(plan)
 
@@ -188,7 +213,7 @@ class Schedules:
         steps: dict[str, builtins.list[tuple[Plan, Record, Step]]] = defaultdict(builtins.list)
         for plan in plans:
             with suppress(ScheduleError):  # whoever puts it alone is told
-                step = state.begin(plan.made_of(None, now), now)
+                step = self._edited(state.begin(plan.made_of(None, now), now), now, "put")
                 if step.record is not None:
                     steps[plan.template.queue].append((plan, step.record, step))
         put: dict[str, Schedule] = {}
@@ -223,7 +248,11 @@ class Schedules:
                 self._move(plan, here, elsewhere[0], now)
                 continue
             new = plan.made_of(old, now)
-            step = state.begin(new, now) if old is None else state.change(old, new, now)
+            if old is None:
+                step = self._edited(state.begin(new, now), now, "put")
+            else:
+                what = f"moved to queue {queue}" if old.moving else state.difference(old, new)
+                step = self._edited(state.change(old, new, now), now, what)
             if self._run(queue, name, here, step, plan.template.packed):
                 return self._required(name)
         raise _contended(name)
@@ -355,15 +384,16 @@ class Schedules:
     def pause(self, name: str) -> Schedule:
         """Have it fire no more until :meth:`resume`; the firing that waits is taken out. Raises
         UnknownScheduleError, as those below."""
-        return self._change(name, lambda record, now: state.pause(record))
+        return self._change(name, "paused", lambda record, now: state.pause(record))
 
     def resume(self, name: str) -> Schedule:
         """Have it fire again. What was missed meanwhile is not made up for."""
-        return self._change(name, state.resume)
+        return self._change(name, "resumed", state.resume)
 
     def skip_next(self, name: str) -> Schedule:
         """Leave its next firing out."""
-        return self._change(name, lambda record, now: state.leave_out(name, record, now))
+        leave_out = partial(state.leave_out, name)
+        return self._change(name, "left out the next firing", leave_out)
 
     def run_now(self, name: str) -> str:
         """Send its task once, now, beside its firings; return the id of the task. It counts among
@@ -380,11 +410,75 @@ class Schedules:
                 traits=record.message_traits,
             )
             line = state.line_of(made.id, now, state.BY_HAND, now)
+            text = record.edited(now, self._editor(), "ran it by hand").to_text(name)
             change = kombu_toc.ScheduleChange(
-                *(name, one.record, one.record, one.next_us), put=made, fired=(line,)
+                *(name, one.record, text, one.next_us), put=made, fired=(line,)
             )
             if self._recurring.change(one.topic, change).done:
                 return made.id
+        raise _contended(name)
+
+    def backfill(
+        self,
+        name: str,
+        start: datetime | float,
+        end: datetime | float | None = None,
+        *,
+        rate: float = 10.0,
+        limit: int = FILLED,
+    ) -> builtins.list[str]:
+        """Send its task for each time of a range for which no firing has come, before the next
+        firing: each once, however often and by whomever this is called. Return the ids of the
+        tasks. They count among no runs; the overlap rule holds for them.
+
+        start, end: as of :meth:`put`; the end is now unless given
+        rate: how many are due in a second
+        limit: how many at most, up to 10,000; if there are more, none is sent
+
+        Raises ScheduleError for a range that is not in the past, or has more times.
+        """
+        if not 0 < rate <= 1000:
+            raise ScheduleError(
+                f"schedule {name!r}: rate={rate!r} is not above 0, to 1000 a second"
+            )
+        if not 0 < limit <= MAX_FILLED:
+            raise ScheduleError(f"schedule {name!r}: limit={limit!r} is not 1 to {MAX_FILLED}")
+        ids: builtins.list[str] = []
+        began = left = tries = 0
+        while tries < ATTEMPTS:
+            tries += 1
+            now, found = self._find(name, template=True)
+            if not found:
+                raise _unknown(name)
+            one, record = found[0], Record.of_text(found[0].record)
+            if not began:
+                began = now
+                first = read_time(name, "start", start, record.zone) or 0
+                last = read_time(name, "end", now / 1e6 if end is None else end, record.zone) or 0
+                left = len(_to_be_filled(name, record, first, last, now, limit))
+            together = max(1, min(FILLED_TOGETHER, FILLED_BYTES // max(len(one.template), 1)))
+            times = record.unfollowed(first, last, min(left, together))
+            if not times:
+                return ids
+            firings = [
+                firing_of(
+                    *(name, one.template, planned, began + round(1e6 * (len(ids) + number) / rate)),
+                    *(record.priority, record.expires_us),
+                    late=True,
+                    traits=record.message_traits,
+                )
+                for number, planned in enumerate(times)
+            ]
+            filled = record.fill(times)
+            if not ids:
+                span = f"{to_datetime(times[0]):%Y-%m-%d %H:%M:%S} UTC on"
+                filled = filled.edited(now, self._editor(), f"sent {left} of the past, from {span}")
+            change = kombu_toc.ScheduleChange(
+                *(name, one.record, filled.to_text(name), one.next_us), more=firings
+            )
+            if self._recurring.change(one.topic, change).done:
+                ids += [firing.id for firing in firings]
+                left, tries = left - len(times), 0
         raise _contended(name)
 
     def delete(self, name: str, *, owner: str | None = None) -> bool:
@@ -405,7 +499,7 @@ class Schedules:
                 gone = self._run(one.topic, name, one, step) or gone
         raise _contended(name)
 
-    def _change(self, name: str, event: Callable[[Record, int], Step]) -> Schedule:
+    def _change(self, name: str, what: str, event: Callable[[Record, int], Step]) -> Schedule:
         for _ in range(ATTEMPTS):
             now, found = self._find(name, template=True)
             if not found:
@@ -416,6 +510,8 @@ class Schedules:
                 self._run(one.topic, name, one, state.settle(record, now))
                 continue
             step = event(record, now)
+            if step.record != record:
+                step = self._edited(step, now, what)
             if step.record == record or self._run(one.topic, name, one, step):
                 return self._shown(one._replace(record=_text(name, step)))
         raise _contended(name)
@@ -430,6 +526,20 @@ class Schedules:
     ) -> bool:
         """Run a step; whether the schedule was as it was read."""
         return run_step(self._recurring, queue, name, one, step, template).done
+
+    def _edited(self, step: Step, now: int, what: str) -> Step:
+        """The step, with a note of who runs it."""
+        assert step.record is not None
+        return replace(step, record=step.record.edited(now, self._editor(), what))
+
+    def _editor(self) -> str:
+        if not self._by:
+            try:
+                user = getpass.getuser()
+            except (OSError, KeyError):  # a container's user has no name
+                user = str(os.getuid())
+            self._by = f"{user}@{socket.gethostname()}"
+        return self._by
 
     def _find(self, name: str, **what: bool) -> tuple[int, builtins.list[kombu_toc.Scheduled]]:
         """The schedules of that name: first the one that fires, if there are two because one is
@@ -506,6 +616,29 @@ def change_of(
 
 def _text(name: str, step: Step) -> str:
     return "" if step.record is None else step.record.to_text(name)
+
+
+def _to_be_filled(
+    name: str, record: Record, first: int, last: int, now: int, limit: int
+) -> builtins.list[int]:
+    """The times that a back-fill sends."""
+    if not first <= last <= now:
+        raise ScheduleError(
+            f"schedule {name!r}: {to_datetime(first).isoformat()} to "
+            f"{to_datetime(last).isoformat()} is no range of the past"
+        )
+    if record.forgot is not None and first <= record.forgot:
+        raise ScheduleError(
+            f"schedule {name!r}: which firings came until {to_datetime(record.forgot).isoformat()} "
+            "is not known any more; begin later"
+        )
+    times = record.unfollowed(first, last, limit + 1)
+    if len(times) > limit:
+        raise ScheduleError(
+            f"schedule {name!r}: the range has more than {limit} times for which no firing has "
+            "come; choose a shorter one, or a higher limit"
+        )
+    return times
 
 
 def _unknown(name: str) -> UnknownScheduleError:

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime, timezone
+from datetime import datetime, time, timezone
 from typing import Any
 
-from .rules import SECOND_US, Timing, timing_of, to_datetime, to_us
+from .rules import DAY, SECOND_US, Timing, timing_of, to_datetime, to_us, zone_of
 
 MISFIRES = ("once", "skip", "all")
-OVERLAPS = ("allow", "skip", "wait")
+OVERLAPS = ("allow", "skip", "wait", "cancel")
 
 #: What became of a firing, as its line says.
 STARTED, SKIPPED, LEFT_OUT, LOST, BY_HAND = "started", "skipped", "left out", "lost", "by hand"
@@ -31,6 +32,9 @@ CATCH_UP_US = 24 * 3600 * SECOND_US
 #: Stretches of time that are remembered beside the latest: none of their firings comes again when
 #: the clock is set.
 STRETCHES = 8
+
+#: Changes by people that are remembered.
+EDITS = 10
 
 #: What is to be done with a firing that has come.
 RUN, DROP, WAIT = "run", "drop", "wait"
@@ -50,6 +54,7 @@ class Record:
     start: int | None = None
     end: int | None = None
     max_runs: int | None = None
+    exclude: tuple[str, ...] = ()  #: dates of its zone on which it does not fire
     expires_us: int | None = None  #: after its planned time a firing expires
     priority: int = 0
     traits: str = ""  #: what its messages have of their own, but for what follows from `overlap`
@@ -62,8 +67,10 @@ class Record:
     last: int | None = None  #: that of the latest firing that was followed
     since: int | None = None  #: each of its times from that on was followed, until `last`
     followed: tuple[tuple[int, int], ...] = ()  #: from and until when others were, in their order
+    forgot: int | None = None  #: of times up to then, it is not known which were followed
     runs: int = 0
     paused: bool = False
+    edits: tuple[tuple[int, str, str], ...] = ()  #: when somebody changed it, who, and what
     #: planned time of the next firing, if it has come and waits for the former one to end
     waits: int | None = None
     #: it is on its way here from another queue, where it still fires
@@ -101,8 +108,9 @@ class Record:
     def of_text(cls, text: str) -> Record:
         said = json.loads(text.partition("\n")[2])
         known = {one.name for one in fields(cls)} - {"rest"}
-        if "followed" in said:
-            said["followed"] = tuple(map(tuple, said["followed"]))
+        for name in ("followed", "edits"):
+            said[name] = tuple(map(tuple, said.get(name, ())))
+        said["exclude"] = tuple(said.get("exclude", ()))
         return cls(
             **{k: v for k, v in said.items() if k in known},
             rest={k: v for k, v in said.items() if k not in known},
@@ -123,16 +131,33 @@ class Record:
             return self.changed
         return None if self.next is None else self.due(name, self.next)
 
-    def after(self, us: int) -> int | None:
-        """The planned time of the first firing after that which was not followed yet."""
+    def after(self, us: int, *, again: bool = False) -> int | None:
+        """The planned time of the first firing after that which was not followed yet.
+
+        again: or was
+        """
         if self.start is not None and us < self.start:
             us = self.start - 1
         found = self.timing.after(us)
-        while found is not None and (until := self._followed_until(found)) is not None:
+        while found is not None:
+            until = None if again else self._followed_until(found)
+            until = self._excluded_until(found) if until is None else until
+            if until is None:
+                break
             found = self.timing.after(until)
         if found is None or (self.end is not None and found > self.end):
             return None
         return found
+
+    def _excluded_until(self, planned: int) -> int | None:
+        """The end of the day of a time, if that day is excluded."""
+        if not self.exclude:
+            return None
+        zone = zone_of(self.zone)
+        day = to_datetime(planned).astimezone(zone).date()
+        if day.isoformat() not in self.exclude:
+            return None
+        return to_us(datetime.combine(day + DAY, time.min, zone)) - 1
 
     # -- what was followed
 
@@ -162,9 +187,39 @@ class Record:
         if planned > self.last and self.after(self.last) == planned:
             return replace(self, last=planned)
         # What was passed over was missed; or the clock was set, and it may come.
-        return replace(
-            self, since=planned, last=planned, followed=tuple(sorted(self.stretches))[-STRETCHES:]
-        )
+        return replace(self._remember(self.stretches), since=planned, last=planned)
+
+    def _remember(self, stretches: Iterable[tuple[int, int]]) -> Record:
+        """The latest of these stretches are those that were followed; adjacent ones are one."""
+        joined: list[tuple[int, int]] = []
+        for first, last in sorted(stretches):
+            before = joined[-1] if joined else None
+            if before and first <= (self.after(before[1], again=True) or first):
+                joined[-1] = (before[0], max(before[1], last))
+            else:
+                joined.append((first, last))
+        forgot = max((last for _, last in joined[:-STRETCHES]), default=0)
+        forgot = max(forgot, self.forgot or 0)
+        return replace(self, followed=tuple(joined[-STRETCHES:]), forgot=forgot or None)
+
+    def unfollowed(self, first: int, last: int, most: int) -> list[int]:
+        """The first planned times of a range that nobody has followed, before the next firing."""
+        if self.next is not None:
+            last = min(last, self.next - 1)
+        found: list[int] = []
+        at = self.after(first - 1)
+        while at is not None and at <= last and len(found) < most:
+            found.append(at)
+            at = self.after(at)
+        return found
+
+    def fill(self, times: Sequence[int]) -> Record:
+        """Each of these times is followed, as :meth:`unfollowed` has given them."""
+        return self._remember([*self.followed, (times[0], times[-1])])
+
+    def edited(self, at: int, by: str, what: str) -> Record:
+        """Somebody has changed it."""
+        return replace(self, edits=(*self.edits, (at, by, what))[-EDITS:])
 
     def seen(self, now: int) -> int:
         """Up to when its times were followed or are not to be, by a clock that was set back."""
@@ -234,7 +289,10 @@ def read_line(line: str) -> tuple[str, list[Any]]:
 # -- events
 
 #: What stays when a schedule is put again, or moves to another queue.
-HAPPENED = ("created", "last", "since", "followed", "runs", "paused", "rest")
+HAPPENED = (
+    *("created", "last", "since", "followed", "forgot", "runs", "paused", "edits"),
+    "rest",
+)
 
 
 def begin(record: Record, now: int) -> Step:
@@ -258,10 +316,33 @@ def change(old: Record, new: Record, now: int) -> Step:
     return Step(replace(kept, next=first), take_out=old.next, put=first)
 
 
+#: What a put says of a schedule, beside its message.
+_DEFINED = (
+    *("task", "when", "zone", "misfire", "grace_us", "overlap", "jitter_us", "start", "end"),
+    *("max_runs", "exclude", "expires_us", "priority", "owner", "options"),
+)
+
+
 def _within(record: Record, planned: int) -> bool:
-    return (record.start is None or record.start <= planned) and (
-        record.end is None or planned <= record.end
+    return (
+        (record.start is None or record.start <= planned)
+        and (record.end is None or planned <= record.end)
+        and record._excluded_until(planned) is None
     )
+
+
+def difference(old: Record, new: Record) -> str:
+    """What a put changes, for people."""
+    told = []
+    for name in _DEFINED:
+        was, now = getattr(old, name), getattr(new, name)
+        if was == now:
+            continue
+        if name == "when":
+            was, now = old.timing.text, new.timing.text
+        shown = {"when": "schedule", "zone": "timezone"}.get(name, name.removesuffix("_us"))
+        told.append(f"{shown} {was} -> {now}" if isinstance(was, str) else shown)
+    return f"put: {', '.join(told) or 'message'}"[:200]
 
 
 def arrive(old: Record, new: Record, now: int, *, waits: bool) -> Record:
@@ -369,7 +450,7 @@ def take(
     late = now - record.due(name, planned)
     has_waited = record.waits == planned
     reason = ""
-    if running and record.overlap == "wait":
+    if running and record.overlap in ("wait", "cancel"):
         return WAIT, None if has_waited else Step(replace(record, waits=planned))
     if running and record.overlap == "skip":
         reason = "the former firing was still running"

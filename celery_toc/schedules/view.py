@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import kombu_toc
 
 from .reading import schedule_of, utc
-from .rules import Cron, Every, Sun, Timing
+from .rules import Cron, Every, Sun, Timing, to_datetime
 from .state import BY_HAND, LEFT_OUT, LOST, SKIPPED, STARTED, Record, firing_id
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ class Schedule:
     last: the planned time of the latest firing
     runs: how many of its firings were run
     options: as they were given
+    exclude: days of its time zone on which it does not fire
+    edits: the latest changes by people, the latest first: at most 10
     fingerprint: what two equal definitions share
     """
 
@@ -101,6 +103,14 @@ class Schedule:
     @property
     def max_runs(self) -> int | None:
         return self.record.max_runs
+
+    @property
+    def exclude(self) -> list[date]:
+        return [date.fromisoformat(day) for day in self.record.exclude]
+
+    @property
+    def edits(self) -> list[Edit]:
+        return [Edit(to_datetime(at), by, what) for at, by, what in reversed(self.record.edits)]
 
     @property
     def owner(self) -> str | None:
@@ -180,7 +190,10 @@ class Schedule:
             "options": repr({**self.options, "queue": self.queue}),
         }
         usual = Record(self.task, {}, self.timezone)
-        rules = ("misfire", "grace_us", "overlap", "jitter_us", "start", "end", "max_runs")
+        rules = (
+            *("misfire", "grace_us", "overlap", "jitter_us", "start", "end", "max_runs"),
+            "exclude",
+        )
         lost = [
             f"{rule.removesuffix('_us')}={getattr(self, rule.removesuffix('_us'))!s}"
             for rule in rules
@@ -208,6 +221,14 @@ class Schedule:
             found.append(moment)
             at = self.record.after(at)
         return found
+
+
+class Edit(NamedTuple):
+    """A change of a schedule: when, by whom, and what was changed."""
+
+    at: datetime
+    by: str
+    what: str
 
 
 class Listed(NamedTuple):

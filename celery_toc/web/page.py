@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 ASK_EVERY = 5.0
 ANSWER_WITHIN = 1.0
 
-#: act of the page -> method of the schedules
-_CHANGES = {"pause": "pause", "resume": "resume", "skip": "skip_next", "run": "run_now"}
+#: act of the page -> method of the schedules, if its name is another one
+_CHANGES = {"skip": "skip_next", "run": "run_now"}
 
 
 def mask_of(app: Celery, more: Sequence[str] = ()) -> Mask:
@@ -181,9 +181,10 @@ class AppExtras(PageExtras):
             raise _unknown(name)
         return _row(found), [_firing(one) for one in await self._schedules().history(name)]
 
-    async def change_schedule(self, name: str, act: str) -> Any:
+    async def change_schedule(self, name: str, act: str, by: str, *given: float) -> Any:
+        schedules = self._schedules().signed(f"{by or 'this machine'} (page)")
         try:
-            return await getattr(self._schedules(), _CHANGES[act])(name)
+            return await getattr(schedules, _CHANGES.get(act, act))(name, *given)
         except UnknownScheduleError:
             raise _unknown(name) from None
         except ScheduleError as exc:
@@ -225,6 +226,7 @@ def _row(found: Schedule) -> ScheduleRow:
         _us(found.last),
         found.runs,
         found.owner or "",
+        [(_us(one.at), one.by, one.what) for one in found.edits],
     )
 
 

@@ -32,6 +32,7 @@ from kombu_toc.http import (
 )
 
 from .. import aio
+from ..schedules import state
 from ..schedules.reading import read_cron
 from ..schedules.rules import ScheduleError, UnknownScheduleError
 from .tasks import Allowed
@@ -120,7 +121,7 @@ PUT = Object(
         "timezone": Text("Of a crontab; the app's unless given."),
         "misfire": Text("What was missed by the grace.", choices=("skip", "once", "all")),
         "grace": Number("Seconds that a firing may be late.", most=3e8),
-        "overlap": Text("While the firing before still runs.", choices=("allow", "skip", "wait")),
+        "overlap": Text("While the firing before still runs.", choices=state.OVERLAPS),
         "jitter": Number(
             "Each firing is due up to so many seconds later; the delay of one is always the same.",
             most=3e8,
@@ -128,14 +129,28 @@ PUT = Object(
         "start": Time("Not before."),
         "end": Time("Not after."),
         "maxRuns": Number("So often, then it ends.", least=1, most=1e9, whole=True),
+        "exclude": Anything("Days on which it does not fire: 2026-12-25.", of=("array",)),
     },
     needed=("task",),
     one_of=("every", "cron", "sun"),
     name="NewSchedule",
 )
 
+BACKFILL = Object(
+    {
+        "startTime": Time("The first moment."),
+        "endTime": Time("The last one; now unless given."),
+        "rate": Number("Tasks a second.", least=0.001, most=1000, default=10.0),
+        "limit": Number("If more: none is sent.", least=1, most=10_000, whole=True, default=1000),
+    },
+    needed=("startTime",),
+    name="Backfill",
+)
+
 _NAMES = {"maxRuns": "max_runs"}
-_RULES = ("args", "kwargs", "queue", "timezone", "misfire", "grace", "overlap", "jitter")
+_RULES = (
+    *("args", "kwargs", "queue", "timezone", "misfire", "grace", "overlap", "jitter", "exclude"),
+)
 
 
 def shown(found: Schedule, masking: Any = None) -> dict[str, Any]:
@@ -166,6 +181,7 @@ def shown(found: Schedule, masking: Any = None) -> dict[str, Any]:
         "overlap": found.overlap,
         "jitter": float(found.jitter),
         "maxRuns": found.max_runs,
+        "exclude": list(map(str, found.exclude)),
         "owner": found.owner,
         "state": found.state,
         "runs": found.runs,
@@ -232,6 +248,8 @@ _FIRING = record(
     startTime=or_null(TEXT),
     byHand=FLAG,
 )
+_EDIT = record("time by what", time=TEXT, by=TEXT, what=TEXT)
+_FIRINGS = record("firings edits", firings=array(_FIRING), edits=array(_EDIT))
 _ALL = ("v1", "schedules")
 _ONE = (*_ALL, "{schedule}")
 
@@ -266,6 +284,9 @@ def operations(app: Celery, allowed: Allowed) -> Operations:
     def _schedules() -> Any:
         return aio.timeout_center(app).schedules
 
+    def signed(request: Request) -> Any:
+        return _schedules().signed(f"{request.token.name or 'this machine'} (HTTP)")
+
     @table.add(
         "GET",
         _ONE,
@@ -289,9 +310,9 @@ def operations(app: Celery, allowed: Allowed) -> Operations:
     @table.add(
         "GET",
         (*_ONE, "history"),
-        "Show the latest firings",
+        "Show the latest firings and changes",
         many_queues=True,
-        returns=("At most 20, the latest first.", record("firings", firings=array(_FIRING))),
+        returns=("At most 20 firings and 10 changes, the latest first.", _FIRINGS),
         problems=("not-found",),
     )
     async def history(api: Any, request: Request) -> Answer:
@@ -300,7 +321,8 @@ def operations(app: Celery, allowed: Allowed) -> Operations:
             firings = await _schedules().history(found.name)
         except UnknownScheduleError:  # deleted just now
             raise _unknown(found.name) from None
-        return answer({"firings": [shown_firing(one) for one in firings]})
+        edits = [{"time": _iso(one.at), "by": one.by, "what": one.what} for one in found.edits]
+        return answer({"firings": [shown_firing(one) for one in firings], "edits": edits})
 
     @table.add(
         "PUT",
@@ -323,18 +345,41 @@ def operations(app: Celery, allowed: Allowed) -> Operations:
         if before is not None and before.owner:
             raise Problem("conflict", f"the schedule {name!r} was put by {before.owner!r}")
         try:
-            found = await _schedules().put(name, fields["task"], when, **rules)
+            found = await signed(request).put(name, fields["task"], when, **rules)
         except ScheduleError as exc:
             raise invalid("", str(exc)) from None
         except (TypeError, KombuError) as exc:
             raise invalid("args", str(exc)) from None
         return answer(shown(found, api.masking_for(request.token)))
 
+    @table.add(
+        "POST",
+        _ONE,
+        "Send the task for each time of the past for which no firing has come",
+        role="operate",
+        act="backfill schedule",
+        verb="backfill",
+        request=BACKFILL,
+        returns=("The ids of the tasks.", record("ids", ids=array(TEXT))),
+        problems=("not-found", "conflict"),
+    )
+    async def backfill(api: Any, request: Request) -> Answer:
+        name = request.segments[0]
+        fields = request.fields()
+        bounds = fields["startTime"], fields.get("endTime")
+        rates = {option: fields[option] for option in ("rate", "limit") if option in fields}
+        try:
+            return answer({"ids": await signed(request).backfill(name, *bounds, **rates)})
+        except UnknownScheduleError:
+            raise _unknown(name) from None
+        except ScheduleError as exc:
+            raise Problem("conflict", str(exc)) from None
+
     def change(method: str) -> Any:
         async def run(api: Any, request: Request) -> Answer:
             name = request.segments[0]
             try:
-                await getattr(_schedules(), method)(name)
+                await getattr(signed(request), method)(name)
             except UnknownScheduleError:
                 raise _unknown(name) from None
             except ScheduleError as exc:

@@ -141,9 +141,6 @@ ATTEMPTS = 20
 #: Seconds between two looks for firings that are gone.
 LOOK_INTERVAL = 2.0
 
-#: Seconds between two looks for schedules that an older release has put or deleted.
-NAMES_INTERVAL = 60.0
-
 #: Microseconds after its time at which it is looked where a firing is.
 GONE_US = 2_000_000
 
@@ -154,9 +151,17 @@ PAGE, PAGES = 100, 10
 LOOK_AGAIN_US = 1_000_000
 
 
-def take(recurring: Any, delivery: kombu_toc.Delivery, name: str) -> tuple[str, int]:
+def take(
+    recurring: Any,
+    delivery: kombu_toc.Delivery,
+    name: str,
+    cancel: Callable[[list[str]], None] = lambda ids: None,
+) -> tuple[str, int]:
     """Take a firing: put the next one, and say what is to be done with this one, and the server's
-    clock in microseconds."""
+    clock in microseconds.
+
+    cancel: is told the ids of firings that run and have to end first, each time that this one comes
+    """
     id = delivery.id
     for _ in range(ATTEMPTS):
         now, found = recurring.read(delivery.topic, [name], template=True, fired=True)
@@ -166,10 +171,12 @@ def take(recurring: Any, delivery: kombu_toc.Delivery, name: str) -> tuple[str, 
         noted = {
             line_id: said[1] for line_id, said in map(state.read_line, one.fired) if line_id == id
         }
-        running = any(other != id for other in one.in_flight)
+        running = [other for other in one.in_flight if other != id]
         record = Record.of_text(one.record)
         alone = delivery.runs_alone
-        verdict, step = state.take(name, record, id, now, running, noted.get(id), alone=alone)
+        verdict, step = state.take(name, record, id, now, bool(running), noted.get(id), alone=alone)
+        if verdict == WAIT and record.overlap == "cancel":
+            cancel(running)
         if step is None:
             return verdict, now
         if run_step(recurring, delivery.topic, name, one, step, replaces=True).done:
@@ -193,7 +200,6 @@ class Followers:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next = 0.0
-        self._next_names = clock() + NAMES_INTERVAL
         #: queue -> behind which schedule the last look has ended
         self._behind: dict[str, tuple[str, str] | None] = {}
         #: the same, of the look at all, while there is one; and what showed that it is necessary
@@ -208,21 +214,21 @@ class Followers:
     ) -> None:
         if self._clock() < self._next:
             return
-        names_too = self._clock() >= self._next_names
-        if names_too:
-            self._next_names = self._clock() + NAMES_INTERVAL
+        cut: Exception | None = None
         for queue in center.recurring.topics():
             if not goes_on():
                 return
             try:
                 self._look(center.recurring, queue, log)
-                if names_too:
-                    center.recurring.mend_names(queue)
-            except kombu_toc.Transport.connection_errors:
-                raise
+            except kombu_toc.Transport.connection_errors as exc:
+                if not center.clustered:
+                    raise
+                cut = exc  # other queues are on other nodes
             except Exception as exc:
                 log(logging.ERROR, "queue %s: its schedules cannot be looked after: %r", queue, exc)
         self._next = self._clock() + LOOK_INTERVAL
+        if cut is not None:
+            raise cut
 
     def _look(self, recurring: Any, queue: str, log: Callable[..., None]) -> None:
         for _ in range(PAGES):
@@ -311,13 +317,16 @@ class Followers:
 class Firings:
     """What a worker's channel asks before it delivers a firing."""
 
-    def __init__(self, channel: kombu_toc.Channel) -> None:
+    def __init__(self, app: Any, channel: kombu_toc.Channel) -> None:
+        self._app = app
         self._channel = channel
+        #: those that were revoked last, so that each is once
+        self._revoked: list[str] = []
 
     def __call__(self, delivery: kombu_toc.Delivery, name: str) -> bool:
         channel = self._channel
         try:
-            verdict, now = take(channel.center.recurring, delivery, name)
+            verdict, now = take(channel.center.recurring, delivery, name, self._revoke)
         except Exception as exc:
             # The task is due, whatever is wrong with its schedule. The process that keeps the
             # queues up finds that nothing follows, and puts that.
@@ -331,3 +340,9 @@ class Firings:
             again = _random.randint(LOOK_AGAIN_US * 3 // 4, LOOK_AGAIN_US)
             channel.poller.release([delivery.due_at(now + again)])
         return verdict == RUN
+
+    def _revoke(self, ids: list[str]) -> None:
+        if ids != self._revoked:
+            self._revoked = ids
+            logger.info("%s runs while the next firing is due: revoked", ", ".join(ids))
+            self._app.control.revoke(ids, terminate=True)

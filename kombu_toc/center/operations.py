@@ -30,7 +30,6 @@ from .pop_wait import sleep_of
 from .recording import Far, Recorder
 from .registry import RELOAD, Registry, pages
 from .runner import Away, Runner
-from .schedule_index import ScheduleIndex
 from .schedules import Recurring
 
 T = TypeVar("T", Cancelled, Rescheduled)
@@ -54,7 +53,6 @@ class Operations:
         recurring: Recurring,
     ) -> None:
         self._runner = runner
-        self._recurring = recurring
         self._client = runner.client
         self._registry = registry
         self._keys = keys
@@ -62,7 +60,6 @@ class Operations:
         self._lookup = lookup
         self._scan = scan
         self._recurring = recurring
-        self._places = ScheduleIndex(runner, registry, keys)
         self._sleep = sleep_of(runner.client)
         #: who keeps a record of what is done here, if anybody does
         self.recorder: Recorder | None = None
@@ -502,7 +499,7 @@ class Operations:
             *_, had_schedules = pipe.execute()
         self._registry.forget(topic)
         if had_schedules is not None or schedules:
-            self._places.gone(topic, schedules)
+            self._recurring.places.gone(topic, schedules)
 
     def pause(self, name: str, paused: bool = True) -> bool:
         """Stop consumers from taking messages of a topic, or let them go on; return whether that

@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import ConfigurationError, PriorityStepsError, SlotCountError
 from ..model.keys import Keys, check_name
@@ -35,105 +35,58 @@ from .runner import Runner
 AT_ONCE = 500
 
 
-class Kind(NamedTuple):
-    """What has the names.
-
-    name: its type, as Redis has it
-    scan: how they are read, a bounded number at a time
-    look: tells of several whether they are there: of one that is not, :attr:`without`
-    """
-
-    name: str
-    scan: str
-    look: str
-    without: Any
-
-
-HASH = Kind("hash", "hscan", "hmget", None)
-SET = Kind("set", "sscan", "smismember", 0)
-SORTED_SET = Kind("zset", "zscan", "zmscore", None)
-
-
 class Names:
     """Reads a sorted set of names, which whoever adds or removes one keeps.
 
     An older release does not keep it. Then it has another number of members than there are names,
     and is mended by whoever notices.
 
-    there: key of what has the names
-    kind: what that is
+    there: key of the hash that has the names
     names: key of the sorted set
-    missing: is told names that are to be added, before they are; returns those that are to be
-    gone: is told names that are to be removed, before they are
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        there: str,
-        kind: Kind,
-        names: str,
-        missing: Callable[[list[str]], list[str]] | None = None,
-        gone: Callable[[list[str]], None] | None = None,
-    ) -> None:
+    def __init__(self, runner: Runner, there: str, names: str) -> None:
         self._runner = runner
         self._client = runner.client
         self._there = there
-        self._kind = kind
         self._names = names
-        self._missing = missing
-        self._gone = gone
 
     def page(self, prefix: str, after: str, limit: int) -> list[str]:
         """Some names that begin with a text, behind a name; sorted."""
-        return self.read(self.call(prefix, after, limit))
-
-    def call(self, prefix: str, after: str, limit: int, where: str = "") -> ScriptCall:
-        """The call of :meth:`page`. Result: None if they are to be mended first.
-
-        where: key of another sorted set that is read instead
-        """
-        low = b"(" + as_bytes(after) if after and after >= prefix else b"[" + as_bytes(prefix)
-        # No name in UTF-8 has this byte.
-        high = b"(" + as_bytes(prefix) + b"\xff"
-        return ScriptCall(
+        bounds = names_between(prefix, after)
+        call = ScriptCall(
             load("names"),
-            (self._there, self._names, *((where,) if where else ())),
-            (low, high, limit, self._kind.name),
+            (self._there, self._names),
+            (*bounds, limit),
             lambda raw: None if raw is None else texts(raw),
         )
-
-    def read(self, call: ScriptCall) -> list[str]:
-        """Run a call of :meth:`call`, after mending what is to be mended."""
         found: list[str] | None = self._runner.run(call)
         if found is None:
             self.mend()
             found = self._runner.run(call)
         if found is None:  # others go on to add and remove some
-            low, high, limit, _ = call.args
             found = texts(
-                self._client.zrange(call.keys[-1], low, high, bylex=True, offset=0, num=limit)
+                self._client.zrange(self._names, *bounds, bylex=True, offset=0, num=limit)
             )
         return found
 
     def mend(self) -> None:
         """Have the sorted set name what there is, without holding the server up."""
         client = self._client
-        for some in pages(client, self._there, self._kind.scan):
-            if self._missing is not None:
-                known = client.zmscore(self._names, some)
-                new = [name for name, score in zip(some, known, strict=True) if score is None]
-                some = self._missing(texts(new)) if new else []
+        for some in pages(client, self._there, "hscan"):
             if some:
                 client.zadd(self._names, dict.fromkeys(some, 0))
         for some in pages(client, self._names, "zscan"):
-            there = getattr(client, self._kind.look)(self._there, some)
-            without = self._kind.without
-            gone = [name for name, raw in zip(some, there, strict=True) if raw == without]
+            there = client.hmget(self._there, some)
+            gone = [name for name, raw in zip(some, there, strict=True) if raw is None]
             if gone:
-                if self._gone is not None:
-                    self._gone(texts(gone))
                 client.zrem(self._names, *gone)
+
+
+def names_between(prefix: str, after: str) -> tuple[bytes, bytes]:
+    """Bounds of the names that begin with a text, behind a name, as ZRANGE with BYLEX has them."""
+    low = b"(" + as_bytes(after) if after and after >= prefix else b"[" + as_bytes(prefix)
+    return low, b"(" + as_bytes(prefix) + b"\xff"  # no name in UTF-8 has this byte
 
 
 def pages(client: Any, key: str, scan: str) -> Iterator[list[Any]]:
@@ -306,7 +259,7 @@ class Registry:
         self._runner = runner
         self._client = runner.client
         self._keys = keys
-        self._names = Names(runner, keys.topics, HASH, keys.names)
+        self._names = Names(runner, keys.topics, keys.names)
         self.steps = None if steps is None else check_steps(steps)
         self.slots = slots
         self.retries = retries

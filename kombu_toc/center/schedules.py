@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 from redis.exceptions import RedisError
 
 from ..errors import ConfigurationError
-from ..model.keys import Keys
+from ..model.keys import Keys, schedule_place
 from ..model.results import WAITING, Edition
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, load, text, texts
 from .core import Context
-from .registry import Names, Registry
+from .registry import AT_ONCE, Registry, names_between
 from .runner import Away, Runner
-from .schedule_index import ScheduleIndex
 
 # -- schedules
 #
@@ -42,7 +42,7 @@ REMEMBERED = 20
 NAMES_PER_CALL = 100
 TOPICS_TOGETHER = 100
 
-#: Reads of a page by name that go on behind names whose schedules are gone.
+#: Reads of a page by name, beside one for so many topics.
 ROUNDS = 10
 
 #: When a schedule fires next that does not.
@@ -106,6 +106,8 @@ class ScheduleChange(NamedTuple):
     template: the new one; empty: the one that it has
     take_out: id of a message that goes if it still waits
     put: the message of the next firing; it is not put if there is one with its id
+    more: further messages, with the priority and the traits of the first one; each is put unless
+        there is one with its id
     fired: lines for its latest firings, each an id, a tab and text. It takes the place of the line
         of that id
     replaces: a firing that was delivered is to be followed: a full server accepts it
@@ -120,6 +122,7 @@ class ScheduleChange(NamedTuple):
     put: ScheduleFiring | None = None
     fired: Sequence[str] = ()
     replaces: bool = False
+    more: Sequence[ScheduleFiring] = ()
 
 
 class ScheduleChanged(NamedTuple):
@@ -162,6 +165,7 @@ class RecurringCommands:
         """Change a schedule. Result: :class:`ScheduleChanged`."""
         slot = topic.slot(0)
         put = change.put or ScheduleFiring("", b"", 0)
+        like = change.more[0] if change.more else put
         # On a Cluster, what counts the whole queue has one slot.
         said = topic.declaration
         whole = bool(said.rate or said.concurrency) and not self._context.clustered
@@ -193,12 +197,13 @@ class RecurringCommands:
                 put.id,
                 put.body,
                 put.at_us,
-                topic.step_index(put.priority),
-                put.traits,
+                topic.step_index(like.priority),
+                like.traits,
                 "".join(f"{line}\n" for line in change.fired),
                 REMEMBERED,
                 int(change.replaces),
                 int(whole),
+                *(part for one in change.more for part in (one.id, one.body, one.at_us)),
             ),
             lambda raw: ScheduleChanged(
                 bool(raw[0]), text(raw[1]), raw[2], bool(raw[3]), bool(raw[4])
@@ -217,7 +222,8 @@ class RecurringCommands:
         """Read schedules. Result: the server's clock in microseconds, a list of
         :class:`Scheduled`, and when a schedule of the topic was changed last.
 
-        rest: their names; with a limit, where it begins and how long ago they were to fire
+        rest: their names; with a limit, where it begins and how long ago they were to fire, or the
+            name behind which they are read by name
         limit: how many of a page
         """
         slot = topic.slot(0)
@@ -236,6 +242,7 @@ class RecurringCommands:
                 slot.prepare,
                 slot.dead,
                 slot.schedules_changed,
+                slot.schedule_names,
                 *slot.stores,
             ),
             (len(topic.steps), int(template), int(fired), limit, *rest),
@@ -282,7 +289,7 @@ class Recurring:
         self._keys = context.keys
         self._commands = RecurringCommands(context)
         self._counts = context.counts
-        self.places = ScheduleIndex(runner, registry, context.keys)
+        self.places = Places(runner, registry, context.keys)
         #: who keeps a record of schedules, if anybody does
         self.recorder: SchedulesRecorder | None = None
 
@@ -300,10 +307,7 @@ class Recurring:
         limit: how many at most; with it, a call costs as much as it returns, however many topics
             there are
         """
-        if limit is not None:
-            return self.places.topics(prefix, after, limit)
-        found = self.places.all_topics()
-        return [name for name in found if name > after and name.startswith(prefix)]
+        return self.places.topics(prefix, after, -1 if limit is None else limit)
 
     def read(
         self,
@@ -370,7 +374,7 @@ class Recurring:
     ) -> ScheduledByName:
         """Read schedules of some topics, of one after the other, each by name. A bounded number of
         topics is asked together, and only as many as it takes. There may be fewer than the limit,
-        and more behind them: a bounded number of names is read whose schedules are gone.
+        and more behind them.
 
         limit: how many schedules at most
         after: of the first topic, only those behind this name
@@ -391,59 +395,37 @@ class Recurring:
     def _by_name(
         self, topics: Sequence[str], limit: int, after: str, template: bool
     ) -> tuple[list[Scheduled], int, str]:
-        """As :meth:`by_name`, with one read of names. Also returns of how many topics all names
-        were read, and the name up to which they were read of the next one."""
+        """As :meth:`by_name`, with one read of each topic. Also returns how many topics were read
+        whole, and the name up to which the next one was."""
         self._registry.learn_unknown(topics)
         resolved = [self._registry.resolved(topic) for topic in topics]
         with self._runner.client.pipeline(transaction=False) as pipe:
             for topic in resolved:
                 pipe.zcard(topic.slot(0).coming)
             sizes = pipe.execute()
-        wanted: list[tuple[int, Names, ScriptCall, int]] = []
-        left = limit
-        read = len(topics)
+        asked: list[tuple[int, int]] = []
+        calls = []
+        left, whole = limit, len(topics)
         for number, (topic, size) in enumerate(zip(resolved, sizes, strict=True)):
             if left <= 0:
-                read = number
+                whole = number
                 break
-            if not size:  # an older release has deleted them
-                self.places.gone(topic.name)
-            else:
-                names = self.places.names(topic.name)
-                wanted.append((number, names, names.call("", after, left), left))
+            if size:
+                most = min(left, NAMES_PER_CALL)
+                asked.append((number, most))
+                call = self._commands.reading(topic, [after], limit=most, template=template)
+                calls.append(call)
                 # Of the first one it is not known how many are behind that name.
                 left -= 0 if after else size
+            else:  # whoever noted it has put none
+                self.places.gone(topic.name)
             after = ""
-        calls = []
-        pages = self._runner.run_all([call for _, _, call, _ in wanted])
-        for (number, names, call, most), page in zip(wanted, pages, strict=True):
-            there = (names.read(call) if page is None else page)[:limit]
-            limit -= len(there)
-            for start in range(0, len(there), NAMES_PER_CALL):
-                some = there[start : start + NAMES_PER_CALL]
-                calls.append(self._commands.reading(resolved[number], some, template=template))
-            if limit <= 0 or len(there) >= most:  # it may have more
-                read, after = number, there[-1]
-                break
         found: list[Scheduled] = []
-        gone: dict[str, list[str]] = {}
-        for _, part, _ in self._runner.run_all(calls):
-            for one in part:
-                if one.record:
-                    found.append(one)
-                else:  # if it was not deleted just now: then the number of names tells that
-                    gone.setdefault(one.topic, []).append(one.name)
-        for name, some in gone.items():
-            slot = self._registry.resolved(name).slot(0)
-            self.places.gone(name, some)
-            self._runner.client.zrem(slot.schedule_names, *some)
-        return found, read, after
-
-    def mend_names(self, topic: str) -> None:
-        """Note schedules that an older release has put or deleted."""
-        names = self.places.names(topic)
-        if self._runner.run(names.call("", "", 1)) is None:
-            names.mend()
+        for (number, most), (_, part, _) in zip(asked, self._runner.run_all(calls), strict=True):
+            found += part[: limit - len(found)]
+            if len(found) >= limit or len(part) >= most:  # it may have more
+                return found, number, found[-1].name
+        return found, whole, ""
 
     def page(
         self,
@@ -605,6 +587,89 @@ class Recurring:
             )
         self._registry.admit(declared, None, SCHEDULE_BASIS)
         self.places.note(topic, names)
+
+
+class Places:
+    """Where schedules are: the topics that have some, and the topics in which one of a name is.
+
+    The schedules of a topic are on the node of its slot 0, and this is on another one: no script
+    changes both. So who creates a schedule notes its place before and after, and who removes the
+    last one looks again afterwards. A place of which nothing came is told from others by reading
+    the schedule.
+    """
+
+    def __init__(self, runner: Runner, registry: Registry, keys: Keys) -> None:
+        self._client = runner.client
+        self._registry = registry
+        self._topics, self._places = keys.scheduled_names, keys.schedule_places
+
+    def topics(self, prefix: str, after: str, limit: int) -> list[str]:
+        """Topics that have schedules and names that begin with a text, behind a name; sorted.
+
+        limit: how many at most; it costs as much as it returns. -1: all
+        """
+        bounds = names_between(prefix, after)
+        return texts(self._client.zrange(self._topics, *bounds, bylex=True, offset=0, num=limit))
+
+    def of(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """By name, the topics in which a schedule of that name is, or was about to be."""
+        heads = {name: schedule_place(name) for name in names}
+        with self._client.pipeline(transaction=False) as pipe:
+            for head in heads.values():
+                bounds = names_between(head, "")
+                pipe.zrange(self._places, *bounds, bylex=True, offset=0, num=-1)
+            found = pipe.execute()
+        return {
+            name: [place[len(head) :] for place in texts(places)]
+            for (name, head), places in zip(heads.items(), found, strict=True)
+        }
+
+    def note(self, topic: str, names: Iterable[str]) -> None:
+        """Schedules are about to be created, or have just been."""
+        places = {schedule_place(name, topic): 0 for name in names}
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.zadd(self._topics, {topic: 0})
+            if places:
+                pipe.zadd(self._places, places)
+            pipe.execute()
+
+    def gone(self, topic: str, names: Iterable[str] = ()) -> None:
+        """Schedules of a topic are gone, or were never there. What somebody has put again
+        meanwhile is noted again."""
+        coming = self._registry.resolved(topic).slot(0).coming
+        left = iter(names)
+        some = list(islice(left, AT_ONCE))
+        while True:
+            is_empty = not self._client.exists(coming)
+            self.remove(topic, some, is_empty=is_empty)
+            self._note_again(topic, coming, some, is_empty)
+            some = list(islice(left, AT_ONCE))
+            if not some:
+                return
+
+    def remove(self, topic: str, names: Sequence[str], *, is_empty: bool) -> None:
+        """Take away what was noted.
+
+        is_empty: the topic has no schedules
+        """
+        with self._client.pipeline(transaction=False) as pipe:
+            if is_empty:
+                pipe.zrem(self._topics, topic)
+            if names:
+                pipe.zrem(self._places, *(schedule_place(name, topic) for name in names))
+            pipe.execute()
+
+    def _note_again(self, topic: str, coming: str, names: Sequence[str], was_empty: bool) -> None:
+        if not names and not was_empty:
+            return
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.exists(coming)
+            for name in names:
+                pipe.zscore(coming, name)
+            is_there, *times = pipe.execute()
+        again = [name for name, at in zip(names, times, strict=True) if at is not None]
+        if again or (was_empty and is_there):
+            self.note(topic, again)
 
 
 def schedule_position(one: Scheduled) -> tuple[str, str]:

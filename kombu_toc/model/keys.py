@@ -49,7 +49,7 @@ _READ = {
     ),
     **dict.fromkeys(("topics", "counted", "minute", "firings"), (("HEXISTS", ""), "hash")),
     **dict.fromkeys(("watch", "sent"), (("GET",), "string")),
-    **dict.fromkeys(("copies", "paused", "scheduled"), (("SCARD",), "set")),
+    **dict.fromkeys(("copies", "paused"), (("SCARD",), "set")),
     "log": (("XLEN",), "stream"),
 }
 
@@ -86,9 +86,7 @@ class Keys:
         self.scripts = stem + "scripts"
         #: sorted set: id of a message whose cancelling is to be reported -> when, in ms
         self.cancelled = stem + "cancelled"
-        #: set: topics that have schedules; of an older release also such that had some
-        self.scheduled = stem + "scheduled"
-        #: sorted set: their names, each with 0
+        #: sorted set: topics that have schedules, each with 0
         self.scheduled_names = stem + "scheduled-names"
         #: sorted set: the names of schedules, each with its topic (:func:`schedule_place`) and 0
         self.schedule_places = stem + "schedule-places"

@@ -18,8 +18,10 @@
 -- as a line that is there replaces it; the others go before them   ARGV[15] how many are kept
 -- ARGV[16] 1: a server that is full accepts it   ARGV[17] 1: what the slot announces is announced for
 -- the whole queue, which may hold something although the slot does not
+-- ARGV[18...] further messages, each its id, envelope and action time; each is put unless there is one
+-- of that id
 -- Returns {1 done | 0 the record is another one, the record that stands, now in microseconds,
---          1 if the message was put, 1 if one was taken out, announcements, settled}
+--          how many messages were put, 1 if one was taken out, announcements, settled}
 --@ clock admitted wake spread
 
 local steps, name, wanted = tonumber(ARGV[1]), ARGV[3], ARGV[5]
@@ -45,13 +47,13 @@ local function take_out(id)
   return 0
 end
 
-local function put(id, at)
+local function put(id, body, at)
   if redis.call('HEXISTS', KEYS[2], id) == 1 then return 0 end
   local store = KEYS[11 + tonumber(ARGV[12])]
   local us, score = now, due_score(now)
   if at > now then us, score = at, action_score(at) end
   score = free_score(store, score)
-  redis.call('HSET', KEYS[2], id, ARGV[10])
+  redis.call('HSET', KEYS[2], id, body)
   if ARGV[13] == '' then
     redis.call('HDEL', KEYS[3], id)
   else
@@ -118,7 +120,8 @@ else
   if redis.call('EXISTS', KEYS[8]) == 0 then redis.call('DEL', KEYS[10]) end
 end
 if ARGV[8] ~= '' then removed = take_out(ARGV[8]) end
-if ARGV[9] ~= '' then added = put(ARGV[9], tonumber(ARGV[11])) end
+if ARGV[9] ~= '' then added = put(ARGV[9], ARGV[10], tonumber(ARGV[11])) end
+for i = 18, #ARGV, 3 do added = added + put(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])) end
 if removed == 1 and added == 0 and ARGV[17] ~= '1' then
   local stores = {}
   for step = 1, steps do stores[step] = KEYS[10 + step] end

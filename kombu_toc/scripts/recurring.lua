@@ -1,11 +1,14 @@
--- Reads schedules of a slot: by name, or page by page, the one that fires next first.
+-- Reads schedules of a slot: those that are named, or page by page, the one that fires next first or
+-- by name.
 --
 -- KEYS[1] schedules   KEYS[2] templates   KEYS[3] firings   KEYS[4] coming   KEYS[5] prepare
--- KEYS[6] dead   KEYS[7] when one was changed last   KEYS[8...] store (one per priority step)
+-- KEYS[6] dead   KEYS[7] when one was changed last   KEYS[8] names   KEYS[9...] store (one per
+-- priority step)
 -- ARGV[1] number of priority steps   ARGV[2] 1: their templates too   ARGV[3] 1: what has fired too
--- ARGV[4] how many at most, page by page, or 0: by name
+-- ARGV[4] how many at most, page by page, or 0: those that are named
 -- ARGV[5...] names; or the time and the name behind which it goes on, both '' from the start, and
--- how many microseconds before now it was to fire at the latest, or '' for any time
+-- how many microseconds before now it was to fire at the latest, or '' for any time; or the name
+-- behind which it goes on by name
 -- Returns {now in microseconds, when one was changed last or '', {name, when it fires next in
 --          microseconds, its record or '', its template or '', lines of what has fired or '', where
 --          the message is that the record begins with: 0 nowhere | 1 waiting | 2 in flight | 3 dead,
@@ -17,7 +20,7 @@ local found = {clock(), redis.call('ZSCORE', KEYS[7], '') or ''}
 
 local function where(id)
   for step = 1, steps do
-    if redis.call('ZSCORE', KEYS[7 + step], id) then return 1 end
+    if redis.call('ZSCORE', KEYS[8 + step], id) then return 1 end
   end
   for state = 2, 3 do
     if redis.call('ZSCORE', KEYS[3 + state], id) then return state end
@@ -53,6 +56,12 @@ end
 local most = tonumber(ARGV[4])
 if most == 0 then
   for i = 5, #ARGV do read(ARGV[i], redis.call('ZSCORE', KEYS[4], ARGV[i]) or '') end
+  return found
+end
+if #ARGV == 5 then
+  local names = redis.call('ZRANGE', KEYS[8], ARGV[5] == '' and '-' or '(' .. ARGV[5], '+', 'BYLEX',
+    'LIMIT', 0, most)
+  for i = 1, #names do read(names[i], redis.call('ZSCORE', KEYS[4], names[i]) or '') end
   return found
 end
 local first = 0

@@ -23,7 +23,8 @@ doubled    a firing was started twice, and no worker of these was killed; or it 
 early      started before its time by the server's clock
 missed     a time of a schedule within a span was neither started nor moved to the other broker, and
            the schedule's history does not say that it was lost. Not asked for are times that nobody
-           had taken when the span ended (`SETTLED`; `RECOVERED` after a fault), and those before
+           had taken when the span ended (`SETTLED`, what the fleet is behind then; after a fault
+           `RECOVERED`), and those before
            the fleet noticed that the clock was set (`NOTICED`): there the misfire rule decides
 stuck      at the end a schedule does not fire next when it should
 """
@@ -52,6 +53,7 @@ from celery.schedules import crontab
 from celery_toc import timeout_center
 from celery_toc.schedules.rules import to_datetime
 from celery_toc.schedules.state import LOST, firing_id, planned_of
+from kombu_toc import IN_FLIGHT
 
 from ..servers import Server, SteppedServer
 from ..support import nursery
@@ -242,8 +244,27 @@ class ScheduleChaos:
     def _end_span(self) -> None:
         span = self._spans[-1]
         since_fault = time.time() - self._fault_at
-        span.not_settled = max(SETTLED, since_fault if since_fault < RECOVERED else 0)
-        span.end, span.until = self._now(), time.time()
+        span.end = self._now()
+        span.not_settled = max(
+            SETTLED, since_fault if since_fault < RECOVERED else 0, self._behind(span)
+        )
+        span.until = time.time()
+
+    def _behind(self, span: Span) -> float:
+        """Seconds by which the fleet is behind: on a slow machine workers start for long."""
+        self._ledger.read()
+        started = self._ledger.ids("started")
+        coming = {
+            made.record.next
+            for name in SCHEDULES
+            if (made := self._center.schedules.get(name)) is not None and made.record.next
+        }
+        for queue in QUEUES:
+            for found in self._center.scan(queue, state=IN_FLIGHT, limit=1000).messages:
+                if found.id not in started:
+                    coming.add(planned_of(found.id.partition("@")[0], found.id) or span.end)
+        first = min((at for at in coming if at >= span.begin), default=span.end)
+        return min((span.end - first) / 1e6 + SETTLED, PATIENCE)
 
     def _kill(self) -> None:
         self._until_ready()

@@ -550,8 +550,19 @@ def test_schedules_are_paused_resumed_skipped_and_run(
     browser.wait_text("nightly was sent.")
     assert center.counts("celery").ready == 1
     browser.wait_text("by hand", "#schedule")
-    acts = [entry[1] for entry in entries(browser, page)[:4]]
-    assert acts == ["run schedule", "skip schedule", "resume schedule", "pause schedule"]
+    browser.wait_text("left out the next firing", "#schedule")
+    browser.type("form input[name=start]", "-200m")
+    browser.press("Back-fill")
+    browser.wait_text("nightly: 4 firings of the past were sent.")
+    browser.wait_text("sent 4 of the past", "#schedule")
+    acts = [entry[1] for entry in entries(browser, page)[:5]]
+    assert acts == [
+        "backfill schedule",
+        "run schedule",
+        "skip schedule",
+        "resume schedule",
+        "pause schedule",
+    ]
 
 
 def test_the_keyboard_goes_everywhere(browser: Browser, page: str, app: Celery) -> None:

@@ -81,19 +81,20 @@ def test_the_smallest_example_is_all_that_is_needed(
 
 def test_the_other_examples_run(example: str, tmp_path: Path) -> None:
     """In a process of their own: the tasks of an example are those of every app of its process."""
-    _, by_hand, options, *rest = blocks_of(PAGE)
+    _, by_hand, fill, options, *rest = blocks_of(PAGE)
     assert rest == []
     looks = """
 from celery_toc.beat import configured
 
-print(schedules.count())
+ids = schedules.backfill("report", datetime(2025, 11, 1))
+print(schedules.count(), ids[0])
 print(configured.read(app).entries[1].rules)
 """
     script = tmp_path / "script.py"
-    script.write_text("\n".join((example, by_hand, options, looks)))
+    script.write_text("\n".join((example, by_hand, fill, options, looks)))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
         "30 8 * * 1-5 UTC active",
-        "0",
+        "1 report@2025-11-20T08:30:00Z",
         "{'misfire': 'skip', 'overlap': 'skip'}",
     ], done.stderr

@@ -8,6 +8,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
 import pytest
@@ -73,6 +74,48 @@ def test_no_two_firings_run_at_once_where_that_is_asked_for(
     for former, following in itertools.pairwise(sorted(began, key=lambda one: one["by_redis"])):
         assert following["by_redis"] >= ends[f"done-{former['name']}"]
     assert len({entry["name"] for entry in began}) == len(began)
+
+
+@pytest.mark.parametrize("task", ["e2e.tick", "e2e.tick_late"])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_the_running_firing_is_cancelled_by_the_next_one_where_that_is_asked_for(
+    start_workers: StartWorkers, app: Celery, journal: Journal, pool: str, task: str
+) -> None:
+    """Where a pool cannot terminate a task, the next one waits for its end; they never overlap."""
+    start_workers(2, *POOLS[pool])
+    center = timeout_center(app)
+    seconds = 60.0 if pool == "prefork" else 9.0
+    center.schedules.put("slow", task, 8.0, args=(seconds,), overlap="cancel", max_runs=2)
+    first, second = journal.wait_for("slow@", 2)
+    assert second["eta"] - first["eta"] == 8
+    ended = [entry["name"] for entry in journal.entries("done-slow@")]
+    if pool == "prefork":
+        # The pool sees within five seconds that a process has ended, and the firing that waits
+        # looks once a second.
+        assert second["by_redis"] - first["by_redis"] < 8 + 5 + 1 + 2
+        assert ended == []
+    else:
+        assert ended == [f"done-{first['name']}"]
+
+
+def test_a_back_fill_runs_each_time_once_beside_the_firings(
+    start_workers: StartWorkers, app: Celery, journal: Journal
+) -> None:
+    """Two at the same moment send each time once, and workers put nothing behind them."""
+    start_workers(2, *POOLS["threads"])
+    center = timeout_center(app)
+    made = center.schedules.put("hourly", "e2e.tick", timedelta(hours=1))
+    start = time.time() - 20 * 3600
+    with ThreadPoolExecutor(2) as both:
+        calls = [both.submit(center.schedules.backfill, "hourly", start) for _ in range(2)]
+        ids = [id for call in calls for id in call.result()]
+    entries = journal.wait_for("hourly@", 20)
+    wait_until(lambda: center.count("celery") == 1)
+    assert sorted(entry["name"] for entry in entries) == sorted(ids)
+    assert len(set(ids)) == 20
+    moments = sorted(entry["by_redis"] for entry in entries)
+    assert moments[-1] - moments[0] > 0.9  # ten a second, and two did it together
+    assert center.schedules.get("hourly").next == made.next
 
 
 def test_a_firing_that_is_cancelled_does_not_end_its_schedule(

@@ -384,13 +384,21 @@ def test_schedules_are_put_read_paused_resumed_run_and_deleted(
     assert skipped["nextTime"] > put.json["nextTime"]
     assert api.post(f"{one}:run").status == 200
     assert timeout_center(app).counts("celery").ready == 1
-    assert len(api.get(f"{one}/history").json["firings"]) >= 1
+    history = api.get(f"{one}/history").json
+    assert len(history["firings"]) >= 1
+    whats = [edit["what"] for edit in history["edits"]]
+    assert whats == ["ran it by hand", "left out the next firing", "resumed", "paused", "put"]
+    assert {edit["by"] for edit in history["edits"]} == {"this machine (HTTP)"}
+    past = {"startTime": "2020-01-01T00:00:00Z", "endTime": "2020-01-05T00:00:00Z"}
+    assert len(api.post(f"{one}:backfill", past).json["ids"]) == 4
+    assert api.post(f"{one}:backfill", past).json["ids"] == []
+    assert api.post(f"{one}:backfill", {**past, "endTime": "2039-01-01T00:00:00Z"}).status == 409
+    assert api.post("/v1/schedules/none:backfill", past).status == 404
     every = api.ask("PUT", "/v1/schedules/often", {"task": "shop.add", "every": 30, "args": [1]})
     assert every.json["schedule"]
-    daily = api.ask(
-        "PUT", "/v1/schedules/often", {"task": "shop.add", "cron": "@daily", "args": [1]}
-    )
-    assert daily.json["schedule"] == "0 0 * * *"
+    asked = {"task": "shop.add", "cron": "@daily", "args": [1], "exclude": ["2030-12-25"]}
+    daily = api.ask("PUT", "/v1/schedules/often", {**asked, "overlap": "cancel"})
+    assert (daily.json["schedule"], daily.json["exclude"]) == ("0 0 * * *", ["2030-12-25"])
     sunday = api.ask(
         "PUT", "/v1/schedules/often", {"task": "shop.add", "cron": "0 3 * * 7", "args": [1]}
     )

@@ -127,7 +127,6 @@ def test_every_operation_works_whatever_the_slots(
     assert len(center.recurring.page("mail", 5)[1]) == center.recurring.count("mail") == 1
     assert [one.name for one in center.recurring.by_name(["mail"], 5).schedules] == ["s"]
     assert center.recurring.topics(limit=5) == ["mail"]
-    center.recurring.mend_names("mail")
     assert not center.is_paused("mail")
     gone = ScheduleChange("s", "s@1", "", take_out="s@1")
     assert center.recurring.change("mail", gone).taken_out

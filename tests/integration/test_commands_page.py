@@ -203,16 +203,18 @@ def test_what_queues_are_declared_with_is_told_as_the_page_has_it(app: Celery, r
 
 
 def test_schedules_are_told_as_the_page_has_them(app: Celery, run: Run) -> None:
-    shown, sent, deleted, synced, imported = SAMPLES["schedule"]
-    beside = {"upcoming", "history"}
+    shown, sent, filled, deleted, synced, imported = SAMPLES["schedule"]
+    beside = {"upcoming", "history", "edits"}
     one = {name: value for name, value in shown.items() if name not in beside}
     words = ("--cron", "0 3 * * *", "--args", "[1007]", "--options", '{"priority": 3}')
+    words = (*words, "--exclude", "2030-12-25")
     put = run("schedule", "put", "nightly", "shop.mail.remind", *words)
     assert_alike({**one, "is_new": True, "has_changed": True}, put)
     assert_alike({"schedules": [one], "after": None}, run("schedule", "list"))
     for command in ("pause", "resume", "skip"):
         assert_alike({"schedules": [one]}, run("schedule", command, "nightly"))
     assert_alike(sent, run("schedule", "run", "nightly"))
+    assert_alike(filled, run("schedule", "backfill", "nightly", "--from", "-3d"))
     assert_alike(shown, run("schedule", "show", "nightly"))
     assert_alike(deleted, run("schedule", "delete", "nightly", "--yes"))
     app.conf.beat_schedule = {

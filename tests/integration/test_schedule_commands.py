@@ -114,7 +114,7 @@ def test_a_schedule_is_put_shown_changed_and_deleted(run, ask, app):
     assert timeout_center(app).schedules.count() == 0
 
 
-_BESIDE = {"upcoming", "history"}
+_BESIDE = {"upcoming", "history", "edits"}
 
 
 def test_a_schedule_is_paused_resumed_skipped_and_run(ask, app):
@@ -131,6 +131,25 @@ def test_a_schedule_is_paused_resumed_skipped_and_run(ask, app):
     assert timeout_center(app).get(sent["id"])
     [by_hand] = [one for one in ask("show", "poll")["history"] if one["by_hand"]]
     assert by_hand["id"] == sent["id"]
+
+
+def test_a_schedule_is_back_filled_leaves_days_out_and_shows_who_changed_it(
+    ask, run, app, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "2030.txt").write_text("2030-12-24\n2030-12-25\n")
+    made = ask("put", "a", "shop.tidy", "--every", "1h", "--exclude", "2030.txt")
+    assert made["exclude"] == ["2030-12-24", "2030-12-25"]
+    sent = ask("backfill", "a", "--from", "-200m", "--rate", "2")
+    assert len(sent["ids"]) == 4  # of now, too
+    assert len(timeout_center(app).get(sent["ids"])) == 4
+    assert run("backfill", "a", "--from", "-200m").stdout == "Sent 0 firings of 'a', 10 a second.\n"
+    ask("put", "a", "shop.tidy", "--every", "2h", "--exclude", "2030-12-25")
+    whats = [one["what"] for one in ask("show", "a")["edits"]]
+    assert whats[0] == "put: schedule every 1 h -> every 2 h, exclude"
+    assert whats[1].startswith("sent 4 of the past, from 20")
+    shown = run("show", "a").stdout
+    assert "not on" in shown and "2030-12-25" in shown and whats[0] in shown
 
 
 def test_schedules_are_listed_as_they_fire_filtered_and_in_pages(ask, run):
@@ -177,6 +196,11 @@ def test_schedules_are_listed_as_they_fire_filtered_and_in_pages(ask, run):
         (("put", "x", "t", "--every", "0s"), 2, "the shortest interval is"),
         (("put", "x", "t", "--every", "1h", "--timezone", "Mars"), 2, "'Mars' is no time zone"),
         (("put", "x", "t", "--every", "1h", "--options", '{"eta": 1}'), 2, "eta"),
+        (("put", "x", "t", "--every", "1h", "--exclude", "2026-02-30"), 2, "exclude='2026-02-30'"),
+        (("put", "x", "t", "--every", "1h", "--exclude", "no.ics"), 2, "No such file"),
+        (("backfill", "x", "--from", "-1h"), 3, "there is no schedule 'x'"),
+        (("backfill", "nightly", "--from", "1h"), 2, "is no range of the past"),
+        (("backfill", "nightly", "--from", "soon"), 2, "--from: 'soon' is not a time"),
         (("put", "x", "shop.two", "--every", "1h"), 2, "task 'shop.two' cannot be sent so: two()"),
         (("import", "django", "redis://x"), 2, "leave out the URL"),
         (("import", "redbeat"), 2, "say where redbeat keeps its entries"),

@@ -1,5 +1,5 @@
 """Where schedules are: pages of them by queue and name, and one by its name, whatever others there
-are; also beside a release that does not note this."""
+are."""
 
 from __future__ import annotations
 
@@ -48,20 +48,6 @@ def delete(center: TimeoutCenter, queue: str, name: str) -> None:
     assert center.recurring.change(queue, gone).done
 
 
-def put_by_older(center: TimeoutCenter, queue: str, name: str) -> None:
-    """As a release does that notes only that the queue has schedules."""
-    slot = center.topic(queue).slot(0)
-    center.client.sadd(center.keys.scheduled, queue)
-    center.client.hset(slot.schedules, name, f"{name}@1")
-    center.client.zadd(slot.coming, {name: LATER})
-
-
-def delete_by_older(center: TimeoutCenter, queue: str, name: str) -> None:
-    slot = center.topic(queue).slot(0)
-    center.client.hdel(slot.schedules, name)
-    center.client.zrem(slot.coming, name)
-
-
 def listed(center: TimeoutCenter, limit: int = 3) -> list[tuple[str, str]]:
     """All schedules, in pages of queues and of schedules."""
     found: list[tuple[str, str]] = []
@@ -85,12 +71,6 @@ def named(center: TimeoutCenter, limit: int, after: str = "") -> tuple[list[str]
     return [one.name for one in page], behind
 
 
-def have_stale_name(center: TimeoutCenter, gone: str, new: str) -> None:
-    """As many names as there are schedules, but not the same."""
-    delete_by_older(center, "mail", gone)
-    put_by_older(center, "mail", new)
-
-
 def places(center: TimeoutCenter, name: str) -> list[str]:
     return [one.topic for one in center.recurring.find(name)[1]]
 
@@ -98,9 +78,6 @@ def places(center: TimeoutCenter, name: str) -> list[str]:
 def noted(center: TimeoutCenter) -> list[bytes]:
     """All that is kept of where schedules are."""
     keys = center.keys
-    assert center.client.smembers(keys.scheduled) == {
-        *center.client.zrange(keys.scheduled_names, 0, -1)
-    }
     found: list[bytes] = center.client.zrange(keys.schedule_places, 0, -1)
     return found
 
@@ -148,22 +125,19 @@ def test_what_is_put_while_the_last_one_is_deleted_stays_noted(
     """Who puts one has noted it before, and does it again afterwards; who deletes one looks again.
     So one of them is the last to know, whoever is faster."""
     other = TimeoutCenter(center.client)
-    run, run_each_put = center.runner.run, other.runner.run_each_put
+    remove, run_each_put = center.recurring.places.remove, other.runner.run_each_put
     for before in (True, False):
         put(center, "mail", "old")
 
-        def run_in_between(call: Any, before: bool = before) -> Any:
-            if call.script.name != "unscheduled":
-                return run(call)
-            monkeypatch.setattr(center.runner, "run", run)
+        def remove_in_between(*what: Any, before: bool = before, is_empty: bool) -> None:
+            monkeypatch.setattr(center.recurring.places, "remove", remove)
             if before:
                 put(other, "mail", "new")
-                return run(call)
-            found = run(call)
-            put(other, "mail", "new")
-            return found
+            remove(*what, is_empty=is_empty)
+            if not before:
+                put(other, "mail", "new")
 
-        monkeypatch.setattr(center.runner, "run", run_in_between)
+        monkeypatch.setattr(center.recurring.places, "remove", remove_in_between)
         delete(center, "mail", "old")
         assert listed(center) == [("mail", "new")]
         assert (places(center, "new"), len(noted(center))) == (["mail"], 1)
@@ -207,49 +181,24 @@ def test_a_page_may_have_more_queues_than_are_asked_together(center: TimeoutCent
         assert found == queues[::2]
 
 
-@pytest.mark.parametrize("rounds", [1, schedules.ROUNDS])
-def test_a_page_goes_on_behind_names_whose_schedules_are_gone(
-    center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch, rounds: int
-) -> None:
-    """One round gives fewer than the limit, and says where it has ended."""
-    monkeypatch.setattr(schedules, "ROUNDS", rounds)
-    for name in "abcdef":
-        put(center, "mail", name)
-    have_stale_name(center, "b", "g")
-    first, behind = named(center, 3)
-    assert (first, behind[1]) == ((["a", "c"], "c") if rounds == 1 else (["a", "c", "d"], "d"))
-    # What is not named is seen by the next look.
-    have_stale_name(center, "e", "h")
-    assert [name for _, name in listed(center)] == ["a", "c", "d", "f", "g", "h"]
-    assert len(noted(center)) == 6
-
-    run_all = center.runner.run_all
-
-    def delete_in_between(calls: Any) -> Any:
-        if calls and calls[0].script.name == "recurring":
-            monkeypatch.setattr(center.runner, "run_all", run_all)
-            delete(center, "mail", "a")
-        return run_all(calls)
-
-    monkeypatch.setattr(center.runner, "run_all", delete_in_between)
-    first, behind = named(center, 2)
-    assert (first, behind[1]) == ((["c"], "c") if rounds == 1 else (["c", "d"], "d"))
-    assert named(center, 9, behind[1]) == (["d", "f", "g", "h"][rounds > 1 :], None)
-
-
 def test_a_page_has_what_is_put_after_its_schedules_were_counted(
     center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(center, "mail", "a")
-    names = center.recurring.places.names
+    """And what is deleted then is left out; the page goes on behind it."""
+    for name in "abc":
+        put(center, "mail", name)
+    run_all = center.runner.run_all
 
-    def put_before(topic: str) -> Any:
+    def change_before(calls: Any) -> Any:
         monkeypatch.undo()
-        put(center, "mail", "b")
-        return names(topic)
+        put(center, "mail", "bb")
+        delete(center, "mail", "a")
+        return run_all(calls)
 
-    monkeypatch.setattr(center.recurring.places, "names", put_before)
-    assert named(center, 3) == (["a", "b"], None)
+    monkeypatch.setattr(center.runner, "run_all", change_before)
+    assert named(center, 4) == (["b", "bb", "c"], None)
+    assert named(center, 2) == (["b", "bb"], ("mail", "bb"))
+    assert named(center, 2, "bb") == (["c"], None)
 
 
 def test_the_library_hears_of_a_change_whatever_happens_to_its_place(
@@ -305,65 +254,6 @@ def test_the_library_hears_of_a_change_that_too_few_replicas_have(
         delete(other, "mail", "a")
     assert told == [""]
     assert noted(center) == []
-
-
-def test_the_place_of_a_schedule_goes_with_its_name(center: TimeoutCenter) -> None:
-    for name in ("a", "b", "c"):
-        put(center, "mail", name)
-    delete_by_older(center, "mail", "a")
-    center.recurring.mend_names("mail")
-    assert len(noted(center)) == 2
-    # Found by a page.
-    have_stale_name(center, "b", "d")
-    named(center, 1)
-    assert center.recurring.places.of(["b"]) == {"b": []}
-    for name in ("c", "d"):
-        delete_by_older(center, "mail", name)
-    center.recurring.mend_names("mail")
-    assert noted(center) == [] == center.recurring.topics()
-
-
-def test_what_an_older_release_has_left_is_found(center: TimeoutCenter) -> None:
-    for number in range(1200):
-        put_by_older(center, "big", f"n{number:04}")
-        put_by_older(center, f"q{number:04}", "same")
-    put_by_older(center, "empty", "x")
-    delete_by_older(center, "empty", "x")
-    put(center, "q0007", "new")
-    assert places(center, "n1199") == ["big"]
-    assert len(places(center, "same")) == 1200
-    found = listed(center, 500)
-    assert found == [
-        *(("big", f"n{n:04}") for n in range(1200)),
-        *((f"q{n:04}", name) for n in range(1200) for name in ["new"] * (n == 7) + ["same"]),
-    ]
-    assert "empty" not in center.recurring.topics()
-    assert len(noted(center)) == len(found)
-
-
-def test_what_an_older_release_does_beside_is_seen(center: TimeoutCenter) -> None:
-    for name in ("a", "b", "c"):
-        put(center, "mail", name)
-    put_by_older(center, "mail", "bb")
-    assert [name for _, name in listed(center)] == ["a", "b", "bb", "c"]
-    assert places(center, "bb") == ["mail"]
-    delete_by_older(center, "mail", "a")
-    assert [name for _, name in listed(center)] == ["b", "bb", "c"]
-    assert places(center, "a") == []
-    # The number of names stays.
-    delete_by_older(center, "mail", "c")
-    put_by_older(center, "mail", "d")
-    listed(center)
-    assert [name for _, name in listed(center)] == ["b", "bb", "d"]
-    put_by_older(center, "mail", "e")
-    center.recurring.mend_names("mail")
-    assert places(center, "e") == ["mail"]
-    put_by_older(center, "other", "f")
-    assert places(center, "f") == ["other"]
-    for name in ("b", "bb", "d", "e"):
-        delete_by_older(center, "mail", name)
-    assert listed(center) == [("other", "f")]
-    assert center.recurring.topics() == ["other"]
 
 
 # -- over HTTP
@@ -446,19 +336,6 @@ def test_the_api_has_every_schedule_once(
     for wrong in ("a:b:c", ":x", "a:", "a%3A"):
         assert api.get(f"/v1/schedules?after={wrong}").status == 422
     assert api.get("/v1/schedules?queue=a&after=b:x").status == 422
-
-
-def test_the_api_goes_on_behind_names_whose_schedules_are_gone(
-    tasks: TaskCenter, serve: Callable[..., HttpServer]
-) -> None:
-    """As many names as schedules, but the first is of none, and the last has none."""
-    for number in range(6):
-        tasks.schedules.put(f"s{number}", "shop.remind", 3600, queue="mail")
-    center = tasks.center
-    delete_by_older(center, "mail", "s0")
-    center.client.zrem(center.topic("mail").slot(0).schedule_names, "s5")
-    api = serve()
-    assert pages(api, limit=3) == [f"s{number}" for number in range(1, 6)]
 
 
 @pytest.mark.parametrize(

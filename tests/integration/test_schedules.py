@@ -342,7 +342,7 @@ def test_a_schedule_that_fired_while_the_clock_was_ahead_goes_on(
         server.stop()
 
 
-@pytest.mark.parametrize("overlap", ["allow", "skip", "wait"])
+@pytest.mark.parametrize("overlap", ["allow", "skip", "wait", "cancel"])
 def test_a_firing_that_meets_the_former_one(center: TaskCenter, overlap: str) -> None:
     center.schedules.put("a", "shop.remind", 3600, overlap=overlap)
     recurring = center.center.recurring
@@ -353,8 +353,8 @@ def test_a_firing_that_meets_the_former_one(center: TaskCenter, overlap: str) ->
     bring_forward(center, "a")
     [second] = pop(center)
     verdict, now = take(recurring, second, "a")
-    assert verdict == {"allow": "run", "skip": "drop", "wait": "wait"}[overlap]
-    if overlap != "wait":
+    assert verdict == {"allow": "run", "skip": "drop"}.get(overlap, "wait")
+    if overlap in ("allow", "skip"):
         assert center.schedules.get("a").runs == {"allow": 2, "skip": 1}[overlap]
         fired, missed = (now - then for now, then in zip(counted(center), before, strict=True))
         assert (fired, missed) == {"allow": (2, 0), "skip": (1, 1)}[overlap]
@@ -397,12 +397,15 @@ def test_a_queue_that_cannot_be_looked_after_holds_up_no_other(
     clock = 0.0
     error: Exception = redis.ResponseError("WRONGTYPE")
 
-    def mend(queue: str) -> None:
+    look_into = center.center.recurring.look
+
+    def broken(queue: str, *how: Any) -> Any:
         seen.append(queue)
         if queue == "b":
             raise error
+        return look_into(queue, *how)
 
-    monkeypatch.setattr(center.center.recurring, "mend_names", mend)
+    monkeypatch.setattr(center.center.recurring, "look", broken)
     followers = worker.Followers(lambda: clock)
 
     def look() -> list[str]:
@@ -410,18 +413,17 @@ def test_a_queue_that_cannot_be_looked_after_holds_up_no_other(
         followers(center.center, lambda level, text, *args: said.append(args[0]), lambda: True)
         return seen
 
-    assert look() == []
-    clock += worker.NAMES_INTERVAL
     assert look() == queues
     assert said == ["b"]
-    clock += worker.LOOK_INTERVAL
     assert look() == []
-    # Without a connection, none can be; it is not the queue's.
+    # Without a connection, none can be. But on a Cluster, others are on other nodes.
     error = redis.ConnectionError("cut")
-    clock += worker.NAMES_INTERVAL
-    with pytest.raises(redis.ConnectionError):
-        look()
-    assert seen == ["a", "b"] and said == ["b"]
+    for clustered in (False, True):
+        monkeypatch.setattr(center.center, "clustered", clustered)
+        clock += worker.LOOK_INTERVAL
+        with pytest.raises(redis.ConnectionError):
+            look()
+        assert seen == (queues if clustered else ["a", "b"]) and said == ["b"]
     assert look() == []
 
 
@@ -518,6 +520,12 @@ class MoodyCrontab(crontab):
         ({"options": {"expires": -1}}, "expires=-1 is no duration"),
         ({"options": {"expires": 0}}, "expires=0"),
         ({"options": {"expires": datetime(2001, 9, 9)}}, "expires=2001-09-.* is in the past"),
+        ({"options": {"expires": "2001-09-09T00:00:00"}}, "expires=2001-09-.* is in the past"),
+        ({"options": {"expires": math.nan}}, "expires=nan is no duration"),
+        ({"exclude": "tomorrow"}, "exclude='tomorrow': time data"),
+        ({"exclude": 7}, "exclude=.7.: it is neither"),
+        ({"exclude": [datetime(2026, 12, 25)]}, "exclude='2026-12-25 00:00:00': it is neither"),
+        ({"exclude": Path("/no/such/file")}, "exclude='/no/such/file': .*No such file"),
         ({"either_day": True}, "either_day is for a crontab"),
         ({"options": {"eta": 1}}, "eta"),
         ({"options": {"countdown": 1}}, "countdown"),
@@ -758,3 +766,106 @@ def test_a_firing_that_is_taken_during_a_move_does_not_move_along(
     assert [one.id for one in got] == [made.next_id]
     assert moved.next is not None and made.next is not None and moved.next > made.next
     assert waiting(center, "other") == [moved.next_id]
+
+
+def test_a_range_of_the_past_is_back_filled_once_and_at_a_rate(center: TaskCenter) -> None:
+    """Each of its times is a task of its own, however often that is asked for; those for which a
+    firing has come are left out, and the schedule goes on."""
+    made = center.schedules.put(
+        "a", "shop.remind", timedelta(hours=1), args=(7,), options={"expires": 600}
+    )
+    bring_forward(center, "a")
+    assert fire(center, "a") == ["run"]
+    now = now_us(center) / 1e6
+    start = now - 300 * 3600
+    with pytest.raises(ScheduleError, match="more than 100 times"):
+        center.schedules.backfill("a", start, limit=100)
+    assert len(waiting(center)) == 1
+    ids = center.schedules.backfill("a", start, rate=1000)
+    assert len(set(ids)) == 300 and set(ids) <= set(waiting(center)) and made.next_id not in ids
+    assert center.schedules.backfill("a", start) == []
+    task, second = center.tasks([center.get(ids[0])[0], center.get(ids[200])[0]])
+    # What is put late is due when it is put.
+    assert timedelta(seconds=0.05) < second.eta - task.eta <= timedelta(seconds=0.2)
+    assert (task.args, task.id) == ([7], ids[0])
+    expires = kombu_toc.unpack(center.get(ids[0])[0].body, id=ids[0])["headers"]["expires"]
+    assert datetime.fromisoformat(expires).timestamp() == pytest.approx(now + 600, abs=10)
+    time.sleep(0.35)  # the last of them is due by the server's clock
+    gone = []
+    while delivered := pop(center):
+        gone += [take(center.center.recurring, one, "a")[0] for one in delivered]
+        center.ack(delivered)
+    assert gone == ["run"] * 300
+    found = center.schedules.get("a")
+    assert found is not None and found.next == made.next + timedelta(hours=1) and found.runs == 1
+    assert waiting(center) == [found.next_id]
+    assert center.schedules.backfill("a", start) == []
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "how", "said"),
+    [
+        (50, 100, {}, "no range of the past"),
+        (50, -20, {}, "no range of the past"),
+        (50, 0, {"rate": 0}, "rate=0 is not"),
+        (50, 0, {"rate": math.nan}, "rate=nan is not"),
+        (50, 0, {"limit": 10_001}, "limit=10001 is not"),
+        (math.nan, 0, {}, "start=nan is no time"),
+    ],
+)
+def test_a_back_fill_that_makes_no_sense_sends_nothing(
+    center: TaskCenter, start: float, end: float, how: dict[str, Any], said: str
+) -> None:
+    """start, end: minutes ago"""
+    center.schedules.put("a", "shop.remind", 60)
+    now = now_us(center) / 1e6
+    with pytest.raises(ScheduleError, match=said):
+        center.schedules.backfill("a", now - 60 * start, now - 60 * end, **how)
+    assert len(waiting(center)) == 1
+    with pytest.raises(UnknownScheduleError):
+        center.schedules.backfill("b", now - 60)
+
+
+def test_a_schedule_does_not_fire_on_the_days_of_a_calendar(
+    center: TaskCenter, tmp_path: Path
+) -> None:
+    lines = tmp_path / "holidays.txt"
+    lines.write_text("# ours\n2030-01-01, New Year\n\n20300106 # Epiphany\n")
+    events = tmp_path / "holidays.ics"
+    events.write_text(
+        "BEGIN:VCALENDAR\r\nBEGIN:VEVENT\r\nDTSTART;VALUE=DATE:20300102\r\n"
+        "DTEND;VALUE=DATE:20300104\r\nSUMMARY:Inventory\r\nEND:VEVENT\r\nEND:VCALENDAR\r\n"
+    )
+    start = datetime(2030, 1, 1)
+    made = center.schedules.put(
+        *("a", "shop.remind", crontab(hour="9", minute="0")),
+        start=start,
+        exclude=[lines, events, "2030-01-05", start.date()],
+    )
+    assert [str(day)[-2:] for day in made.exclude] == ["01", "02", "03", "05", "06"]
+    assert [moment.day for moment in made.upcoming(3)] == [4, 7, 8]
+    events.write_text(events.read_text().replace("SUMMARY", "RRULE:FREQ=YEARLY\r\nSUMMARY"))
+    with pytest.raises(ScheduleError, match="an event repeats"):
+        center.schedules.put("b", "shop.remind", 60, exclude=events)
+
+
+def test_who_has_changed_a_schedule_and_what_is_remembered(center: TaskCenter) -> None:
+    schedules = center.schedules.signed("ann")
+    schedules.put("a", "shop.remind", 60)
+    schedules.put("a", "shop.remind", 60)
+    schedules.put("a", "shop.remind", 60, overlap="skip")
+    center.schedules.put("a", "shop.remind", 60, overlap="skip", queue="other")
+    schedules.signed("bob").pause("a")
+    schedules.pause("a")
+    schedules.resume("a")
+    schedules.run_now("a")
+    schedules.backfill("a", now_us(center) / 1e6 - 90)
+    found = center.schedules.get("a")
+    assert found is not None
+    told = [(one.by, one.what.partition(",")[0]) for one in found.edits]
+    assert [by for by, _ in told if "@" not in by] == ["ann"] * 3 + ["bob"] + ["ann"] * 2
+    assert [what for _, what in told] == [
+        *("sent 2 of the past", "ran it by hand", "resumed", "paused"),
+        *("moved to queue other", "put: overlap allow -> skip", "put"),
+    ]
+    assert all(abs(one.at.timestamp() - now_us(center) / 1e6) < 60 for one in found.edits)

@@ -6,11 +6,12 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timezone
 
 import pytest
 
 from celery_toc.schedules import state
-from celery_toc.schedules.rules import SECOND_US, Every
+from celery_toc.schedules.rules import SECOND_US, Every, to_us
 from celery_toc.schedules.state import (
     DROP,
     RUN,
@@ -24,6 +25,10 @@ from celery_toc.schedules.state import (
 
 PERIOD = 10 * SECOND_US
 START = 1_700_000_000 * SECOND_US
+
+
+def at_utc(*moment: int) -> int:
+    return to_us(datetime(*moment, tzinfo=timezone.utc))  # type: ignore[misc,arg-type]
 
 
 def record(**fields: object) -> Record:
@@ -449,3 +454,56 @@ def test_who_runs_again_is_seen_by_whoever_takes_another_one_at_that_moment() ->
     assert verdict == RUN and step is not None and step.record is not None
     assert step.record.to_text("tick") != record.to_text("tick")
     assert (step.put, step.take_out, step.lines) == (None, None, ())
+
+
+def test_no_firing_is_on_an_excluded_day_of_its_zone():
+    """Neither of an interval; and one that waits for such a day is not carried over."""
+    zoned = {"zone": "Europe/Berlin", "exclude": ("2026-12-25", "2026-12-26")}
+    hourly = replace(record(), when=Every(3600 * SECOND_US, 0).to_json(), **zoned)
+    last = at_utc(2026, 12, 24, 22)
+    assert hourly.after(last - 1) == last
+    assert hourly.after(last) == at_utc(2026, 12, 26, 23)
+    assert state.change(
+        replace(hourly, next=at_utc(2026, 12, 25, 3)), hourly, at_utc(2026, 12, 25, 4)
+    ) == state.Step(
+        replace(hourly, next=at_utc(2026, 12, 26, 23), changed=at_utc(2026, 12, 25, 4)),
+        take_out=at_utc(2026, 12, 25, 3),
+        put=at_utc(2026, 12, 26, 23),
+    )
+
+
+def test_a_range_of_the_past_is_filled_once_around_what_was_followed():
+    """What waits is left to come by itself, and times that are filled come no more."""
+    times = [START + number * PERIOD for number in range(12)]
+    one = record(next=times[10])
+    for followed in (times[3], times[4], times[7]):
+        one = one.follow(followed)
+    found = one.unfollowed(times[1], times[11], 3)
+    assert found == [times[1], times[2], times[5]]
+    one = one.fill(found)
+    assert one.unfollowed(times[0], times[11], 99) == [times[0], times[6], times[8], times[9]]
+    one = one.fill(one.unfollowed(times[0], times[11], 99))
+    assert one.unfollowed(times[0], times[11], 99) == []
+    assert one.followed == ((times[0], times[9]),)
+    assert one.after(times[0] - 1) == times[10]
+
+
+def test_it_is_known_of_which_times_nothing_is_known():
+    one = record()
+    for number in range(state.STRETCHES + 3):
+        assert one.forgot is None or number > state.STRETCHES
+        one = one.follow(START + number * 3 * PERIOD)
+    assert one.forgot == START + 3 * PERIOD
+
+
+def test_a_change_is_told_for_people():
+    one = record()
+    other = replace(one, when=Every(2 * PERIOD, START).to_json(), overlap="skip", grace_us=1)
+    assert state.difference(one, other) == (
+        "put: schedule every 10 s -> every 20 s, grace, overlap allow -> skip"
+    )
+    assert state.difference(one, one) == "put: message"
+    for number in range(state.EDITS + 2):
+        one = one.edited(number, "ann", "paused")
+    assert [at for at, *_ in one.edits] == list(range(2, state.EDITS + 2))
+    assert Record.of_text(one.to_text("tick")) == one

@@ -273,6 +273,7 @@ class ScheduleRow(NamedTuple):
 
     rule: when it fires, for people
     state: ``active``, ``paused`` or ``ended``
+    edits: the latest changes, the latest first: when, by whom, and what
     """
 
     name: str
@@ -285,6 +286,7 @@ class ScheduleRow(NamedTuple):
     last_us: int
     runs: int
     owner: str
+    edits: Sequence[tuple[int, str, str]] = ()
 
 
 class FiringRow(NamedTuple):
@@ -334,8 +336,12 @@ class PageExtras:
         """A schedule and its latest firings. Raises Problem if there is none."""
         raise NotImplementedError
 
-    async def change_schedule(self, name: str, act: str) -> Any:
-        """Pause, resume, skip or run a schedule. Raises Problem."""
+    async def change_schedule(self, name: str, act: str, by: str, *given: float) -> Any:
+        """Pause, resume, skip or run a schedule, or back-fill it. Raises Problem.
+
+        by: who does it
+        given: of a back-fill, the first and the last moment, in seconds since the epoch
+        """
         raise NotImplementedError
 
     async def aclose(self) -> None:

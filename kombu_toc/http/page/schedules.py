@@ -8,7 +8,7 @@ from ..problems import invalid, not_found
 from ..request import Answer
 from .render import Ask, View, redirect
 from .tools import Tools, check_any, check_role
-from .words import link
+from .words import link, read_time
 
 #: Schedules of a page, and milliseconds after which it is looked at again.
 PAGE = 100
@@ -51,11 +51,22 @@ async def change(tools: Tools, ask: Ask) -> Answer:
     _check(tools)
     check_role(ask, "operate", None)
     name, act = ask.field("name"), ask.field("act")
-    if act not in ACTS:
-        raise invalid("act", f"it must be one of {', '.join(ACTS)}")
-    async with tools.audit.doing(ask.visitor.name, f"{act} schedule", what=name):
-        await tools.extras.change_schedule(name, act)
+    who = ask.visitor.name
+    given: tuple[float, ...] = ()
     to = link("schedules", name=name) if ask.field("back") else "schedules"
+    if act == "backfill":
+        now = await tools.now_us() / 1e6
+        start = read_time(ask.field("start"), "start", now)
+        if start is None:
+            raise invalid("start", "it must be a time: 2026-01-31 09:30, or 2 days ago")
+        end = read_time(ask.field("end"), "end", now)
+        given = (start,) if end is None else (start, end)
+    elif act not in ACTS:
+        raise invalid("act", f"it must be one of {', '.join(ACTS)}")
+    async with tools.audit.doing(who, f"{act} schedule", what=name):
+        done = await tools.extras.change_schedule(name, act, who, *given)
+    if act == "backfill":
+        return redirect(ask, to, f"{name}: {len(done)} firings of the past were sent.")
     return redirect(ask, to, f"{name} {_is(act)}{ACTS[act][1]}.")
 
 
