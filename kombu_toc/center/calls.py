@@ -236,7 +236,9 @@ class Commands:
             1 if replaces else 0,
         )
         declared = topic.declaration
-        limits = declared.put_gates if counted and not replaces else ""
+        limits = declared.put_gates
+        if limits and (replaces or counted is False):
+            limits = f"!{limits}" if counted else ""
         # Where those of a key start in their order, what is sent again holds its key in its place;
         # but nothing else that happens to have its id.
         ordered = (

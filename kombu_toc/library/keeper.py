@@ -267,7 +267,7 @@ class Keeper:
             if far:
                 self._store.place(list(far), statuses.FAR)
                 rows = [row for row in rows if row.key not in far]
-            put = self._returner.put(rows).number
+            put = self._returner.put(rows, counted=True).number
             off = off_among(self.center, rows)
             self._store.forget([row.key for row in rows if row.topic in off])
             return put

@@ -244,8 +244,11 @@ def row_of(
     )
 
 
-def request_of(row: Row) -> PutRequest:
-    """What puts the message of a row back into Redis: just as it was put, and not twice."""
+def request_of(row: Row, *, counted: bool = False) -> PutRequest:
+    """What puts the message of a row back into Redis: just as it was put, and not twice.
+
+    counted: whether it counts among what may be put
+    """
     return PutRequest(
         *(row.id, row.body, row.action_us),
         basis=row.basis,
@@ -253,7 +256,7 @@ def request_of(row: Row) -> PutRequest:
         token=row.token or None,
         replaces=True,
         traits=row.traits,
-        counted=False,
+        counted=counted,
         has_name=True,
     )
 
