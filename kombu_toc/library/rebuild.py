@@ -20,7 +20,7 @@ from ..center.center import TimeoutCenter
 from ..errors import EnvelopeError, LibraryError
 from ..model import message
 from ..model.delivery import name_in
-from ..model.library import DISAGREEMENTS, OFF, Disagreement, Rebuilt
+from ..model.library import BEHIND, DISAGREEMENTS, OFF, Disagreement, Rebuilt
 from ..model.results import IN_FLIGHT, WAITING, Found
 from . import statuses
 from .dead import DeadLetters
@@ -196,12 +196,13 @@ class Rebuild:
                     time.sleep(max(began + SETTLE - time.monotonic(), 0.0))
                 others += Schedules(store).rebuild(self._center, self._putter, database)
                 others += DeadLetters(store).rebuild(self._center, self._putter, database)
-        off = [
-            topic.name
-            for topic in self._center.registry.select(None)
-            if topic.declaration.library == OFF and not topic.declaration.expires
-        ]
-        done = done._replace(put=done.put + others, not_kept=tuple(sorted(off)))
+        there = {one.name: one.declaration for one in self._center.registry.select(None)}
+        every = sorted((self._store.topics() | there).items())
+        off, behind = (
+            tuple(name for name, one in every if one.library == mode and not one.expires)
+            for mode in (OFF, BEHIND)
+        )
+        done = done._replace(put=done.put + others, not_kept=off, behind=behind)
         if on_progress is not None:
             on_progress(done)
         if self._away:
