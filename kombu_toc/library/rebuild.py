@@ -10,9 +10,10 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import select
 
@@ -25,7 +26,6 @@ from ..model.results import IN_FLIGHT, WAITING, Found
 from . import statuses
 from .dead import DeadLetters
 from .guard import ended_rows, over_of
-from .prefetch import reading_ahead
 from .putting import DEAD, MISSING, THERE, Putter, states_in_redis
 from .records import (
     Event,
@@ -43,6 +43,8 @@ from .schedules import Schedules
 from .schema import LAYOUT
 from .shards import Database, Shard
 from .store import CHUNK, Store, chunks, together
+
+T = TypeVar("T")
 
 # -- puts back into Redis what is pending
 
@@ -126,6 +128,21 @@ class _Total:
             self._thread.join(LAST)
 
 
+@contextmanager
+def reading_ahead(source: Iterator[T]) -> Iterator[Iterator[T]]:
+    """Within this, what a source yields is read by a thread, one before it is asked for: what is
+    known of rows gets old. What reading raises is raised where it is iterated."""
+    with ThreadPoolExecutor(1, "toc-read-ahead") as pool:
+
+        def ahead() -> Iterator[T]:
+            later = pool.submit(next, source, None)
+            while (one := later.result()) is not None:
+                later = pool.submit(next, source, None)
+                yield one
+
+        yield ahead()
+
+
 class Rebuild:
     """One rebuild. What is done already is found out as it goes: it can be repeated.
 
@@ -173,7 +190,7 @@ class Rebuild:
                 yield from self._settled()
 
         # The database works while Redis does.
-        with _Total(store) as total, reading_ahead(batches) as read:
+        with _Total(store) as total, reading_ahead(batches()) as read:
             for number, wanted, taken, ended in read:
                 put = self._put(wanted)
                 done = Rebuilt(

@@ -108,23 +108,6 @@ class Event(NamedTuple):
     def has_ended(self) -> bool:
         return self.status not in statuses.LIVE
 
-    @property
-    def known(self) -> dict[str, Any]:
-        """The columns of its row as far as the message says them."""
-        headers, action_us = self.message
-        task, kind, biz, attributes = texts_of(headers)
-        return {
-            "action_us": action_us,
-            "task": task,
-            "biz_type": kind,
-            "biz_id": biz,
-            "attributes": attributes,
-            "attempts": 0,
-            "worker": None,
-            "error": None,
-            "created_us": self.at_us,
-        }
-
 
 def identity_of(topic: str, id: str, body: bytes, token: str = "") -> tuple[Key, Mapping[str, Any]]:
     """The key of the row of a message that is kept under this id, and its headers.
