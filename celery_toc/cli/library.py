@@ -148,7 +148,7 @@ def rebuild(session: Session) -> None:
         session.screen.json(
             {
                 **{"rows": done.rows, "put": done.put, "taken": done.taken, "ended": done.ended},
-                "not_kept": list(done.not_kept),
+                **{"not_kept": list(done.not_kept), "behind": list(done.behind)},
             }
         )
         return
@@ -161,6 +161,12 @@ def rebuild(session: Session) -> None:
     for queue in done.not_kept:
         session.screen.say(
             f"Queue {queue} has x-library: off: what was in it when Redis was lost is lost.",
+            "yellow",
+        )
+    for queue in done.behind:
+        session.screen.say(
+            f"Queue {queue} has x-library: behind: what was sent to it in the seconds before Redis "
+            "was lost may be lost.",
             "yellow",
         )
 

@@ -86,13 +86,16 @@ def logging(
     return f"{script}_logged", (*keys, slot.log), (*args, place, topic.declaration.logs)
 
 
-def read_call(slot: Slot, limit: int, bytes: int, age_ms: int = 0) -> ScriptCall:
+def read_call(
+    slot: Slot, limit: int, bytes: int, age_ms: int = 0, after: str | None = None
+) -> ScriptCall:
     """Read a log, and delete what it says of messages that are gone by now, but for those that
     were cancelled. Result: a :class:`Read`.
 
     limit: how many entries at most
     bytes: that their bodies may have together; the first may have any
     age_ms: how old they are at least, in milliseconds
+    after: the entry before the first
     """
 
     def parse(raw: list[Any]) -> Read:
@@ -113,7 +116,8 @@ def read_call(slot: Slot, limit: int, bytes: int, age_ms: int = 0) -> ScriptCall
         return Read(entries, gone, bool(more))
 
     keys = (slot.log, slot.prepare, slot.dead, slot.body, slot.tokens, *slot.stores)
-    return ScriptCall(load("logged"), keys, (limit, bytes, age_ms), parse)
+    start = "-" if after is None else f"({after}"
+    return ScriptCall(load("logged"), keys, (limit, bytes, age_ms, start), parse)
 
 
 def written_call(slot: Slot, entries: Sequence[str], ids: Sequence[str] = ()) -> ScriptCall:
@@ -236,7 +240,9 @@ class Commands:
             1 if replaces else 0,
         )
         declared = topic.declaration
-        limits = declared.put_gates if counted and not replaces else ""
+        limits = declared.put_gates
+        if limits and (replaces or counted is False):
+            limits = f"!{limits}" if counted else ""
         # Where those of a key start in their order, what is sent again holds its key in its place;
         # but nothing else that happens to have its id.
         ordered = (

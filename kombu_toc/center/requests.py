@@ -48,7 +48,7 @@ class PutRequest(NamedTuple):
     replaces: it takes the place of a message that was delivered; a server that is full accepts it
     traits: what holds for it and not for its topic, as :func:`.model.delivery.traits_of` makes it
     counted: whether it counts among what may be put into its topic; what `replaces` another does
-        not
+        not unless this says so: then it counts, and is not refused
     goes_on: it goes on for the message of its id that was delivered, as what `replaces` one does:
         where the messages of a key start in their order, it holds the key in its place
     """
@@ -65,7 +65,7 @@ class PutRequest(NamedTuple):
     remember: int = REMEMBER
     replaces: bool = False
     traits: str = ""
-    counted: bool = True
+    counted: bool | None = None
     goes_on: bool = False
     has_name: bool = False
 

@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +37,7 @@ from .schema import Attributes
 # Statements are plain SQL for one shard, in one transaction or none: no RETURNING, no sequences.
 
 #: Connections that a process keeps open to a database, and how many more it opens if need be.
-POOL, OVERFLOW = 5, 10
+_POOL = {"pool_size": 5, "max_overflow": 10}
 
 #: Errors that repeating may mend: PostgreSQL's SQLSTATE, MySQL's numbers. The latter of each are
 #: those of two processes that make room for a day at the same moment.
@@ -62,6 +63,9 @@ ROWS_PER_DELETE = 5000
 #: Bytes that MySQL takes in one statement in any case, as it is configured.
 SMALLEST_PACKET = 1 << 20
 
+
+#: The first SQLite that knows UPDATE FROM.
+OLDEST_SQLITE = (3, 33)
 
 #: The lock of who changes tables. MySQL has its locks for all databases of a server together.
 TURN = "toc_library_tables"
@@ -90,28 +94,17 @@ class Dialect:
 
     name = "sqlite"
     partitions = False
+    #: SQLAlchemy's module with its INSERT
+    sql: Any = sqlite
     #: of transactions; None: the default
     isolation: str | None = None
 
     def arguments(self, timeout: float) -> dict[str, Any]:
         return {"connect_args": {"timeout": timeout, "check_same_thread": False}}
 
-    def prepare(self, engine: Engine, timeout: float) -> None:
-        """What each new connection is told."""
-
-        def connected(connection: Any, _: Any) -> None:
-            cursor = connection.cursor()
-            # Readers do not wait for the writer. Of a machine that loses power, the latest
-            # transactions may be missing; not of a process that is killed.
-            cursor.execute("PRAGMA journal_mode=WAL")
-            cursor.execute("PRAGMA synchronous=NORMAL")
-            cursor.close()
-
-        event.listen(engine, "connect", connected)
-
     def insert_missing(self, table: Table) -> Any:
         """INSERT that leaves a row alone that is there already."""
-        return sqlite.insert(table).on_conflict_do_nothing()
+        return self.sql.insert(table).on_conflict_do_nothing()
 
     def insert_rows(
         self, connection: Connection, table: Table, values: Sequence[Mapping[str, Any]]
@@ -126,7 +119,7 @@ class Dialect:
 
     def upsert(self, table: Table, keys: Sequence[str], values: Sequence[str]) -> Any:
         """INSERT that replaces these values of a row that is there already."""
-        made = sqlite.insert(table)
+        made = self.sql.insert(table)
         changes = {name: made.excluded[name] for name in values}
         return made.on_conflict_do_update(index_elements=list(keys), set_=changes)
 
@@ -199,12 +192,12 @@ class Dialect:
 class PostgreSQL(Dialect):
     name = "postgresql"
     partitions = True
+    sql = postgresql
 
     def arguments(self, timeout: float) -> dict[str, Any]:
         ms = int(timeout * 1000)
         return {
-            "pool_size": POOL,
-            "max_overflow": OVERFLOW,
+            **_POOL,
             "pool_timeout": timeout,
             "connect_args": {
                 "connect_timeout": max(int(timeout), 2),
@@ -214,12 +207,6 @@ class PostgreSQL(Dialect):
                 "application_name": "celery-toc",
             },
         }
-
-    def prepare(self, engine: Engine, timeout: float) -> None:
-        pass
-
-    def insert_missing(self, table: Table) -> Any:
-        return postgresql.insert(table).on_conflict_do_nothing()
 
     def insert_rows(
         self, connection: Connection, table: Table, values: Sequence[Mapping[str, Any]]
@@ -237,11 +224,6 @@ class PostgreSQL(Dialect):
             arrays = tuple([one[name] for one in some] for name in names)
             inserted += connection.exec_driver_sql(statement, arrays).rowcount
         return inserted
-
-    def upsert(self, table: Table, keys: Sequence[str], values: Sequence[str]) -> Any:
-        made = postgresql.insert(table)
-        changes = {name: made.excluded[name] for name in values}
-        return made.on_conflict_do_update(index_elements=list(keys), set_=changes)
 
     def socket_of(self, connection: Connection) -> int | None:
         raw: Any = connection.connection.dbapi_connection
@@ -267,7 +249,7 @@ class PostgreSQL(Dialect):
         # Of a transaction, which a pooler of connections keeps together. It holds nothing else
         # that whoever makes an index waits for.
         asked = f"SELECT pg_try_advisory_xact_lock(hashtext('{TURN}'), 0)"
-        return _took_turn(connection, asked)
+        return bool(connection.exec_driver_sql(asked).scalar())
 
     def end_turn(self, connection: Connection) -> None:
         connection.rollback()
@@ -301,8 +283,7 @@ class MySQL(Dialect):
 
     def arguments(self, timeout: float) -> dict[str, Any]:
         return {
-            "pool_size": POOL,
-            "max_overflow": OVERFLOW,
+            **_POOL,
             "pool_timeout": timeout,
             "pool_recycle": 3600,
             "connect_args": {
@@ -312,9 +293,6 @@ class MySQL(Dialect):
                 "charset": "utf8mb4",
             },
         }
-
-    def prepare(self, engine: Engine, timeout: float) -> None:
-        pass
 
     def insert_missing(self, table: Table) -> Any:
         made = mysql.insert(table)
@@ -356,7 +334,8 @@ class MySQL(Dialect):
         return wanted.with_for_update(skip_locked=not waits)
 
     def take_turn(self, connection: Connection) -> bool:
-        return _took_turn(connection, f"SELECT GET_LOCK({_TURN_IN_MYSQL}, 0)")
+        asked = f"SELECT GET_LOCK({_TURN_IN_MYSQL}, 0)"
+        return bool(connection.exec_driver_sql(asked).scalar())
 
     def end_turn(self, connection: Connection) -> None:
         connection.exec_driver_sql(f"DO RELEASE_LOCK({_TURN_IN_MYSQL})")
@@ -422,15 +401,6 @@ def _with_earlier(error: BaseException | None) -> Iterable[BaseException]:
         error = error.__context__
 
 
-def _took_turn(connection: Connection, asked: str) -> bool:
-    try:
-        return bool(connection.exec_driver_sql(asked).scalar())
-    except DBAPIError as exc:
-        if exc.connection_invalidated:
-            raise
-        return True  # there are engines of this protocol that have no such locks
-
-
 def _number(error: BaseException) -> Any:
     """MySQL's number of an error."""
     arguments: tuple[Any, ...] = getattr(getattr(error, "orig", error), "args", ())
@@ -457,6 +427,11 @@ def open_engines(url: DatabaseURL, timeout: float) -> tuple[Engine, Engine, Dial
     """
     revealed = url.reveal()
     dialect = _DIALECTS[revealed.partition(":")[0].partition("+")[0].lower()]()
+    if url.is_sqlite and sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise ConfigurationError(
+            f"the library {url} needs SQLite 3.33, and this Python has {sqlite3.sqlite_version}: "
+            "use a newer Python, or another database"
+        )
     try:
         how = {"hide_parameters": True, **dialect.arguments(timeout)}
         level = {"isolation_level": dialect.isolation} if dialect.isolation else {}
@@ -472,9 +447,20 @@ def open_engines(url: DatabaseURL, timeout: float) -> tuple[Engine, Engine, Dial
         # What SQLAlchemy says of it may show the password.
         raise ConfigurationError(f"the library's URL {url} cannot be read") from None
     for one in (engine, single):
-        dialect.prepare(one, timeout)
+        if url.is_sqlite:
+            event.listen(one, "connect", _connected)
         event.listen(one, "before_cursor_execute", _of_table, retval=True)
     return engine, single, dialect
+
+
+def _connected(connection: Any, _: Any) -> None:
+    """A connection to SQLite was made."""
+    cursor = connection.cursor()
+    # Readers do not wait for the writer. Of a machine that loses power, the latest transactions may
+    # be missing; not of a process that is killed.
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.close()
 
 
 #: The execution option of a statement of the first tables that is to be one of those with this

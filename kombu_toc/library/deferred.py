@@ -9,6 +9,9 @@ who write its rows. So a process that is busy with tasks takes some seconds for 
 
 What the log of a slot has no room for is not in it, but it says so. Then all that waits in the
 queue is looked through.
+
+Each database is written by itself. The entries of one that is away stay in the logs, and are read
+again when it answers; those of the others are read on behind them.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..center.calls import CANCEL, FULL, MOVE, Entry, logs_of, read_call, written_call
@@ -33,6 +38,7 @@ from .guard import ends_of, over_of
 from .putting import MISSING, states_in_redis
 from .rebuild import key_of
 from .records import TOLD_HEADERS, Event, Key, Row, identity_of, ids_of, now_us, row_of_message
+from .shards import Database
 from .store import CHUNK, Store
 
 logger = logging.getLogger(__name__)
@@ -69,6 +75,10 @@ class _Logged(NamedTuple):
     entries: list[Entry]
     gone: int
     more: bool
+
+
+#: Entries of the log of one slot, with the rows of their messages, if these have any.
+_Part = tuple[Topic, Slot, list[tuple[Entry, Row | None]]]
 
 
 class _Pace:
@@ -124,6 +134,7 @@ class _Look:
     """A look through all that waits in a queue, some of which is not in its logs.
 
     marks: the entries that say so, which are deleted when it ends
+    misses: whether a database was away: all is looked through once more when it answers
     """
 
     def __init__(self, topic: Topic) -> None:
@@ -131,6 +142,7 @@ class _Look:
         self.marks: list[tuple[Slot, str]] = []
         self.after: str | None = None
         self.number = 0
+        self.misses = False
 
 
 class Behind:
@@ -142,33 +154,63 @@ class Behind:
         #: the slots that may have logs, and monotonic seconds until which that is believed
         self._slots: list[tuple[Topic, Slot]] = []
         self._believed = self._next_others = 0.0
+        self._errors: list[LibraryError] = []
+        #: by the key of a log, the entry behind which it is read: of some before it, the databases
+        #: were away
+        self._after: dict[str, str] = {}
         #: by queue
         self._looks: dict[str, _Look] = {}
         self._pace = _Pace()
 
     def turn(self) -> bool:
         """Write what is logged, for a while; return whether there is more to do at once. Raises
-        LibraryError."""
+        LibraryError of the first database that was away, when the others are written."""
         until = time.monotonic() + TURN
         self._pace.look()
-        while True:
-            lengths = self._see()
-            if not self._looks and self._pace.waits(sum(lengths)):
-                return False
-            read = self._read(lengths)
-            if not any(one.entries or one.gone for one in read):
-                self._pace.over()
-                return False
-            if any(one.more for one in read):
-                self._pace.met(sum(lengths))
-            else:
-                self._pace.over()
-            self._write(read)
-            self._begin_looks(read)
-            for look in list(self._looks.values()):
-                self._go_on(look)
-            if time.monotonic() >= until:
-                return True
+        self._errors = []
+        if self._after and not self._resting():
+            self._asking(self._store.layout)
+            if not self._errors:
+                self._after.clear()
+        more = self._step()
+        while more and time.monotonic() < until:
+            more = self._step()
+        if self._errors:
+            raise self._errors[0]
+        return more
+
+    def _step(self) -> bool:
+        """Write some of what is logged; return whether there is more."""
+        lengths = self._see()
+        resting = self._resting()
+        looks = [one for one in self._looks.values() if one.after or not (one.misses and resting)]
+        if not looks and self._pace.waits(sum(lengths)):
+            return False
+        read = self._read(lengths)
+        if any(one.more for one in read):
+            self._pace.met(sum(lengths))
+        else:
+            self._pace.over()
+        if not looks and not any(one.entries or one.gone for one in read):
+            return False
+        self._write(read)
+        self._begin_looks(read)
+        for look in looks or list(self._looks.values()):
+            self._go_on(look)
+        return True
+
+    def _resting(self) -> bool:
+        """Whether a database was away a moment ago."""
+        return any(one.rests for one in self._store.shards.databases)
+
+    def _asking(self, do: Callable[[], object]) -> bool:
+        """Ask a database; return whether it has answered."""
+        try:
+            do()
+        except LibraryError as exc:
+            self._errors.append(exc)
+            return False
+        return True
 
     # -- what is logged
 
@@ -202,7 +244,8 @@ class Behind:
         some = [pair for pair, length in zip(self._slots, lengths, strict=True) if length][:SLOTS]
         # The next time it is the turn of others.
         self._slots = [*(pair for pair in self._slots if pair not in some), *some]
-        calls = [read_call(slot, ENTRIES // len(some), BYTES, AGE_MS) for _, slot in some]
+        many, after = ENTRIES // (len(some) or 1), self._after.get
+        calls = [read_call(slot, many, BYTES, AGE_MS, after(slot.log)) for _, slot in some]
         read = self._center.run_all(calls)
         return [_Logged(*pair, *one) for pair, one in zip(some, read, strict=True)]
 
@@ -216,22 +259,41 @@ class Behind:
         return found
 
     def _write(self, read: Sequence[_Logged]) -> None:
-        """Write what has changed, and then delete the entries."""
+        """Write what has changed, and then delete the entries: each database by itself."""
+        parts: dict[Database | None, list[_Part]] = defaultdict(list)
+        for topic, slot, entries, *_ in read:
+            of: dict[Database | None, list[tuple[Entry, Row | None]]] = defaultdict(list)
+            for entry in entries:
+                kept = entry.state and topic.declaration.library != OFF
+                row = _row(topic, slot, entry) if kept else None
+                # Where the row of what was cancelled is, any database may have to say.
+                known = row is not None and entry.what != CANCEL
+                of[self._store.database_of(row) if row and known else None].append((entry, row))
+            for database, some in of.items():
+                parts[database].append((topic, slot, some))
+        for database, part in parts.items():
+            rests = self._resting() if database is None else database.rests
+            if rests or not self._asking(partial(self._write_part, database, part)):
+                for _, slot, _ in part:
+                    self._after[slot.log] = ""
+        for _, slot, entries, *_ in read:
+            if entries and slot.log in self._after:
+                self._after[slot.log] = entries[-1].name
+
+    def _write_part(self, database: Database | None, part: Sequence[_Part]) -> None:
+        """database: of the rows; None: whatever has them"""
         rows: dict[Key, Row] = {}
         dead: dict[Key, Row] = {}
         moved: list[Row] = []
         cancelled: dict[str, set[str]] = {}
         #: by the place of its log: id -> key of the row
         written: list[dict[str, Key]] = []
-        for topic, slot, entries, *_ in read:
+        for topic, _, entries in part:
             ids: dict[str, Key] = {}
             written.append(ids)
-            for entry in entries:
+            for entry, row in entries:
                 if entry.what == CANCEL:
                     cancelled.setdefault(topic.name, set()).update(ids_of(entry.id))
-                if not entry.state or topic.declaration.library == OFF:
-                    continue
-                row = _row(topic, slot, entry)
                 if row is None:
                     continue
                 ids[entry.id] = row.key
@@ -241,8 +303,9 @@ class Behind:
                 rows[row.key] = row
                 if entry.what == MOVE:
                     moved.append(row)
-        for topic in {one.topic.name: one.topic for one in read}.values():
-            self._store.note_topic(topic.name, topic.declaration)
+        if rows or dead:
+            for topic in {one.name: one for one, *_ in part}.values():
+                self._store.note_topic(topic.name, topic.declaration, database)
         if not self._insert(list(rows.values())):
             DeadLetters(self._store).go_on(self._center, list(rows.values()))
         for row in moved:
@@ -252,7 +315,7 @@ class Behind:
             self._store.record(events)
         if dead:
             self._bury(dead)
-        self._delete(read, written, dead)
+        self._delete(part, written, dead)
 
     def _bury(self, dead: Mapping[Key, Row]) -> None:
         """Write that these are dead, with the rows that a rebuild makes dead letters of."""
@@ -277,13 +340,13 @@ class Behind:
 
     def _delete(
         self,
-        read: Sequence[_Logged],
+        part: Sequence[_Part],
         written: Sequence[dict[str, Key]],
         dead: Mapping[Key, Row],
     ) -> None:
         calls, keys = [], []
-        for (_, slot, entries, *_), ids in zip(read, written, strict=True):
-            names = [entry.name for entry in entries if entry.what != FULL]
+        for (_, slot, entries), ids in zip(part, written, strict=True):
+            names = [entry.name for entry, _ in entries if entry.what != FULL]
             if names:
                 calls.append(written_call(slot, names, list(ids)))
                 keys.append(ids)
@@ -306,12 +369,12 @@ class Behind:
         try:
             return self._store.insert(rows)
         except LibraryError:
-            self._store.layout()
+            self._store.layout(rows)
         for row in rows:
             try:
                 self._store.insert([row])
             except LibraryError as exc:
-                self._store.layout()
+                self._store.layout([row])
                 logger.error("message %.80r in queue %s has no row: %s", row.id, row.topic, exc)
         return False
 
@@ -351,6 +414,8 @@ class Behind:
     def _go_on(self, look: _Look) -> None:
         """Write the rows of a page of what is there; where they are, nothing changes."""
         topic = look.topic
+        if look.after is None:
+            look.misses = False
         states = (WAITING, IN_FLIGHT)
         page = self._center.scan(topic.name, state=states, limit=CHUNK, after=look.after)
         rows: dict[Key, Row] = {}
@@ -359,19 +424,29 @@ class Behind:
             row = _row(topic, topic.slot(found.slot), entry)
             if row is not None:
                 rows[row.key] = row
-        self._store.note_topic(topic.name, topic.declaration)
-        self._insert(list(rows.values()))
+        of: dict[Database, list[Row]] = defaultdict(list)
+        for row in rows.values():
+            of[self._store.database_of(row)].append(row)
+        for database, some in of.items():
+            write = partial(self._write_seen, look, database, some)
+            look.misses |= database.rests or not self._asking(write)
         look.number += len(rows)
         look.after = page.after
-        states_now = states_in_redis(self._center, list(rows.values()))
-        gone = [key for key, state in zip(rows, states_now, strict=True) if state == MISSING]
-        if gone and all(self._lengths([(topic, slot) for slot, _ in look.marks])):
-            self._store.forget(gone)  # not if everything was lost just now
-        if look.after is None:
+        if look.after is None and not look.misses:
             self._looks.pop(topic.name)
             for slot, name in look.marks:
                 self._center.run(written_call(slot, [name]))
             logger.info("queue %s: %d messages were looked through", topic.name, look.number)
+
+    def _write_seen(self, look: _Look, database: Database, rows: Sequence[Row]) -> None:
+        """Write the rows of what a look has seen."""
+        topic = look.topic
+        self._store.note_topic(topic.name, topic.declaration, database)
+        self._insert(rows)
+        states = states_in_redis(self._center, rows)
+        gone = [row.key for row, state in zip(rows, states, strict=True) if state == MISSING]
+        if gone and all(self._lengths([(topic, slot) for slot, _ in look.marks])):
+            self._store.forget(gone)  # not if everything was lost just now
 
 
 def _row(topic: Topic, slot: Slot, entry: Entry) -> Row | None:

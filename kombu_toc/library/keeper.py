@@ -14,6 +14,8 @@ from functools import partial
 
 from ..center.center import TimeoutCenter
 from ..errors import LibraryError
+from ..model.library import OFF
+from ..model.topic import Declaration
 from . import statuses
 from .dead import DeadLetters
 from .deferred import Behind
@@ -47,6 +49,9 @@ MARGIN = 2.0
 PRUNE_INTERVAL = 3600.0
 PRUNED = 5
 
+#: Seconds after which it is looked again which queues have no rows: a rebuild names them.
+OFF_INTERVAL = 60.0
+
 #: The name under which processes agree which of them does it: no queue has it.
 SPEAKER = " library"
 
@@ -72,7 +77,9 @@ class Keeper:
         host = socket.gethostname() if urls[0].startswith("sqlite") else ""
         self._speaker = f"{SPEAKER} {zlib.crc32(repr((urls, host)).encode()):08x}"
         self._retention_us = int(retention * 1_000_000)
-        self._next_prune = 0.0
+        self._next_prune = self._next_off = 0.0
+        #: the queues that have no rows, as the library has them
+        self._off: dict[str, Declaration] = {}
         #: what is left of a round of it that goes on
         self._pruning: Iterator[int] | None = None
         #: the number of the shard that was looked at last
@@ -122,7 +129,7 @@ class Keeper:
             others: tuple[Callable[[], object], ...] = ()
             if now >= self._next_second:
                 self._next_second = now + INTERVAL
-                others = self._look_if_due, self._prune_if_due
+                others = self._look_if_due, self._prune_if_due, self._note_off_if_due
             for do in (self.put_missing, *others):
                 try:
                     do()
@@ -157,6 +164,22 @@ class Keeper:
         if begins:
             self._next_look = now + LOOK_INTERVAL
         self._reconciler.look(begins=begins)
+
+    def _note_off_if_due(self) -> None:
+        now = time.monotonic()
+        if now < self._next_off:
+            return
+        self._next_off = now + OFF_INTERVAL
+        topics = self.center.registry.select(None)
+        off = {
+            one.name: one.declaration
+            for one in topics
+            if one.declaration.library == OFF and not one.declaration.expires
+        }
+        for name, declaration in off.items():
+            if self._off.get(name) != declaration:
+                self._store.note_topic(name, declaration)
+        self._off = off
 
     def _prune_if_due(self) -> None:
         now = time.monotonic()
@@ -267,7 +290,7 @@ class Keeper:
             if far:
                 self._store.place(list(far), statuses.FAR)
                 rows = [row for row in rows if row.key not in far]
-            put = self._returner.put(rows).number
+            put = self._returner.put(rows, counted=True).number
             off = off_among(self.center, rows)
             self._store.forget([row.key for row in rows if row.topic in off])
             return put

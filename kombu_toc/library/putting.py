@@ -58,14 +58,14 @@ def _claim_of(row: Row, until: Any) -> tuple[Claim, str]:
     return claim, f";{others}" if others else ""
 
 
-def putting(center: TimeoutCenter, topic: Topic, row: Row) -> ScriptCall:
+def putting(center: TimeoutCenter, topic: Topic, row: Row, *, counted: bool) -> ScriptCall:
     """The call that puts the message of a row with a unique key back. Result: a Put, or a
     Conflict if another message has its key by now."""
     headers = identity_of(row.topic, row.id, row.body, row.traits)[1]
     claim, traits = _claim_of(row, headers.get(UNTIL) if UNIQUE in headers else None)
     goes_on = bool(headers.get("retries")) or bool(headers.get("replaced_task_nesting"))
     basis = row.basis or claim.shown
-    request = request_of(row)._replace(traits=traits, basis=basis)
+    request = request_of(row, counted=counted)._replace(traits=traits, basis=basis)
     topic = home_of(center.runner, topic, claim, basis)
     center.registry.admit(topic, row.id, basis, unique=True)
     return unique_call(
@@ -112,9 +112,12 @@ class Putter:
         declared: Topic = self._center.run(registry.declare_call(name, declaration))
         return declared
 
-    def put(self, rows: Iterable[Row]) -> int:
+    def put(self, rows: Iterable[Row], *, counted: bool = False) -> int:
         """Put the messages of these rows, those that are due first in the order of the list;
-        return how many were not there. Those that have expired are left out."""
+        return how many were not there. Those that have expired are left out.
+
+        counted: whether they are put for the first time, and count among what may be put
+        """
         now = now_us()
         by_place: dict[tuple[str, int, int], list[Row]] = defaultdict(list)
         topics: dict[str, Topic] = {}
@@ -141,8 +144,8 @@ class Putter:
         for (name, slot, step), some in by_place.items():
             topic = topics[name]
             if topic.declaration.put_gates:
-                # What is put back does not count among what may be put.
-                apart += [self._center.commands.put(topic, request_of(row)) for row in some]
+                puts = self._center.commands.put
+                apart += [puts(topic, request_of(row, counted=counted)) for row in some]
                 continue
             for batch in _batches(some):
                 flat: list[Any] = []
@@ -159,11 +162,11 @@ class Putter:
                 apart.append(self._center.commands.put(topic, request_of(batch[number])))
         if apart:
             added += sum(one.added for one in self._center.run_puts(apart))
-        return added + (self._put_unique(unique, topics) if unique else 0)
+        return added + (self._put_unique(unique, topics, counted) if unique else 0)
 
-    def _put_unique(self, rows: Sequence[Row], topics: Mapping[str, Topic]) -> int:
+    def _put_unique(self, rows: Sequence[Row], topics: Mapping[str, Topic], counted: bool) -> int:
         """Put what has a unique key, if no other message has it by now."""
-        calls = [putting(self._center, topics[row.topic], row) for row in rows]
+        calls = [putting(self._center, topics[row.topic], row, counted=counted) for row in rows]
         results = self._center.run_puts(calls)
         pairs = list(zip(rows, results, strict=True))
         kept = [row for row, result in pairs if is_anothers(row, result)]

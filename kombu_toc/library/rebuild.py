@@ -10,9 +10,10 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import select
 
@@ -20,12 +21,11 @@ from ..center.center import TimeoutCenter
 from ..errors import EnvelopeError, LibraryError
 from ..model import message
 from ..model.delivery import name_in
-from ..model.library import DISAGREEMENTS, OFF, Disagreement, Rebuilt
+from ..model.library import BEHIND, DISAGREEMENTS, OFF, Disagreement, Rebuilt
 from ..model.results import IN_FLIGHT, WAITING, Found
 from . import statuses
 from .dead import DeadLetters
 from .guard import ended_rows, over_of
-from .prefetch import reading_ahead
 from .putting import DEAD, MISSING, THERE, Putter, states_in_redis
 from .records import (
     Event,
@@ -43,6 +43,8 @@ from .schedules import Schedules
 from .schema import LAYOUT
 from .shards import Database, Shard
 from .store import CHUNK, Store, chunks, together
+
+T = TypeVar("T")
 
 # -- puts back into Redis what is pending
 
@@ -126,6 +128,21 @@ class _Total:
             self._thread.join(LAST)
 
 
+@contextmanager
+def reading_ahead(source: Iterator[T]) -> Iterator[Iterator[T]]:
+    """Within this, what a source yields is read by a thread, one before it is asked for: what is
+    known of rows gets old. What reading raises is raised where it is iterated."""
+    with ThreadPoolExecutor(1, "toc-read-ahead") as pool:
+
+        def ahead() -> Iterator[T]:
+            later = pool.submit(next, source, None)
+            while (one := later.result()) is not None:
+                later = pool.submit(next, source, None)
+                yield one
+
+        yield ahead()
+
+
 class Rebuild:
     """One rebuild. What is done already is found out as it goes: it can be repeated.
 
@@ -173,7 +190,7 @@ class Rebuild:
                 yield from self._settled()
 
         # The database works while Redis does.
-        with _Total(store) as total, reading_ahead(batches) as read:
+        with _Total(store) as total, reading_ahead(batches()) as read:
             for number, wanted, taken, ended in read:
                 put = self._put(wanted)
                 done = Rebuilt(
@@ -196,12 +213,13 @@ class Rebuild:
                     time.sleep(max(began + SETTLE - time.monotonic(), 0.0))
                 others += Schedules(store).rebuild(self._center, self._putter, database)
                 others += DeadLetters(store).rebuild(self._center, self._putter, database)
-        off = [
-            topic.name
-            for topic in self._center.registry.select(None)
-            if topic.declaration.library == OFF and not topic.declaration.expires
-        ]
-        done = done._replace(put=done.put + others, not_kept=tuple(sorted(off)))
+        there = {one.name: one.declaration for one in self._center.registry.select(None)}
+        every = sorted((self._store.topics() | there).items())
+        off, behind = (
+            tuple(name for name, one in every if one.library == mode and not one.expires)
+            for mode in (OFF, BEHIND)
+        )
+        done = done._replace(put=done.put + others, not_kept=off, behind=behind)
         if on_progress is not None:
             on_progress(done)
         if self._away:

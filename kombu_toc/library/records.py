@@ -108,23 +108,6 @@ class Event(NamedTuple):
     def has_ended(self) -> bool:
         return self.status not in statuses.LIVE
 
-    @property
-    def known(self) -> dict[str, Any]:
-        """The columns of its row as far as the message says them."""
-        headers, action_us = self.message
-        task, kind, biz, attributes = texts_of(headers)
-        return {
-            "action_us": action_us,
-            "task": task,
-            "biz_type": kind,
-            "biz_id": biz,
-            "attributes": attributes,
-            "attempts": 0,
-            "worker": None,
-            "error": None,
-            "created_us": self.at_us,
-        }
-
 
 def identity_of(topic: str, id: str, body: bytes, token: str = "") -> tuple[Key, Mapping[str, Any]]:
     """The key of the row of a message that is kept under this id, and its headers.
@@ -244,8 +227,11 @@ def row_of(
     )
 
 
-def request_of(row: Row) -> PutRequest:
-    """What puts the message of a row back into Redis: just as it was put, and not twice."""
+def request_of(row: Row, *, counted: bool = False) -> PutRequest:
+    """What puts the message of a row back into Redis: just as it was put, and not twice.
+
+    counted: whether it counts among what may be put
+    """
     return PutRequest(
         *(row.id, row.body, row.action_us),
         basis=row.basis,
@@ -253,7 +239,7 @@ def request_of(row: Row) -> PutRequest:
         token=row.token or None,
         replaces=True,
         traits=row.traits,
-        counted=False,
+        counted=counted,
         has_name=True,
     )
 

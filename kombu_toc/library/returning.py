@@ -85,10 +85,13 @@ class Returner:
             )
         return wanted + lost
 
-    def put(self, rows: Sequence[Row]) -> Returned:
+    def put(self, rows: Sequence[Row], *, counted: bool = False) -> Returned:
         """Put the messages of rows, but for those that have expired; take back those that have
-        ended since the rows were read."""
-        number = self._putter.put(rows)
+        ended since the rows were read.
+
+        counted: as for :meth:`.putting.Putter.put`
+        """
+        number = self._putter.put(rows, counted=counted)
         late = {row.key for row in self._putter.expired}
         expired = note_expired(self._store, self._putter)
         put = [row for row in rows if row.key not in late] if late else list(rows)

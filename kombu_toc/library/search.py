@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     LargeBinary,
@@ -15,6 +15,7 @@ from sqlalchemy import (
     bindparam,
     cast,
     func,
+    literal_column,
     select,
     text,
     tuple_,
@@ -43,6 +44,9 @@ _Place = tuple[int, str, str, str, int]
 #: Tables that one statement asks.
 _TABLES = {"sqlite": 32, "postgresql": 8}
 
+#: A status of several that a part has.
+_KIND: Any = literal_column("kinds.status")
+
 #: The places in which what has not ended may be.
 _PLACES = (statuses.IN_REDIS, statuses.NOT_PUT, statuses.FAR)
 
@@ -63,18 +67,14 @@ def find(
     of_biz = "biz_id" in where
     every = shards.of_biz(where["biz_id"]) if of_biz else shards.all
 
-    def parts_of(shard: Shard, table: Table) -> list[list[Any]]:
+    def parts_of(shard: Shard, table: Table) -> list[_Part]:
         is_pending = table is shard.tables.pending
-        database = shard.database
         of_part = list(_times(table, between, start, is_pending=is_pending))
-        wanted = []
-        if len(of_part) > 1 and not is_pending and database.dialect.name == "postgresql":
-            # What is due at the same moment is one part: to plan for each costs time, too.
-            one = _parts(database, table, where, is_pending=is_pending, together=True)
-            wanted = [[*part, *of_part[0]] for part in one]
-            del of_part[0]
-        parts = _parts(database, table, where, is_pending=is_pending)
-        return wanted + [[*part, *times] for part in parts for times in of_part]
+        return [
+            part._replace(conditions=[*part.conditions, *times])
+            for part in _parts(shard.database, table, where, is_pending=is_pending)
+            for times in of_part
+        ]
 
     def look(database: Database) -> list[Record]:
         ready([database])
@@ -83,7 +83,7 @@ def find(
         if of_biz:  # a business id leads to few rows: one statement finds them
             first = shards.all[0]
             both = [(one, part) for one in first.tables for part in parts_of(first, one)]
-            parts = [_part(table, conditions, limit) for table, conditions in both]
+            parts = [_first(table, part, limit) for table, part in both]
             for shard in some if parts else ():
                 found += records(database, shard.own(_together(parts, limit)))
         elif database.dialect.name == "mysql":
@@ -92,13 +92,14 @@ def find(
                 for table in shard.tables:
                     for one in parts_of(shard, table):
                         is_pending = table is shard.tables.pending
-                        until = [] if is_pending else _until(database, table, one, limit)
-                        found += records(database, _part(table, [*one, *until], limit))
+                        if not is_pending:
+                            one.conditions.extend(_until(database, table, one.conditions, limit))
+                        found += records(database, _first(table, one, limit))
         else:
             for tables in zip(*(shard.tables for shard in some), strict=True):
                 sorts = _leads(database, where)
                 wanted = parts_of(some[0], tables[0])
-                parts = [_part(tables[0], one, limit, sorts=sorts) for one in wanted]
+                parts = [_first(tables[0], one, limit, sorts=sorts) for one in wanted]
                 if parts:
                     for statement in _of_tables(database, _together(parts, limit), tables, limit):
                         found += records(database, statement)
@@ -148,21 +149,24 @@ def _place_of(record: Record) -> _Place:
     return (*key, _PENDING if is_pending else record.modified_us // DAY_US)
 
 
+class _Part(NamedTuple):
+    """A part of a table.
+
+    kinds: the statuses that it has, one after the other; empty: the conditions say so
+    """
+
+    conditions: list[Any]
+    kinds: tuple[int, ...] = ()
+
+
 def _parts(
-    database: Database,
-    table: Table,
-    where: Mapping[str, Any],
-    *,
-    is_pending: bool,
-    together: bool = False,
-) -> Iterator[list[Any]]:
-    """The conditions of the parts of a table that are wanted.
+    database: Database, table: Table, where: Mapping[str, Any], *, is_pending: bool
+) -> Iterator[_Part]:
+    """The parts of a table that are wanted.
 
     An index has the rows of each place, and of each status in history, in the order of their
     action times: so of each part only as many rows are read as are wanted. With a business id, or
     attributes in PostgreSQL, whose own indexes lead to few rows, the table is one part.
-
-    together: it is one part in any case
     """
     wanted = where.get("status")
     numbers = [
@@ -178,26 +182,31 @@ def _parts(
     ]
     if "attributes" in where:
         same.append(have(database, table, where["attributes"]))
-    is_one = together or "biz_id" in where or _leads(database, where)
+    is_one = "biz_id" in where or _leads(database, where)
     if is_pending and numbers == [statuses.TAKEN] and not is_one:
-        yield [*same, text(IS_TAKEN)]
+        yield _Part([*same, text(IS_TAKEN)])
     elif is_pending:
         if wanted is not None:
             same.append(columns.status.in_(numbers))
         if is_one:
             # Of what is dead, history says so.
-            yield [*same, columns.place.in_(_PLACES)]
+            yield _Part([*same, columns.place.in_(_PLACES)])
         else:
-            yield from ([*same, columns.place == place] for place in _PLACES)
+            yield from (_Part([*same, columns.place == place]) for place in _PLACES)
     elif is_one:
-        among = [columns.status.in_(numbers)] if together or wanted is not None else []
-        yield [*same, *among]
+        among = [columns.status.in_(numbers)] if wanted is not None else []
+        yield _Part([*same, *among])
     else:
-        for number in numbers:
-            # Without a task, SQLite would take the index that begins with it.
-            leads = "task" in where and number >= statuses.EXPIRED
-            wrong = [text(WENT_WRONG)] if leads else []
-            yield [*same, columns.status == number, *wrong]
+        # Without a task, SQLite would take the index that begins with it.
+        wrong = [number for number in numbers if "task" in where and number >= statuses.EXPIRED]
+        for some, more in ((wrong, [text(WENT_WRONG)]), (numbers, [])):
+            several = [number for number in some if more or number not in wrong]
+            if len(several) > 1 and database.dialect.name == "postgresql":
+                # One part, or each would be planned for each day.
+                yield _Part([*same, columns.status == _KIND, *more], tuple(several))
+            else:
+                for number in several:
+                    yield _Part([*same, columns.status == number, *more])
 
 
 def _leads(database: Database, where: Mapping[str, Any]) -> bool:
@@ -254,17 +263,23 @@ def _until(database: Database, table: Table, conditions: list[Any], limit: int) 
     return [table.c.action_us <= last[0]["action_us"]] if last else []
 
 
-def _part(table: Table, conditions: list[Any], limit: int, *, sorts: bool = False) -> Any:
-    """The first rows of a part.
+def _first(table: Table, part: _Part, limit: int, *, sorts: bool = False) -> Any:
+    """The first rows of a part; where it has several statuses, those of each.
 
     sorts: no index of times is to be used, which would have all rows looked at
     """
-    statement = select(*(table.c[name] for name in COMMON)).where(*conditions)
+    statement = select(*(table.c[name] for name in COMMON)).where(*part.conditions)
     # It is the primary key that is behind the time: so MySQL uses its index for it.
     order: list[Any] = [table.c[name] for name in (*_ORDER, *["day"] * ("day" in table.c))]
     if sorts:
         order[0] = order[0] + 0
-    return statement.order_by(*order).limit(limit + 1)
+    statement = statement.order_by(*order).limit(limit + 1)
+    if not part.kinds:
+        return statement
+    of_kind = statement.lateral()
+    numbers = ", ".join(f"({number:d})" for number in part.kinds)
+    kinds = text(f"(VALUES {numbers}) AS kinds (status)")
+    return select(of_kind).select_from(kinds, of_kind)
 
 
 def _together(parts: list[Any], limit: int) -> Any:

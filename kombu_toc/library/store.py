@@ -677,9 +677,17 @@ class Store:
             days, goes_on = shard.database.run(drop)
             yield days
 
-    def layout(self) -> list[RowMapping]:
-        """What each database was created as."""
-        return [database.read(select(LAYOUT))[0] for database in self.shards.databases]
+    def database_of(self, row: Row) -> Database:
+        """The database that a row belongs to."""
+        return self.shards.of_key(row.key).database
+
+    def layout(self, rows: Iterable[Row] | None = None) -> list[RowMapping]:
+        """What each database was created as.
+
+        rows: of the databases that these belong to; of all unless given
+        """
+        some = self.shards.databases if rows is None else {self.database_of(row) for row in rows}
+        return [database.read(select(LAYOUT))[0] for database in some]
 
 
 def _rows(database: Database, statement: Any) -> list[Row]:

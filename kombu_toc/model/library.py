@@ -78,6 +78,7 @@ class Rebuilt(NamedTuple):
         the upkeep puts its messages back
     ended: how many have ended by now, or have expired
     not_kept: queues of which the library has nothing (``x-library: off``): what was in them is lost
+    behind: queues whose rows are written behind: what was sent last may be lost
     """
 
     rows: int
@@ -86,6 +87,7 @@ class Rebuilt(NamedTuple):
     taken: int
     ended: int
     not_kept: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
 
 
 class Retried(NamedTuple):

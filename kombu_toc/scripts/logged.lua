@@ -7,6 +7,7 @@
 -- ARGV[1] how many entries at most
 -- ARGV[2] bytes that the envelopes may have together; the first may have any
 -- ARGV[3] milliseconds that an entry is old at least
+-- ARGV[4] '-', or '(' and the entry behind which is read
 -- Returns {entries that were deleted, 1 if there may be more to read, {entry, what has happened
 --          (log.lua), id, state: 0 gone | 1 waiting | 2 in flight | 3 dead, index of the priority step,
 --          score, envelope, token, ...}}
@@ -27,7 +28,7 @@ local function place(id) -- (state, index of the step, score)
   return 0, 0, '0'
 end
 
-local entries = redis.call('XRANGE', KEYS[1], '-', latest, 'COUNT', ARGV[1])
+local entries = redis.call('XRANGE', KEYS[1], ARGV[4], latest, 'COUNT', ARGV[1])
 if #entries >= tonumber(ARGV[1]) then more = 1 end
 for _, entry in ipairs(entries) do
   local what, id = entry[2][1], entry[2][2]

@@ -7,9 +7,10 @@
 -- How long it is, in microseconds, until one more message of a key ('' for none) may be put, and which
 -- limit says so; 0 for now: then `paid` has what `pay` writes.
 --
--- limits: Declaration.put_gates (kombu_toc/model/limits.py)
+-- limits: Declaration.put_gates (kombu_toc/model/limits.py); behind a '!', what is put in any case, and
+--         uses up what may be put: nobody else puts more until that is over
 local function toll(limits, pace, key, now, paid)
-  local longest, which, wanted = 0, '', {}
+  local longest, which, wanted, owes = 0, '', {}, string.byte(limits) == 33
   for kind, us, burst in string.gmatch(limits, '([pP])([%d.]+):(%d+),') do
     local member = kind == 'p' and ':' or key
     if member ~= '' then
@@ -17,7 +18,7 @@ local function toll(limits, pace, key, now, paid)
       local used = paid[member] or tonumber(redis.call('ZSCORE', pace, member) or 0)
       -- It cannot be more, unless the clock was set back or the limit was changed: then it goes on here.
       if used > now + us * burst + 1 then used = now + us * (burst - 1) end
-      used = math.max(now, used)
+      used = math.max(now, owes and math.min(used, now + us * (burst - 1)) or used)
       local wait = math.ceil(used - now - us * (burst - 1) - 1)
       if wait > longest then longest, which = wait, kind end
       wanted[member] = used + us

@@ -488,7 +488,7 @@ class Publisher:
             # server does that is full, would be to lose it.
             replaces=bool(headers.get("retries")),
             traits=message_traits(headers, properties, id, key or ""),
-            counted=counted,
+            counted=None if counted else False,
             # As Task.replace sends it: under the id of the task.
             goes_on=bool(headers.get("replaced_task_nesting")),
             has_name=True,

@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy.event
 from sqlalchemy import Engine
 
-from kombu_toc.library import outcomes, statuses
+from kombu_toc.library import statuses
 from kombu_toc.library.outcomes import DAY_US
-from kombu_toc.library.prefetch import reading_ahead
+from kombu_toc.library.rebuild import reading_ahead
 from kombu_toc.library.records import Event, Row, now_us
 from kombu_toc.library.store import Store
 
@@ -37,24 +37,6 @@ def event(row: Row, status: int, error: str = "", attempts: int = 1, has_row: bo
     return Event(row.key, status, now_us(), attempts, "w:1", error, (said, 7), has_row)
 
 
-class Unknowing(outcomes.MySQLBecoming):
-    """As if the database had no JSON_TABLE."""
-
-    _EVENTS = outcomes.MySQLBecoming._EVENTS.replace("JSON_TABLE", "NO_SUCH_THING")
-    _TOLD = outcomes.MySQLBecoming._TOLD.replace("JSON_TABLE", "NO_SUCH_THING")
-
-
-@pytest.fixture(params=["as it is", "an older database"])
-def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
-    """Both ways of MySQL; the others have one."""
-    if request.param == "as it is":
-        return
-    old = Unknowing() if store.shards.databases[0].dialect.name == "mysql" else outcomes.Becoming()
-    for name in outcomes._OF:
-        monkeypatch.setitem(outcomes._OF, name, old)
-
-
-@pytest.mark.usefixtures("how")
 @pytest.mark.parametrize("has_row", [True, False], ids=["likely", "unlikely"])
 def test_whatever_has_become_of_messages_is_written_together(store: Store, has_row: bool) -> None:
     """Whether they are taken to have rows or not."""
@@ -89,7 +71,6 @@ def test_whatever_has_become_of_messages_is_written_together(store: Store, has_r
 
 
 @pytest.mark.every_engine
-@pytest.mark.usefixtures("how")
 def test_what_ends_again_on_a_day_is_one_record_with_the_latest(store: Store) -> None:
     [row] = rows(1)
     store.insert([row])
@@ -106,7 +87,6 @@ def test_what_ends_again_on_a_day_is_one_record_with_the_latest(store: Store) ->
 
 
 @pytest.mark.every_engine
-@pytest.mark.usefixtures("how")
 def test_of_two_events_of_one_message_the_latest_counts(store: Store) -> None:
     [row] = rows(1)
     store.insert([row])
@@ -115,7 +95,6 @@ def test_of_two_events_of_one_message_the_latest_counts(store: Store) -> None:
     assert (record.status, record.error) == ("dead", "ValueError")
 
 
-@pytest.mark.usefixtures("how")
 def test_what_has_ended_is_found_from_the_day_on_which_it_was_sent(store: Store) -> None:
     all_ = rows(6)
     store.insert(all_)
@@ -149,7 +128,6 @@ def test_ends_without_rows_take_few_statements(store: Store) -> None:
     assert store.count() == {"done": 400, "not put": 0}
 
 
-@pytest.mark.usefixtures("how")
 def test_rows_of_what_has_ended_are_forgotten(store: Store) -> None:
     all_ = rows(400)
     store.insert(all_)
@@ -186,11 +164,11 @@ def test_reading_ahead_hands_over_what_is_raised_and_ends_with_its_reader() -> N
         raise KeyError("read")
 
     seen = []
-    with pytest.raises(KeyError, match="read"), reading_ahead(failing) as read:
+    with pytest.raises(KeyError, match="read"), reading_ahead(failing()) as read:
         for one in read:
             seen.append(one)
     assert seen == [0, 1, 2]
-    with reading_ahead(lambda: iter(range(10**9))) as read:
+    with reading_ahead(iter(range(10**9))) as read:
         assert [next(read), next(read)] == [0, 1]
     # Nobody reads on. What earlier tests have begun may end meanwhile.
     assert "toc-read-ahead" not in {thread.name for thread in threading.enumerate()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sqlite3
 import subprocess
 import sys
 import time
@@ -225,8 +226,7 @@ def test_what_ends_between_the_look_and_the_row_leaves_none_behind(
     insert = store.insert
 
     def late(rows: Any) -> None:
-        [message] = center.pop("mail").messages
-        center.ack([message])
+        center.ack(center.pop("mail").messages)
         insert(rows)
 
     monkeypatch.setattr(store, "insert", late)
@@ -845,6 +845,48 @@ def test_a_consumer_writes_what_waits_meanwhile(mail, store, monkeypatch):
     while not store.of_ids(["order-1"]):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("room", [200_000, 20])
+def test_with_one_database_locked_the_rows_of_the_other_are_written(
+    server, store, center, options, monkeypatch, room
+):
+    """Also where the logs have no room for what waits for it."""
+    monkeypatch.setattr("kombu_toc.model.library.LOG_ENTRIES", room)
+    monkeypatch.setattr("kombu_toc.model.library.LOG_LEAST", 1)
+    monkeypatch.setattr(Recorder, "_keep", KEEP)
+    databases = store.shards.databases
+    locked, path = databases[0], options["toc_library"][0].removeprefix("sqlite:///")
+    number_of = {True: 0, False: 0}
+    for number in range(100):
+        number_of[store.shards.of(f"order-{number}").database is locked] += 1
+
+    def written(database: Database) -> int:
+        shards = [one for one in store.shards.all if one.database is database]
+        return sum(len(database.read(one.tables.pending.select())) for one in shards)
+
+    def wait_for(holds: Any) -> None:
+        deadline = time.monotonic() + 60
+        while not holds():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    other = sqlite3.connect(path, isolation_level=None)
+    how = {**options, "toc_library_timeout": 0.5}
+    with Connection(server.toc_url, transport_options=how) as connection:
+        declare(connection)
+        publish(connection, "first")
+        consume(connection, 1)
+        other.execute("BEGIN IMMEDIATE")
+        for number in range(100):
+            publish(connection, f"order-{number}", **LATER)
+        wait_for(lambda: written(databases[1]) == number_of[False])
+        assert written(locked) == 0
+        assert center.unwritten("mail")[0].entries > 0
+        other.execute("ROLLBACK")
+        wait_for(lambda: written(locked) == number_of[True])
+        wait_for(lambda: logs(center) == [])
+    other.close()
 
 
 #: A recorder in a process of its own: url, databases and tables as JSON.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,26 @@ def test_a_rebuild_says_what_it_has_put_back(app, run, client):
     client.flushall()
     assert "Put 3 messages back, of 3 rows." in run("library", "rebuild")[0]
     assert run("status")[1] == 0
+
+
+def test_a_rebuild_lists_the_queues_of_which_something_is_lost(app, run, client):
+    """Also where nobody has declared them since."""
+    center = timeout_center(app).center
+    for mode in ("off", "behind", "through"):
+        center.declare(f"kept-{mode}", library=mode)
+        center.put(f"kept-{mode}", f"order-{mode}", b"x", delay=60)
+    recorder = center.recorder.recorder
+    recorder.consumes()
+    deadline = time.monotonic() + 60
+    while "kept-off" not in recorder.store.topics() or not recorder.store.of_ids(["order-behind"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    client.flushall()
+    found = json.loads(run("library", "rebuild", "--json")[0])
+    assert (found["put"], found["not_kept"], found["behind"]) == (2, ["kept-off"], ["kept-behind"])
+    said = run("library", "rebuild")[0]
+    assert "Queue kept-off has x-library: off" in said
+    assert "Queue kept-behind has x-library: behind" in said
 
 
 def test_what_is_in_the_library_only_has_a_figure_of_its_own(app, run):

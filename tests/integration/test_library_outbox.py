@@ -15,7 +15,7 @@ import sqlalchemy
 from kombu import Connection, Queue
 from sqlalchemy.orm import Session
 
-from kombu_toc import LibraryError, TimeoutCenter, center_for, outbox
+from kombu_toc import LibraryError, RateLimitedError, TimeoutCenter, center_for, outbox
 from kombu_toc.client.options import DatabaseURL, read_databases
 from kombu_toc.library import migrate, statuses
 from kombu_toc.library import outbox as outboxes
@@ -351,6 +351,46 @@ def test_what_a_queue_is_declared_with_decides_whether_an_outbox_may_send_to_it(
     assert store.of_ids(["order-3"]) == []
     send("order-4", "off")
     assert len(center.get(["order-3", "order-4"])) == 2
+
+
+@pytest.mark.parametrize("way", ["channel", "center"])
+def test_what_an_outbox_sends_is_counted_and_not_refused(
+    server, broker, store, center, database, options, client, way
+):
+    """By ``x-put-rate``; what a rebuild puts back is not counted again."""
+    arguments = {"x-put-rate": "5/h", "x-key-put-rate": "4/h"}
+    Queue("mail", queue_arguments=arguments)(broker.default_channel).declare()
+    known = center_for(server.toc_url, **options)
+
+    def send(id: str, key: str) -> None:
+        if way == "channel":
+            publish(broker, id, **{"x-delay": 60_000, "x-key": key})
+        else:
+            known.put("mail", id, b"body", delay=60, key=key)
+
+    with database.begin() as connection, outbox(connection):
+        for number in range(3):
+            send(f"order-{number}", "anna")
+    wait_for(center, "order-2")
+    send("order-3", "anna")
+    with pytest.raises(RateLimitedError, match="each key of queue 'mail' takes 4/h"):
+        send("more", "anna")
+    send("order-4", "bob")
+    with pytest.raises(RateLimitedError, match="queue 'mail' takes 5/h"):
+        send("more", "bob")
+    with database.begin() as connection, outbox(connection):
+        for number in range(5, 20):
+            send(f"order-{number}", "anna")
+    wait_for(center, "order-19")
+    with pytest.raises(RateLimitedError) as raised:
+        send("more", "bob")
+    assert raised.value.retry_after == pytest.approx(720, abs=20)
+    client.flushall()
+    assert known.library.rebuild().put == 20
+    for number in range(5):
+        send(f"after-{number}", f"customer-{number}")
+    with pytest.raises(RateLimitedError):
+        send("more", "bob")
 
 
 @pytest.mark.parametrize("how", ["connection", "session"])

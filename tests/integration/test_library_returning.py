@@ -222,10 +222,10 @@ def test_a_cancel_before_the_put_of_a_rebuild_holds(
     lost(broker, store, center, "order-1", action_us=now_us() + 60_000_000)
     put = Putter.put
 
-    def cancelled(self: Putter, rows: Any) -> int:
+    def cancelled(self: Putter, rows: Any, **how: Any) -> int:
         monkeypatch.setattr(Putter, "put", put)
         assert [one.deleted for one in recorded.cancel("order-1")] == [True]
-        return put(self, rows)
+        return put(self, rows, **how)
 
     monkeypatch.setattr(Putter, "put", cancelled)
     assert center_for(server.toc_url, **options).library.rebuild().put == 0
@@ -237,10 +237,10 @@ def test_a_cancel_before_a_late_put_holds(broker, store, center, recorded, monke
     row = lost(broker, store, center, "order-1", place=statuses.NOT_PUT)
     put = Putter.put
 
-    def cancelled(self: Putter, rows: Any) -> int:
+    def cancelled(self: Putter, rows: Any, **how: Any) -> int:
         monkeypatch.setattr(Putter, "put", put)
         end(store, row, statuses.CANCELLED)
-        return put(self, rows)
+        return put(self, rows, **how)
 
     monkeypatch.setattr(Putter, "put", cancelled)
     assert Keeper(store, center, "test", 86_400).put_missing() == 0
@@ -269,9 +269,9 @@ def test_a_rebuild_says_nothing_else_of_what_has_ended_meanwhile(
     row = lost(broker, store, center, "order-1", action_us=now_us() + 60_000_000)
     put = Putter.put
 
-    def done(self: Putter, rows: Any) -> int:
+    def done(self: Putter, rows: Any, **how: Any) -> int:
         end(store, row)
-        return put(self, rows)
+        return put(self, rows, **how)
 
     monkeypatch.setattr(Putter, "put", done)
     recorded.library.rebuild()

@@ -13,7 +13,7 @@ import pytest
 from kombu_toc.library import notes, statuses
 from kombu_toc.library import notes as backlog
 from kombu_toc.library.notes import Backlog, Gathering
-from kombu_toc.library.records import BIZ_ID, BIZ_TYPE, Event
+from kombu_toc.library.records import BIZ_ID, BIZ_TYPE, Event, texts_of
 from kombu_toc.model import scores
 from kombu_toc.model.topic import Declaration, Topic
 
@@ -188,7 +188,7 @@ def test_an_end_says_what_is_known_of_its_message(consumer, gathering, gathered)
     assert first[1:] == (statuses.DONE, 5000, 1, "w:1", "", (said, 7_000_000), False, None)
     assert (second.attempts, second.error, second.has_row) == (3, "no \ufffd file", True)
     assert second.message == ({}, 7_000_000)
-    assert third.known["task"] is None and third.has_row
+    assert texts_of(third.message[0])[0] is None and third.has_row
 
 
 def test_what_was_noted_is_written_when_its_consumer_is_gone(gathering, gathered) -> None:
