@@ -72,11 +72,11 @@ if when ~= '' then
 end
 
 -- Nothing waits that is due before the earliest time that is announced: if that is in a later millisecond,
--- there is nobody whose order matters.
+-- there is nobody whose order matters. (The last place of a millisecond is announced for the next one.)
 local first = redis.call('ZRANGE', armed, '0', '0')[1]
 local announced = first and tonumber(first)
 local text = string.format('%d', score)
-if announced and announced < us - part + 1000 then
+if announced and announced <= us - part + 1000 then
   local last = redis.call('ZREVRANGEBYSCORE', store, string.format('%d', us - part + 999), text,
     'WITHSCORES', 'LIMIT', '0', '1')[2]
   if last then
