@@ -35,6 +35,7 @@ from . import (
     recurring,
     scale,
     serial,
+    server,
     spread,
     storm,
     unique,
@@ -42,7 +43,7 @@ from . import (
 
 MODULES = (
     *(lateness, now, drain, storm, spread, behind),
-    *(publish, put_many, event_loop, memory, scale, fleet, by_id, gossip, idle, floor),
+    *(publish, put_many, event_loop, memory, scale, fleet, by_id, gossip, idle, floor, server),
     *(limits, fair, serial, unique, recurring),
     *(library, http, notify, page, otel),
 )

@@ -117,7 +117,7 @@ class TimeoutCenter {
     const args = [id, body, when, slot.number, token === undefined ? suffixOf(name) : name, topic.expires ?? 0];
     args.push(ifExists === "keep" ? 1 : 0, name, known, 0);
     if (traits.length || topic.expires) keys.push(tokens), args.push(traits.length ? `;${traits}` : "");
-    let script = "put";
+    let script = "put_special"; // "put" is for plain messages only, and faster
     if (ifExists === "replace") {
       script = "put_unique"; // without a unique key
       keys.unshift(`${slot.stem}claims`, dead, reasons, tokens, ...slot.stores);

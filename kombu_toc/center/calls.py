@@ -189,8 +189,10 @@ class Commands:
 
     # -- producers
 
-    def put(self, topic: Topic, request: PutRequest) -> ScriptCall:
+    def put(self, topic: Topic, request: PutRequest, *, plain: bool = True) -> ScriptCall:
         """Add a message. Result: :class:`Put`.
+
+        plain: whether put.lua may do it; otherwise keys and arguments are those of put_special.lua
 
         Look-ups by id find the message if :meth:`.registry.Registry.admit` was called before.
         Raises ActionTimeError beyond the year 2255, and MessageError for one that is too large.
@@ -219,18 +221,35 @@ class Commands:
         producer, name = publish or ("", "")
         if token is None:
             token = suffix_of(name) if name else token_hex(8)
-        expires = topic.declaration.keys_ms
-        keys = (
+        declared = topic.declaration
+        expires = declared.keys_ms
+        keys: tuple[str, ...] = (
             slot.stores[topic.step_index(priority) if priority else 0],
             slot.body,
             slot.announced_times,
             slot.copies(id),
             slot.sent(producer),
         )
+        when = when_of(at_us, delay_us)
+        args: tuple[Any, ...]
+        parse: Any = partial(read_put, self._counts(topic))
+        if plain and not (
+            traits
+            or replaces
+            or expires
+            or declared.lanes
+            or declared.put_gates
+            or declared.logs
+            or if_exists == KEEP
+            or remember != REMEMBER
+            or not name
+        ):
+            args = (id, body, when, name, token) if has_name else (id, body, when, name, token, 1)
+            return self._announcing(topic, "put", keys, args, parse)
         args = (
             id,
             body,
-            when_of(at_us, delay_us),
+            when,
             slot.number,
             token,
             expires,
@@ -254,27 +273,25 @@ class Commands:
         # Where they take turns, what is due at once goes to its lane; but if those of a key start
         # in their order, not before what has been due for longer and is not there yet.
         turns = declared.key_fair and not declared.key_order and not expires
-        if limits or ordered or turns:
+        logs = declared.logs
+        if limits or ordered or turns or logs:
             pace = pace_key(topic, slot, clustered=self._context.clustered)
-            keys, args = (*keys, slot.tokens, pace), (*args, traits, limits)  # type: ignore[assignment]
+            keys, args = (*keys, slot.tokens, pace), (*args, traits, limits)
+            others: list[str] = []
             if ordered:
                 here = [] if self._context.clustered else topic.slots_for(basis or id)
                 others = [one.holders for one in here if one.number != slot.number]
-                keys = (*keys, slot.holders, *others)  # type: ignore[assignment]
-                args = (*args, 1 + len(others))  # type: ignore[assignment]
+                keys = (*keys, slot.holders, *others)
             elif turns:
-                keys = (*keys, *slot.lane_keys[:3])  # type: ignore[assignment]
-                args = (*args, 0, 1 + (topic.step_index(priority) if priority else 0))  # type: ignore[assignment]
+                keys = (*keys, *slot.lane_keys[:3])
+            step = 1 + (topic.step_index(priority) if priority else 0)
+            args = (*args, 1 + len(others) if ordered else 0, 0 if ordered or not turns else step)
+            if logs:
+                keys, args = (*keys, slot.log), (*args, logs)
             parse = partial(read_limited_put, topic, self._counts(topic))
-            if declared.logs:
-                return self._announcing(topic, *logging(topic, slot, "put", keys, args), parse)
-            return self._announcing(topic, "put", keys, args, parse)
-        if traits or expires:
-            keys, args = (*keys, slot.tokens), (*args, traits)  # type: ignore[assignment]
-        if declared.logs:
-            logged = logging(topic, slot, "put", keys, args)
-            return self._announcing(topic, *logged, partial(read_put, self._counts(topic)))
-        return self._announcing(topic, "put", keys, args, partial(read_put, self._counts(topic)))
+        elif traits or expires:
+            keys, args = (*keys, slot.tokens), (*args, traits)
+        return self._announcing(topic, "put_special", keys, args, parse)
 
     # -- consumers
 

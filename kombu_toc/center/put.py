@@ -38,9 +38,6 @@ ATTEMPTS = 100
 #: What puts such a message.
 PUT_UNIQUE = load("put_unique")
 
-#: The same, where it is logged for the task library.
-PUT_UNIQUE_LOGGED = load("put_unique_logged")
-
 #: What the script replies in place of how many were added.
 CONFLICT = 2
 
@@ -145,11 +142,11 @@ def unique_call(
     if takes is not None:  # it is no addition: neither a full server nor a rate refuses it
         request = request._replace(id=takes.id, replaces=True)
     request = request._replace(traits=claim.among(request.traits))
-    call = commands.put(topic, request)
+    call = commands.put(topic, request, plain=False)
     slot = topic.slot_for(request.basis or request.id)
     at_most = "" if claim.at_most_us is None else claim.at_most_us
     return call._replace(
-        script=PUT_UNIQUE_LOGGED if topic.declaration.logs else PUT_UNIQUE,
+        script=PUT_UNIQUE,
         keys=(slot.claims, slot.dead, slot.reasons, slot.tokens, *slot.stores, *call.keys),
         args=(
             len(slot.stores),
@@ -170,10 +167,10 @@ def unique_call(
 def replace_call(commands: Commands, topic: Topic, request: PutRequest) -> ScriptCall:
     """The call that puts a message in the place of the newest one of its id that waits, or adds it
     if none does. Result: :class:`Put`."""
-    call = commands.put(topic, request)
+    call = commands.put(topic, request, plain=False)
     slot = topic.slot_for(request.basis or request.id)
     return call._replace(
-        script=PUT_UNIQUE_LOGGED if topic.declaration.logs else PUT_UNIQUE,
+        script=PUT_UNIQUE,
         keys=(slot.claims, slot.dead, slot.reasons, slot.tokens, *slot.stores, *call.keys),
         args=(len(slot.stores), "", 0, 0, 0, "", "", "", 0, *call.args),
     )
@@ -181,7 +178,7 @@ def replace_call(commands: Commands, topic: Topic, request: PutRequest) -> Scrip
 
 def is_unique_call(call: ScriptCall) -> bool:
     """Whether a call is one of :func:`unique_call`."""
-    return call.script is PUT_UNIQUE or call.script is PUT_UNIQUE_LOGGED
+    return call.script is PUT_UNIQUE
 
 
 def _read(

@@ -29,7 +29,7 @@ from ..model.message import key_of
 from ..model.results import ADDED, Put, PutTogether
 from ..model.topic import Topic, slot_of
 from ..scripts.call import ScriptCall, microseconds, when_of
-from .calls import MOST_BYTES, Commands, logging, too_large
+from .calls import MOST_BYTES, Commands, too_large
 from .core import Context
 from .requests import (
     REMEMBER,
@@ -114,9 +114,11 @@ def put_many_call(
     if declared.key_fair and not declared.key_order and not expires:  # as commands.put has it
         keys += slot.lane_keys[:3]
         turns = f"f{step + 1},"
-    args = (slot.number, expires, f"{width}{turns}{limits}", name, REMEMBER, *flat)
+    remember = str(REMEMBER)
     if declared.logs:
-        return context.announcing(topic, *logging(topic, slot, "put_many", keys, args), parse)
+        keys.append(slot.log)
+        remember += f",{declared.logs}"
+    args = (slot.number, expires, f"{width}{turns}{limits}", name, remember, *flat)
     return context.announcing(topic, "put_many", keys, args, parse)
 
 

@@ -14,7 +14,10 @@ from .center import TimeoutCenter
 # -- checks that an ACL user may run the scripts; an error names the rule to add
 
 #: The scripts of whoever publishes, and what a consumer adds to them.
-PRODUCERS = ("admit", "bind", "bindings", "bound", "broadcast", "counts", "declare", "put")
+PRODUCERS = (
+    *("admit", "bind", "bindings", "bound", "broadcast", "counts", "declare", "put"),
+    "put_special",
+)
 CONSUMERS = (
     *("ack", "due", "elect", "extend", "hand_back", "pass_on", "pop", "present", "purge", "recall"),
     *(

@@ -12,15 +12,19 @@
 --
 -- By the message, whichever connection it was delivered on, and however late. What has been put
 -- since under the same id has another birth, or none yet, and is left alone.
---@ admitted wake token sorted
 
 local slots, steps, sets = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local width = 6 + steps
 local wake = KEYS[slots * width + sets + 1]
-local count, gone, stale, seen = 0, {}, {}, 0
+local count, gone, stale, seen, settled = 0, {}, {}, 0, {}
 
--- What is not as most are: no longer in flight, or another message by now.
+-- What is not as most are: no longer in flight, or another message by now. What that needs is defined where
+-- it is needed.
 local function settle_rest(before, number, ids, births, tokens)
+--< admitted
+--< wake
+--< token
+--< sorted
   local stores = {}
   for step = 1, steps do stores[step] = KEYS[before + 6 + step] end
   for i = 1, #ids do
@@ -56,6 +60,7 @@ local function settle_rest(before, number, ids, births, tokens)
     if there == 0 and not lease then stale[#stale + 1] = seen + i end
   end
   settle_if_empty(wake, KEYS[before + 1], number, stores)
+  for i = 1, #unsaid do settled[#settled + 1] = unsaid[i] end
 end
 
 local reasons = {}
@@ -93,4 +98,4 @@ for set = 1, sets do
   local number, id = ARGV[at + 2 * set - 2], ARGV[at + 2 * set - 1]
   if gone[number .. ':' .. id] then redis.call('HDEL', KEYS[slots * width + set], id) end
 end
-return {count, stale, said, unsaid}
+return {count, stale, {}, settled}

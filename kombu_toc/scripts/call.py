@@ -17,11 +17,8 @@ from ..model import scores
 #
 # A script's first comment is its documentation. The line ``--@ clock wake`` names the fragments
 # that go before it. The line ``--< put`` stands for the text of that script, which runs there, with
-# the fragments that it needs. What follows ``--? put_logged`` in a line is run by the script of
-# that
-# name only, which takes in the one that has the line: to run the whole in a function, and then to
-# do
-# more, would cost it a third of what it does more.
+# the fragments that it needs: in a branch or a function that few calls run, it costs the others
+# nothing.
 
 
 class Script(NamedTuple):
@@ -51,7 +48,7 @@ def load(name: str) -> Script:
         text = _read(within[0])
         own = own.replace(f"--< {within[0]}\n", text)
         fragments = [*_named(text, "--@"), *fragments]
-    parts = [*map(_read, dict.fromkeys(fragments)), own.replace(f"--? {name} ", "")]
+    parts = [*map(_read, dict.fromkeys(fragments)), own]
     lines = (line.split("--")[0].rstrip() for part in parts for line in part.splitlines())
     text = "\n".join(line for line in lines if line)
     return Script(name, text, hashlib.sha1(text.encode()).hexdigest())

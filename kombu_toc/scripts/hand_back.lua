@@ -12,7 +12,7 @@ local wake = KEYS[#ARGV / 2 + 1]
 local count = 0
 for i = 1, #ARGV / 2 do
   local slot, us = ARGV[2 * i - 1], ARGV[2 * i]
-  take_back(wake, KEYS[i], slot, redis.call('ZRANGE', KEYS[i], 2, AT_ONCE))
+  take_back(wake, KEYS[i], slot, redis.call('ZRANGE', KEYS[i], 2, 9))
   if redis.call('ZSCORE', KEYS[i], us) then
     if wake then
       write_nothing(wake)

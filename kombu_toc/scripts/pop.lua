@@ -36,8 +36,10 @@
 -- has passed is settled in the wake index, and each slot's next time is announced. (Of a slot with
 -- more that is due, an announcement that nobody has claimed yet serves as that.) A slot that holds
 -- nothing more has nothing announced.
---@ clock admitted wake failure token recover lease deliver sorted expire
+--@ clock admitted wake token lease deliver
 
+-- This is the hot path of each consumer: what few pops need is defined where it is needed, and numbers go to
+-- Redis as texts of integers, which are made faster.
 local slots, steps = tonumber(ARGV[1]), tonumber(ARGV[2])
 local soon, late = tonumber(ARGV[3]), tonumber(ARGV[5])
 local recover = tonumber(ARGV[9])
@@ -64,6 +66,8 @@ local function in_parts(command, key, values)
 end
 
 if recover > 0 then
+--< failure
+--< recover
   local until_score = math.min(now_ms, math.floor(tonumber(ARGV[15]) / 1000)) * 1000 + 999
   local over = {}
   for slot = 1, slots do
@@ -88,9 +92,16 @@ end
 -- How many a slot may look at, of a step, that have expired beside those that it would deliver.
 local LOOK = 100
 
-local function expire_slot(slot, due_ms)
-  local gone = {}
-  for step = 1, steps do
+-- Takes out of a slot what has expired by `due_ms`; or one message, to be dead with this score.
+local function expire_slot(slot, due_ms, id, score)
+--< failure
+--< sorted
+--< expire
+  local gone = {id}
+  if id then
+    expire(key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6), id, score, terms.drop)
+  end
+  for step = 1, id and 0 or steps do
     expire_waiting(store(slot, step), step, key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6),
       LOOK, due_ms, now_ms, terms, untried, gone)
   end
@@ -107,9 +118,12 @@ end
 -- Which steps hold anything: the first nearly always, the others rarely.
 local used = 1
 if steps > 1 then
-  local others = {}
-  for slot = 1, slots do
-    for step = 2, steps do others[#others + 1] = store(slot, step) end
+  local others, n = {}, 0
+  for slot = 0, slots - 1 do
+    for place = slot * width + 8, slot * width + width do
+      n = n + 1
+      others[n] = KEYS[place]
+    end
   end
   if redis.call('EXISTS', unpack(others)) > 0 then used = steps end
 end
@@ -118,9 +132,8 @@ local most = math.max(soon, late)
 local taken, left = 0, 0
 local tell, told = most == 0 and tonumber(ARGV[14]) or 0, {}
 local budget, full = tonumber(ARGV[18]), false
-local chosen = {} -- per slot: per step: ids
-for slot = 1, slots do chosen[slot] = {} end
-local order = {} -- slot, step, id, score, ...
+local chosen = {} -- per slot that something is taken of: per step: ids
+local order, envelopes = {}, {} -- slot, step, id, score, ...; and their envelopes, false if there is none
 
 -- Of each slot: what was last read of its StoreQueue, where in that the next message is, how much
 -- was read in all, and the score that comes next, or false.
@@ -128,11 +141,13 @@ local lists, at, got, heads = {}, {}, {}, {}
 
 for step = 1, used do
   local horizon = soon > 0 and soon_score or late_score
-  -- Twice a slot's fair share at a time: seldom is more of one needed.
-  local chunk = math.max(math.floor(2 * (most - taken) / slots) + 1, tell)
+  -- Twice a slot's fair share at a time: seldom is more of one needed. Of one slot, all, and the next.
+  local chunk = slots == 1 and most - taken or math.floor(2 * (most - taken) / slots)
+  chunk = math.max(chunk + 1, tell)
+  local last = string.format('%d', chunk - 1)
 
-  local function read(slot, from)
-    local some = redis.call('ZRANGE', store(slot, step), from, from + chunk - 1, 'WITHSCORES')
+  local function read(slot, from, to)
+    local some = redis.call('ZRANGE', KEYS[(slot - 1) * width + 6 + step], from, to, 'WITHSCORES')
     if some[2] and string.byte(some[2]) == 45 then
       -- Below 0: it waits in a lane (lanes.lua). Who calls does not know yet that the topic is limited.
       some = redis.call('ZRANGEBYSCORE', store(slot, step), 0, '+inf', 'WITHSCORES',
@@ -142,7 +157,7 @@ for step = 1, used do
     heads[slot] = #some > 0 and tonumber(some[2])
   end
 
-  for slot = 1, slots do read(slot, 0) end
+  for slot = 1, slots do read(slot, '0', last) end
   while true do
     local first, score
     for slot = 1, slots do
@@ -154,8 +169,9 @@ for step = 1, used do
     if not first then break end
     local some, i = lists[first], at[first]
     local enough = full or taken >= most or (taken >= soon and score > late_score)
-    if not enough and most > 1 then
-      budget = budget - redis.call('HSTRLEN', key(first, 3), some[i])
+    local envelope = not enough and redis.call('HGET', KEYS[(first - 1) * width + 3], some[i])
+    if envelope then
+      budget = budget - #envelope
       full = budget < 0 and taken > 0 -- also for what is smaller and comes later
     end
     if enough or full then
@@ -169,58 +185,63 @@ for step = 1, used do
       break
     end
     taken = taken + 1
-    local part = chosen[first][step] or {}
-    chosen[first][step] = part
-    part[#part + 1] = some[i]
+    envelopes[taken] = envelope
+    local part = chosen[first]
+    if not part then
+      part = {}
+      chosen[first] = part
+    end
+    local ids = part[step]
+    if ids then
+      ids[#ids + 1] = some[i]
+    else
+      part[step] = {some[i]}
+    end
     local n = 4 * taken
     order[n - 3], order[n - 2], order[n - 1], order[n] = first, step, some[i], score
     if some[i + 2] then
       at[first], heads[first] = i + 2, tonumber(some[i + 3])
     elseif #some == 2 * chunk then
-      read(first, got[first])
+      read(first, got[first], got[first] + chunk - 1)
     else
       heads[first] = false
     end
   end
 end
 
-local lease = now_ms + terms.visibility
-local bodies, tokens, seen = {}, {}, {} -- per slot: of its ids, in their order
-local function values(key, ids)
-  if #ids <= 1000 then return redis.call('HMGET', key, unpack(ids)) end
-  local found = {}
-  for from = 1, #ids, 1000 do
-    local some = redis.call('HMGET', key, unpack(ids, from, math.min(from + 999, #ids)))
-    for i = 1, #some do found[from + i - 1] = some[i] end
-  end
-  return found
-end
-for slot = 1, slots do
-  local ids = {}
+-- Out of where they were; and what is known of them: per slot, of its ids in their order.
+local tokens, seen = {}, {}
+for slot, part in pairs(chosen) do
+  local ids = part[1]
   for step = 1, used do
-    local part = chosen[slot][step]
-    if part then
-      in_parts('ZREM', store(slot, step), part)
-      if #ids == 0 then
-        ids = part
-      else
-        for i = 1, #part do ids[#ids + 1] = part[i] end
+    local some = part[step]
+    if some then
+      in_parts('ZREM', store(slot, step), some)
+      if not ids then
+        ids = some
+      elseif some ~= ids then
+        for i = 1, #some do ids[#ids + 1] = some[i] end
       end
     end
   end
-  if #ids > 0 then
-    bodies[slot], tokens[slot], seen[slot] = values(key(slot, 3), ids), values(key(slot, 6), ids), 0
+  local found = redis.call('HMGET', key(slot, 6), unpack(ids, 1, math.min(#ids, 1000)))
+  for from = 1001, #ids, 1000 do
+    local some = redis.call('HMGET', key(slot, 6), unpack(ids, from, math.min(from + 999, #ids)))
+    for i = 1, #some do found[from + i - 1] = some[i] end
   end
+  tokens[slot], seen[slot] = found, 0
 end
 
-local name = ARGV[16]
+local name, lease = ARGV[16], now_ms + terms.visibility
+local usual = string.format('%d', lease * 1000 + untried)
 local messages, leases, births, again, at = {}, {}, {}, {}, 0
 local old = {} -- of what has expired: slot, score in DeadQueue, id
-for i = 1, 4 * taken, 4 do
+for number = 1, taken do
+  local i = 4 * number - 3
   local slot, step, id, score = order[i], order[i + 1], order[i + 2], order[i + 3]
   local place = seen[slot] + 1
   seen[slot] = place
-  local envelope, token = bodies[slot][place], tokens[slot][place]
+  local envelope, token = envelopes[number], tokens[slot][place]
   if envelope then
     local low = score % 1000
     local retries = low < 32 and low or untried
@@ -228,18 +249,21 @@ for i = 1, 4 * taken, 4 do
     if token and not is_still(token, score) then token = nil end
     if token or special then birth, ends = deliver(token, score, name, now_ms, terms) end
     if birth then
-      local part = leases[slot]
+      local part, named = leases[slot], births[slot]
       if not part then
-        part = {}
-        leases[slot], births[slot] = part, {}
+        part, named = {}, {}
+        leases[slot], births[slot] = part, named
       end
       local n = #part
-      part[n + 1], part[n + 2] = ends * 1000 + 32 * (step - 1) + retries, id
-      if birth ~= name then again[#again + 1], again[#again + 2] = i, birth end
-      part = births[slot]
-      part[n + 1], part[n + 2] = id, birth
-      messages[at + 1], messages[at + 2] = slot - 1, step - 1
-      messages[at + 3] = birth == name and id or {id, birth}
+      part[n + 1] = ends == lease and step == 1 and retries == untried and usual
+        or string.format('%d', ends * 1000 + 32 * (step - 1) + retries)
+      part[n + 2] = id
+      named[n + 1], named[n + 2] = id, birth
+      messages[at + 1], messages[at + 2], messages[at + 3] = slot - 1, step - 1, id
+      if birth ~= name then
+        again[#again + 1], again[#again + 2] = i, birth
+        messages[at + 3] = {id, birth}
+      end
       messages[at + 4], messages[at + 5] = score, envelope
       at = at + 5
     else
@@ -267,10 +291,8 @@ if ARGV[17] ~= '0' and at > 0 then
 end
 local looked = {}
 for i = 1, #old, 3 do
-  local slot, score, id = old[i], old[i + 1], old[i + 2]
-  expire(key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6), id, score, terms.drop)
-  expired[#expired + 1] = slot - 1
-  expired[#expired + 1] = id
+  local slot = old[i]
+  expire_slot(slot, now_ms, old[i + 2], old[i + 1])
   if not looked[slot] then -- where one has, more may have
     looked[slot] = true
     expire_slot(slot, now_ms)
@@ -280,8 +302,8 @@ end
 for slot, part in pairs(leases) do
   in_parts('ZADD', key(slot, 2), part)
   if terms.far then note_longest(key(slot, 6), terms.visibility) end
+  in_parts('HSET', key(slot, 6), births[slot])
 end
-for slot, part in pairs(births) do in_parts('HSET', key(slot, 6), part) end
 
 local passed = soon > 0 and soon_us or late_us
 local open -- slots with an announcement up to then that nobody has claimed
@@ -289,7 +311,7 @@ local function is_open(slot, number)
   if not wake then return ARGV[14] == '0' and redis.call('ZCOUNT', key(slot, 1), '-inf', passed) > 0 end
   if not open then
     open = {}
-    local unclaimed = redis.call('ZRANGEBYSCORE', wake, '-inf', passed, 'LIMIT', 0, 4 * slots)
+    local unclaimed = redis.call('ZRANGEBYSCORE', wake, '-inf', passed, 'LIMIT', '0', 4 * slots)
     for i = 1, #unclaimed do open[string.match(unclaimed[i], '^%d+')] = true end
   end
   return open[number]
@@ -307,8 +329,10 @@ for slot = 1, slots do
     local us = action_time(first)
     if us == 0 then us = now end
     if us > passed or not is_open(slot, number) then
-      local announced = tonumber(redis.call('ZRANGE', armed, 0, 0)[1])
-      if not (announced and announced > passed and announced <= us) then
+      local announced = tonumber(redis.call('ZRANGE', armed, '0', '0')[1] or '')
+      if not announced then
+        announce(wake, armed, number, us)
+      elseif announced <= passed or announced > us then
         settle(wake, armed, number, passed)
         announce_if_first(wake, armed, number, us, now)
       end

@@ -1,160 +1,126 @@
--- Adds a message: its body and its entry in StoreQueue together.
+-- Adds a plain message: its body and its entry in StoreQueue together. It has no traits; its topic is not
+-- limited, has no log and does not go away by itself. put_special.lua adds any other.
 --
 -- KEYS[1] store (of its priority step)   KEYS[2] body   KEYS[3] armed   KEYS[4] copies of the id
 -- KEYS[5] the producer's latest publish
--- then tokens, if ARGV[11] is given, the topic's put-pace, if ARGV[12] is, and holders, if ARGV[13] is,
--- of this slot and of others that the key's messages were put into before; then lanes, turns and waits,
--- if ARGV[14] is;
 -- then the wake index, if it is on this node
 -- ARGV[1] id        ARGV[2] envelope
 -- ARGV[3] action time in microseconds, '+N' for N microseconds from now, or '' for now; 'T+N' for T,
 --         if the sender is right in that there are N microseconds until then, else for '+N'
--- ARGV[4] slot number
+-- ARGV[4] name of this put, which is remembered for a minute
 -- ARGV[5] suffix that tells this message from another live one with the same id
--- ARGV[6] milliseconds after which the slot goes away unless something is put again, or 0
--- ARGV[7] 0: add; 1: add only if no live message has this id; 2: add, and what is put has a name of
---         its own in it: the same bytes under its id are the same message
--- ARGV[8] name of this put, or '' if it is not remembered   ARGV[9] seconds it is
--- ARGV[10] 1: add it although the server is full, for it takes the place of one that was delivered
--- ARGV[11] its traits as token.lua has them, or '' if it has none; left out as a rule. Where slots
---          go away by themselves it is given: a token may outlive its body there
--- ARGV[12] how many may be put, as toll.lua has it; left out as a rule; '' for any number
--- ARGV[13] how many holders: messages of a key start in their order, and this one goes on for the one of
---          its id, as the retry of a task does: if that holds its key, this one does from then on; left
---          out as a rule
--- ARGV[14] number of its priority step, from 1: keys take turns, and what is due at once goes to its
---          lane; left out as a rule
--- Returns {id, -1, 0, microseconds until one more may be put, 'p' for the whole topic or 'P' for its key,
---          announcements, settled} if it may not be put now; else {id it is kept under, 1 added | 0 it was
---          there already: this put is repeated | 3 another message has its id, and was kept, now in
---          microseconds if it was added just now, else 0, announcements, settled}
+-- ARGV[6] 1: it has no name of its own in it, and another put may have the same bytes under its id; left
+--         out if it has, for then these are the same message
+-- Returns {id it is kept under, 1 added | 0 it was there already: this put is repeated, now in
+--          microseconds if it was added just now, else 0}; behind these, if the wake index is elsewhere,
+--          announcements, settled
 --
 -- What the producer put last is not added again, even if it has been acknowledged by now: it is the
 -- same put, repeated because its reply was lost. A time that is earlier than everything the slot has
--- announced is announced. What may not be put changes nothing, and what was there already does not count.
--- Messages with one action time keep the order in which they were put, however many
--- there are: a millisecond holds 968 of them, the rest spills into the next ones, and each is less than
--- 1.4 ms late per 968 that have its time or one within those milliseconds.
+-- announced is announced.
 --
 -- A time that has passed is now: nobody could have delivered the message before it was put. So it
 -- is late from now on, and it does not go before what has been due for longer.
---@ clock admitted wake spread toll
 
-local store, body, armed, copies, sent = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local traits, limits, ordered, step = ARGV[11], ARGV[12], ARGV[13], ARGV[14]
-local wake = KEYS[6]
-if traits then
-  wake = KEYS[(ordered and 8 + tonumber(ordered) or limits and 8 or 7) + (step and 3 or 0)]
-  if limits == '' then limits = nil end
+-- This is the hot path of each producer: what few messages need is defined where it is needed, and numbers go
+-- to Redis as texts of integers, which are made faster.
+local store, body, armed, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[6]
+local id, envelope, when, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+
+local before = redis.pcall('SET', KEYS[5], name, 'EX', '60', 'GET')
+if type(before) == 'table' then -- it is refused, as by a full server
+  if redis.call('GET', KEYS[5]) ~= name then return before end
+  before = name
 end
-local id, envelope, ttl = ARGV[1], ARGV[2], tonumber(ARGV[6])
-
-local function keep(key) -- for as long as the slot, unless it is kept for longer already
-  if redis.call('PTTL', key) < ttl then redis.call('PEXPIRE', key, ttl) end
-end
-
--- Of the copies of an id it is known when each was put, and where the message under the id itself
--- waited then: so put_unique.lua knows which of them is the newest.
-local function note_copy(now, base)
-  local plain = redis.call('ZSCORE', store, base)
-  redis.call('HSET', copies, id, string.format('%.0f:%s', now, plain or ''))
-  if ttl > 0 then keep(copies) end
-end
-
-local publish = ARGV[8]
-local function there(outcome)
+if before == name or redis.call('HSETNX', body, id, envelope) == 0 then
   local copy = id .. '#' .. ARGV[5]
-  if outcome == 0 and redis.call('HEXISTS', body, copy) == 1 then id = copy end
-  -- Something is written, so that WAIT waits for it; first what takes no memory, because Redis
-  -- refuses what does when it is full, but not after a script's first write.
-  redis.call('PERSIST', sent)
-  redis.call('SET', sent, publish, 'EX', ARGV[9])
-  if publish == '' or outcome ~= 0 then redis.call('DEL', sent) end
-  return {id, outcome, 0, said, unsaid}
+  if before == name or not ARGV[6] and redis.call('HGET', body, id) == envelope
+      or redis.call('HSETNX', body, copy, envelope) == 0 then
+    -- Something is written, so that WAIT waits for it; first what takes no memory, because Redis
+    -- refuses what does when it is full, but not after a script's first write.
+    redis.call('PERSIST', KEYS[5])
+    redis.call('SET', KEYS[5], name, 'EX', '60')
+    return {redis.call('HEXISTS', body, copy) == 1 and copy or id, 0, 0, {}, {}}
+  end
+  -- See put_special.lua.
+  local plain = redis.call('ZSCORE', store, id)
+  redis.call('HSET', KEYS[4], copy, string.format('%d:%s', now, plain or ''))
+  id = copy
 end
 
--- What goes away by itself, such as the replies to remote control, is taken by a full server too,
--- within bounds: the script's first write is this one.
-if ARGV[10] == '1' or ttl > 0 and redis.call('ZCARD', store) < 100 then redis.call('PERSIST', sent) end
-if publish ~= '' then
-  local before = redis.pcall('SET', sent, publish, 'EX', ARGV[9], 'GET')
-  if type(before) == 'table' then -- it is refused, as by a full server
-    if redis.call('GET', sent) ~= publish then return before end
-    before = publish
+local us, part = now, now % 1000
+local score = part * 967 / 1000
+score = now - part + 32 + score - score % 1
+if when ~= '' then
+  local at = tonumber(when)
+  if not at then
+    -- Who sends a countdown knows the clock from before, and the way here takes some time: but not
+    -- longer than a millisecond more than it did lately. Else the clock has been set since, or the
+    -- way was long, and the countdown begins here: then it is not early, at least.
+    local moment, left = string.match(when, '^(%d+)%+(%d+)$')
+    at = math.abs(now + left - moment) <= 1000 and tonumber(moment) or now + left
+  elseif string.byte(when) == 43 then
+    at = now + at
   end
-  if before == publish then return there(0) end
+  if at > now then
+    us, part = at, at % 1000
+    score = part * 967 / 1000
+    score = at - part + 32 + score + -score % 1
+  end
 end
-if ARGV[7] == '1' then
-  if redis.call('HEXISTS', body, id) == 1 then return there(3) end
-  for _, copy in ipairs(redis.call('HKEYS', copies)) do
-    if redis.call('HEXISTS', body, copy) == 1 then
-      id = copy
-      return there(3)
+
+-- Nothing waits that is due before the earliest time that is announced: if that is in a later millisecond,
+-- there is nobody whose order matters. (The last place of a millisecond is announced for the next one.)
+local first = redis.call('ZRANGE', armed, '0', '0')[1]
+local announced = first and tonumber(first)
+local text = string.format('%d', score)
+if announced and announced <= us - part + 1000 then
+  local last = redis.call('ZREVRANGEBYSCORE', store, string.format('%d', us - part + 999), text,
+    'WITHSCORES', 'LIMIT', '0', '1')[2]
+  if last then
+    if last % 1000 < 900 then
+      score = last + 1
+    else
+--< spread
+      score = free_score(store, score)
     end
-    redis.call('HDEL', copies, copy) -- of a message that is gone
+    text = string.format('%d', score)
   end
+end
+redis.call('ZADD', store, text, id)
+part = score % 1000
+local due = (part - 32) * 1000 / 967
+due = score - part + due + -due % 1
+if due > us then us = due end
+
+if announced and announced <= us then
+  local slot = announced < now - 100000 and string.match(armed, ':(%d+)}')
+  if not wake then return {id, 1, now, slot and {tonumber(slot), announced} or {}, {}} end
+  -- Who has claimed it died, unless it is announced still.
+  if slot then redis.call('ZADD', wake, 'NX', first, slot .. ':' .. first) end
+  return {id, 1, now}
 end
 
-local now = clock()
-local paid
-if limits then
-  paid = {}
-  local wait, which = toll(limits, KEYS[7], key_in(traits), now, paid)
-  if wait > 0 then
-    if publish ~= '' then redis.call('DEL', sent) end
-    return {id, -1, 0, wait, which, said, unsaid}
-  end
-end
-if redis.call('HSETNX', body, id, envelope) == 0 then
-  local name = traits and string.match(traits, '[;,]n(%x+)')
-  if ARGV[7] == '2' and redis.call('HGET', body, id) == envelope
-      and (not name or string.match(redis.call('HGET', KEYS[6], id) or '', '[;,]n(%x+)') == name) then
-    return there(0)
-  end
-  local base = id
-  id = id .. '#' .. ARGV[5]
-  if redis.call('HSETNX', body, id, envelope) == 0 then
-    id = base
-    return there(0)
-  end
-  note_copy(now, base)
-end
-local us, score = now, due_score(now)
-if ARGV[3] ~= '' then
-  local moment, left = string.match(ARGV[3], '^(%d*)%+?(%d*)$')
-  local at = tonumber(moment)
-  -- Who sends a countdown knows the clock from before, and the way here takes some time: but not
-  -- longer than a millisecond more than it did lately. Else the clock has been set since, or the
-  -- way was long, and the countdown begins here: then it is not early, at least.
-  if left ~= '' and not (at and math.abs(now + left - at) <= 1000) then at = now + left end
-  if at > now then us, score = at, action_score(at) end
-end
-local first_score = score
-score = free_score(store, score, step or traits and key_in(traits) ~= '')
-
-if limits then pay(limits, KEYS[7], now, paid) end
-if traits == '' then
-  redis.call('HDEL', KEYS[6], id)
-elseif traits then
-  redis.call('HSET', KEYS[6], id, traits)
-end
-if step and us == now and score - first_score < 5000 then -- no more than 5 ms later
-  local key, lanes, turns, waits = key_in(traits), KEYS[8], KEYS[9], KEYS[10]
---< enter
+-- What is later is taken back: the pop that comes of this one announces what is next. But for one that a
+-- consumer has claimed, who wakes for it in any case.
+local slot, said, unsaid = string.match(armed, ':(%d+)}'), {}, {}
+text = string.format('%d', us)
+redis.call('ZADD', armed, text, text)
+if wake then
+  redis.call('ZADD', wake, text, slot .. ':' .. text)
 else
-  redis.call('ZADD', store, score, id)
+  said = {tonumber(slot), us}
 end
-for n = 8, ordered and 7 + tonumber(ordered) or 0 do
-  local holder = redis.call('HGET', KEYS[n], key_in(traits))
-  if holder and (holder == ARGV[1] or string.sub(holder, 1, #ARGV[1] + 1) == ARGV[1] .. '#') then
-    if n > 8 then redis.call('HDEL', KEYS[n], key_in(traits)) end
-    redis.call('HSET', KEYS[8], key_in(traits), id)
+if first then
+  if not wake or redis.call('ZREM', wake, slot .. ':' .. first) == 0 then
+    first = redis.call('ZRANGE', armed, '2', '2')[1]
+    if first and wake then redis.call('ZREM', wake, slot .. ':' .. first) end
+  end
+  if first then
+    redis.call('ZREM', armed, first)
+    if not wake then unsaid = {tonumber(slot), tonumber(first)} end
   end
 end
-announce_if_first(wake, armed, ARGV[4], math.max(us, action_time(score)), now)
-if ttl > 0 then
-  for i = 1, 3 do keep(KEYS[i]) end
-  if wake then keep(wake) end
-end
---? put_logged log_change(log, most, 'p', id)
 return {id, 1, now, said, unsaid}

@@ -2,14 +2,15 @@
 --
 -- KEYS[1] store   KEYS[2] body   KEYS[3] armed   KEYS[4] the producer's latest calls
 -- KEYS[5] tokens; then the topic's put-pace, if puts are limited; then lanes, turns and waits, where keys
--- take turns; then the wake index, if it is on this node
+-- take turns; then the slot's log, if the topic has logs; then the wake index, if it is on this node
 -- ARGV[1] slot number   ARGV[2] milliseconds after which the slot goes away unless something is put
 --         again, or 0
 -- ARGV[3] how many values a message has: 3, 4 or 5; behind it, where keys take turns and what is due at
 --         once goes to its lane, 'f', the number of the priority step, from 1, and a comma; behind that,
 --         if puts are limited, how many may be put, as toll.lua has it
 -- ARGV[4] name of this call; or '' if messages are put back that may be there: then it is not
---         remembered, and the same bytes under an id are the same message   ARGV[5] seconds it is
+--         remembered, and the same bytes under an id are the same message   ARGV[5] seconds it is; if
+--         the topic has logs, a comma and how many entries the slot's log may have: what is added is logged
 -- ARGV[6...] per message: its id, its envelope, its action time in microseconds, '+N' for N
 --         microseconds from now, or '' for now; its traits as token.lua has them, or ''; and of what is put
 --         back, the suffix under which it may be there as a copy
@@ -22,7 +23,7 @@
 -- put.lua. No two messages of a call have one id. A server that is full refuses the whole call.
 -- A call that is repeated because its reply was lost adds nothing, whatever has become of its
 -- messages; it is remembered only if it added all that was not there.
---@ clock admitted wake spread toll
+--@ clock admitted wake spread toll log
 
 local store, body, armed, sent = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local tokens, ttl, width = KEYS[5], tonumber(ARGV[2]), tonumber(string.sub(ARGV[3], 1, 1))
@@ -31,7 +32,10 @@ step, limits = tonumber(step or ''), limits or string.sub(ARGV[3], 2)
 local limited = limits ~= ''
 local pace, behind = KEYS[6], limited and 7 or 6
 local lanes, turns, waits = KEYS[behind], KEYS[behind + 1], KEYS[behind + 2]
-local wake = KEYS[step and behind + 3 or behind]
+if step then behind = behind + 3 end
+local remember, most = string.match(ARGV[5], '^(%d+),?(%d*)$')
+local log = most ~= '' and KEYS[behind]
+local wake = KEYS[log and behind + 1 or behind]
 local name, known = ARGV[4], ARGV[4] ~= '' and redis.call('GET', KEYS[4]) or ';'
 local repeated = name ~= '' and string.find(known, ';' .. name .. ';', 1, true)
 local now = clock()
@@ -91,6 +95,7 @@ for n = 1, #new do
   else
     redis.call('ZADD', store, score, id)
   end
+  if log then log_change(log, tonumber(most), 'p', id) end
   us = math.max(us, action_time(score))
   if not earliest or us < earliest then earliest = us end
 end
@@ -100,7 +105,7 @@ local whole = #taken == 0 and #refused == 0 and not repeated
 local names = string.sub(whole and ';' .. name .. known or known, 1, 2000)
 if earliest then
   if limited then pay(limits, pace, now, paid) end
-  if name ~= '' then redis.call('SET', sent, names, 'EX', ARGV[5]) end
+  if name ~= '' then redis.call('SET', sent, names, 'EX', remember) end
   announce_if_first(wake, armed, ARGV[1], earliest, now)
   if ttl > 0 then
     for i = 1, 3 do
@@ -112,7 +117,7 @@ else
   -- Something is written, so that WAIT waits for what was added before; first what takes no memory,
   -- because Redis refuses what does when it is full, but not after a script's first write.
   redis.call('PERSIST', sent)
-  redis.call('SET', sent, names, 'EX', math.max(1, tonumber(ARGV[5])))
+  redis.call('SET', sent, names, 'EX', math.max(1, tonumber(remember)))
   if name == '' then redis.call('DEL', sent) end
 end
 if limited then return {now, there, taken, refused, said, unsaid} end

@@ -1,9 +1,9 @@
--- Adds a message as put.lua does, unless another one has its unique key; or puts it in the place of
+-- Adds a message as put_special.lua does, unless another one has its unique key; or puts it in the place of
 -- the newest one of its id that waits.
 --
 -- KEYS[1] claims   KEYS[2] dead   KEYS[3] reasons   KEYS[4] tokens
 -- KEYS[5...] store (one per priority step)
--- then those of put.lua
+-- then those of put_special.lua
 -- ARGV[1] number of priority steps   ARGV[2] the unique key, encoded; or '', and it takes the place of
 --         the newest message of its id that waits, if any does: ARGV[3] to ARGV[9] do not matter then
 -- ARGV[3] how long its claim holds: 0 until it starts, 1 until it is done, 2 for a time
@@ -15,13 +15,13 @@
 -- ARGV[7] microseconds after the first message of the claim until which it may be pushed back, or ''
 -- ARGV[8] the id that the other one is kept under, if this one was made to take its place; else ''
 -- ARGV[9] 1: it goes on for the message of its own id, as a retry does, and so has the key of that
--- then those of put.lua; the id is the other one's then
--- Returns what put.lua does, and 4 in place of 1 if it has taken the place of another. If nothing was
+-- then those of put_special.lua; the id is the other one's then
+-- Returns what put_special.lua does, and 4 in place of 1 if it has taken the place of another. If nothing was
 -- added because of another message: {the id that it is
 -- kept under, 2, 1 if it waits, else 0, its own id, announcements, settled}; the ids are empty if one
 -- was to be replaced, and no message has the key any more
 --
--- A repeated put is recognised first, as by put.lua. What that refuses has claimed nothing.
+-- A repeated put is recognised first, as by put_special.lua. What that refuses has claimed nothing.
 --@ clock admitted wake token sorted claim
 
 local steps = tonumber(ARGV[1])
@@ -34,7 +34,7 @@ for i = 1, #ARGV do ARGV[i] = ARGV[i + 9] end
 local body, sent, ttl = KEYS[2], KEYS[5], tonumber(ARGV[6])
 
 local function put()
---< put
+--< put_special
 end
 
 if ARGV[8] ~= '' and redis.call('GET', sent) == ARGV[8] then return put() end
@@ -77,6 +77,7 @@ local function take_place(store, id)
 end
 
 local function put_in_place()
+  ARGV.takes = true
   local reply = put()
   if reply[2] == 1 then reply[2] = 4 end
   return reply

@@ -1,5 +1,6 @@
 -- Fragment: announcing in the wake index. Needs clock.lua and admitted.lua.
 --
+-- A slot has two announced times at most: the earliest, and a later one that somebody has claimed.
 -- `wake` is the key of the topic's wake index, or nil where it lives on another node (Redis
 -- Cluster); then `said` and `unsaid` collect what the client has to write there: slot, time, ...
 
@@ -8,10 +9,6 @@ local said, unsaid = {}, {}
 local function member(slot, us)
   return slot .. ':' .. string.format('%.0f', us)
 end
-
--- Announcements that one script takes back, at most. A slot has two: it once had one for each time
--- that had been the earliest, and what was kept by then may have them still.
-local AT_ONCE = 500
 
 local function take_back(wake, armed, slot, times)
   if #times == 0 then return end
@@ -49,7 +46,7 @@ local function announce(wake, armed, slot, us, first)
   end
   if first then
     local later = redis.call('ZRANGEBYSCORE', armed, '(' .. string.format('%.0f', us), '+inf',
-      'LIMIT', 0, AT_ONCE)
+      'LIMIT', 0, 8)
     for i = 1, #later do
       if not wake or not redis.call('ZSCORE', wake, slot .. ':' .. later[i]) then
         table.remove(later, i)
@@ -67,13 +64,18 @@ local function announce_if_first(wake, armed, slot, us, now)
   if not first or us < tonumber(first) then
     announce(wake, armed, slot, us, first)
   elseif tonumber(first) < now - 100000 then
-    announce(wake, armed, slot, tonumber(first), first)
+    write_nothing(armed)
+    if wake then
+      redis.call('ZADD', wake, 'NX', first, slot .. ':' .. first)
+    else
+      said[#said + 1], said[#said + 2] = tonumber(slot), tonumber(first)
+    end
   end
 end
 
 -- Forgets the announcements of a slot up to `us`.
 local function settle(wake, armed, slot, us)
-  take_back(wake, armed, slot, redis.call('ZRANGEBYSCORE', armed, '-inf', us, 'LIMIT', 0, AT_ONCE))
+  take_back(wake, armed, slot, redis.call('ZRANGEBYSCORE', armed, '-inf', us, 'LIMIT', 0, 8))
 end
 
 -- Forgets every announcement of a slot that holds nothing more; `stores` are its StoreQueues.

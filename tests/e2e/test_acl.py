@@ -28,7 +28,7 @@ StartWorkers = Callable[..., list[Worker]]
 
 #: The scripts that a role runs.
 PRODUCER = {"admit", "bind", "bindings", "broadcast", "cancel", "count", "counts", "declare"}
-PRODUCER |= {"bound", "cancelled", "get", "put", "put_many"}
+PRODUCER |= {"bound", "cancelled", "get", "put", "put_many", "put_special"}
 CONSUMER = {
     "ack",
     "bury",
@@ -50,7 +50,7 @@ SCRIPTS = {
     "operator": {path.stem for path in (ROOT / "kombu_toc" / "scripts").glob("*.lua")}
     # The others are run where unique tasks are sent and consumed, and where the task library is
     # behind, by users with some rights more.
-    - {"allowed", "put_unique", "put_unique_logged", "sweep_claims", "logged", "written"},
+    - {"allowed", "put_unique", "sweep_claims", "logged", "written"},
 }
 
 #: What it is refused, and does without: redis-py's name for itself, and what is optional.

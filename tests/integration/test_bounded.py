@@ -201,6 +201,31 @@ def run(
     return found
 
 
+def test_a_plain_put_runs_seven_commands_at_most(
+    center: TimeoutCenter, watch: Callable[..., object], client: redis.Redis
+) -> None:
+    """Two more if it is earlier than what is announced: that is taken back."""
+
+    def put(id: str, **when: float) -> list[str]:
+        with watch() as commands:
+            assert center.put("mail", id, b"", **when).outcome == "added"
+        return [command[0] for command in commands if command[0].upper() != "EVALSHA"]
+
+    center.declare("mail", slots=1)
+    center.put("mail", "load", b"")
+    center.ack(center.pop("mail").messages)
+    center.put("mail", "later", b"", delay=HOUR)
+    assert len(put("behind it", delay=HOUR)) <= 6
+    assert len(put("before it", delay=5)) <= 9
+    center.purge("mail")
+    assert len(put("alone")) <= 7
+    assert len(put("beside it")) <= 6
+    assert client.zpopmin(center.keys.wake("mail"))  # it is claimed
+    time.sleep(0.15)  # for longer than a claim may be overdue, by the server's clock
+    assert len(put("when who has claimed is dead")) <= 7
+    assert client.zcard(center.keys.wake("mail")) == 1
+
+
 def compare(operation: str, few: Counter[str], many: Counter[str]) -> None:
     """An announcement more or less, or a step of a search, is nothing that grows as it does."""
     # A wait of a second looks into all slots once a second: once, or at its end once more.

@@ -436,11 +436,12 @@ def test_messages_come_in_the_order_of_their_action_times(center, client):
     assert pop_ids(center, "mail") == ["10", "20", "30", "40", "50"]
 
 
-def test_messages_with_one_action_time_keep_their_publish_order_within_a_slot(one):
-    """K5"""
+@pytest.mark.parametrize("us", [500, 999])
+def test_messages_with_one_action_time_keep_their_publish_order_within_a_slot(one, us):
+    """K5, also at the end of a millisecond"""
     ids = [f"{(number * 37) % 101}" for number in range(101)]
     for id in ids:
-        one.put("one", id, b"", at=2e9 + 0.0005)
+        one.put("one", id, b"", at=2e9 + us / 1e6)
     time_passes(one, "one", 1e9)
     assert pop_ids(one, limit=101) == ids
 
@@ -465,19 +466,32 @@ def placed(client, slot, ids):
         return [int(score) for score in pipe.execute()]
 
 
-@pytest.mark.parametrize("there", [0, 967, 61_888, 600_000])
-def test_any_number_of_messages_with_one_action_time_keep_their_publish_order(one, client, there):
+@pytest.mark.parametrize(
+    "there, plain", [(0, False), (0, True), (967, True), (61_888, True), (600_000, True)]
+)
+def test_any_number_of_messages_with_one_action_time_keep_their_publish_order(
+    one, client, there, plain
+):
     """K5, whatever is taken out of them, and whatever lies behind them"""
     topic = one.topic("one")
     slot = topic.slot(0)
     fill(client, slot, there)
+    if there:
+        client.zadd(slot.announced_times, {str(AT * 1000): AT * 1000})
     end = AT + there // 968
     others = {f"other {ms}": (AT + ms) * 1000 + 999 for ms in range(7, there // 968 + 100, 7)}
     client.zadd(slot.stores[0], others)
     ids = [f"{(number * 3701) % 4999}" for number in range(4999)]
     some = 500
     for start in range(0, len(ids), some):
-        one.run_all([one.putting(topic, id, b"", at_us=AT * 1000) for id in ids[start:][:some]])
+        one.run_all(
+            [
+                one.putting(
+                    topic, id, b"", at_us=AT * 1000, publish=("me", f"me.{id}") if plain else None
+                )
+                for id in ids[start:][:some]
+            ]
+        )
         # A full millisecond's last place gets free, and some others.
         client.zrem(slot.stores[0], *(others if start == some else ids[start : start + 20]))
         last = client.zrange(slot.stores[0], (end + 1) * 1000 + 999, "+inf", byscore=True)[:1]
@@ -520,8 +534,8 @@ def test_a_put_takes_a_bounded_number_of_commands_however_many_have_its_time(one
 def test_messages_put_for_now_keep_their_publish_order_within_a_slot(one):
     """K5"""
     ids = [f"{(number * 37) % 101}" for number in range(101)]
-    calls = [one.putting(one.topic("one"), id, b"") for id in ids]
-    one.run_all(calls)
+    topic = one.topic("one")
+    one.run_all([one.putting(topic, id, b"", publish=("me", f"me.{id}")) for id in ids])
     assert pop_ids(one, limit=101) == ids
 
 

@@ -447,7 +447,7 @@ def replies_lost(center: TimeoutCenter, *, at: int = 0) -> Iterator[None]:
     def lost(calls):
         nonlocal number
         found = replies(calls)
-        if calls[0].script.name in ("put_many", "put"):
+        if calls[0].script.name in ("put_many", "put", "put_special"):
             number += 1
             if number > at:
                 error = redis.ConnectionError("the connection was cut")
@@ -494,7 +494,7 @@ def test_a_call_of_a_list_that_the_client_repeats_adds_nothing(center):
 
     def twice(calls):
         run(calls)
-        if calls[0].script.name in ("put", "put_many"):
+        if calls[0].script.name in ("put_many", "put", "put_special"):
             center.runner.executor.replies = run
             assert len(drained(TimeoutCenter(center.client, grace=0), "mail")) in (30, 1)
             center.runner.executor.replies = twice

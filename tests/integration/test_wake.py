@@ -254,42 +254,6 @@ def test_a_consumer_of_descending_times_holds_a_few_claims_of_a_slot(
                 connection.drain_events(timeout=0.01)
 
 
-def test_announcements_of_earlier_releases_are_taken_back_in_parts(
-    center: TimeoutCenter, connect: Connect
-) -> None:
-    """They had one for each time that had been the earliest."""
-    center.declare("mail", slots=1)
-    slot, client = center.topic("mail").slot(0), center.client
-    for i in range(20):
-        center.put("mail", f"m{i}", b"", delay=3600 + i)
-    now = time.time_ns() // 1000
-    times = {str(us): us for us in range(now + 3600 * 10**6, now + 3600 * 10**6 + 10 * MANY)}
-    client.zadd(slot.announced_times, times)
-    client.zadd(center.keys.wake("mail"), {f"0:{us}": us for us in times.values()})
-    longest = 0
-    for i in range(10 * MANY // 400):
-        before = client.zcard(slot.announced_times)
-        center.put("mail", f"n{i}", b"", delay=1800 - i)
-        longest = max(longest, before - client.zcard(slot.announced_times))
-    assert 100 < longest <= 500
-    assert sizes(center, "mail")[1] <= 2
-    assert min(announced(center, "mail"))[1] < now + 1800 * 10**6
-    connection = connect()
-    got: list[str] = []
-
-    def received(body: object, message: Message) -> None:
-        got.append(message.delivery.id)
-        message.ack()
-
-    with Consumer(connection, [Queue("mail")], callbacks=[received]):
-        center.put("mail", "soon", b'{"h":{},"p":{},"t":null,"e":null}\nx', delay=0.5)
-        deadline = time.monotonic() + 5
-        while got != ["soon"]:
-            assert time.monotonic() < deadline
-            with suppress(TimeoutError):
-                connection.drain_events(timeout=0.1)
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_is_announced_and_claimed_the_first_time_is_known(
     center: TimeoutCenter, seed: int
