@@ -78,14 +78,6 @@ class Read(NamedTuple):
     more: bool
 
 
-def logging(
-    topic: Topic, slot: Slot, script: str, keys: Sequence[str], args: Sequence[Any]
-) -> tuple[str, Sequence[str], Sequence[Any]]:
-    """The script, the keys and the arguments of a put that is logged."""
-    place = len(keys) + 1
-    return f"{script}_logged", (*keys, slot.log), (*args, place, topic.declaration.logs)
-
-
 def read_call(
     slot: Slot, limit: int, bytes: int, age_ms: int = 0, after: str | None = None
 ) -> ScriptCall:
@@ -258,7 +250,6 @@ class Commands:
             remember,
             1 if replaces else 0,
         )
-        declared = topic.declaration
         limits = declared.put_gates
         if limits and (replaces or counted is False):
             limits = f"!{limits}" if counted else ""
