@@ -6,6 +6,7 @@ import itertools
 import uuid
 
 import kombu_toc
+from kombu_toc.center.requests import PutRequest
 
 from .trial import Trial
 
@@ -44,8 +45,11 @@ def fill(trial: Trial, number: int, body: bytes) -> None:
         center.run_all(
             [
                 # Spread over the time in no order, as tasks of many producers are.
-                center.putting(
-                    topic, id, body, delay_us=FIRST * 1_000_000 + (n * 7_919_777_777) % _SPAN_US
+                center.commands.put(
+                    topic,
+                    PutRequest(
+                        id, body, delay_us=FIRST * 1_000_000 + (n * 7_919_777_777) % _SPAN_US
+                    ),
                 )
                 for n, id in zip(part, ids, strict=True)
             ]

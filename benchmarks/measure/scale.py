@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from kombu_toc.center.requests import PutRequest
+
 from ..metrics import Metric
 from ..peers import Peer
 from ..trial import Trial
@@ -105,11 +107,13 @@ def _operations(
     def pop(number: int) -> None:
         taken.extend(center.pop(TOPIC, limit=1).messages)
 
-    center.run_all([center.putting(topic, str(uuid.uuid4()), body) for _ in range(calls)])
+    center.run_all(
+        [center.commands.put(topic, PutRequest(str(uuid.uuid4()), body)) for _ in range(calls)]
+    )
     return {
         "pop": pop,
         "put": lambda n: center.run(
-            center.putting(topic, new[n], body, delay_us=middle + n * 1_000_000)
+            center.commands.put(topic, PutRequest(new[n], body, delay_us=middle + n * 1_000_000))
         ),
         "cancel": lambda n: center.cancel(new[n], topic=TOPIC),
         "counts": lambda n: center.counts(TOPIC),

@@ -489,17 +489,3 @@ class TaskCenter:
     pop_bytes = _Attribute[int]()
     grace = _Attribute[float | None]()
     library = _Attribute[Any]()
-
-    # The methods that build a script call without running it, for code that batches calls.
-    declaring = _Attribute[Callable[..., Any]]()
-    appearing = _Attribute[Callable[..., Any]]()
-    putting = _Attribute[Callable[..., Any]]()
-    popping = _Attribute[Callable[..., Any]]()
-    recalling = _Attribute[Callable[..., Any]]()
-    finding_due = _Attribute[Callable[..., Any]]()
-    acking = _Attribute[Callable[..., Any]]()
-    rejecting = _Attribute[Callable[..., Any]]()
-    releasing = _Attribute[Callable[..., Any]]()
-    extending = _Attribute[Callable[..., Any]]()
-    handing_back = _Attribute[Callable[..., Any]]()
-    counting = _Attribute[Callable[..., Any]]()

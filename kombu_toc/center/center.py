@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
@@ -11,12 +11,9 @@ from ..errors import ConfigurationError
 from ..metrics.counters import Metrics
 from ..model.keys import Keys
 from ..model.limits import DEFAULT_SLOTS, LIMITS, Limits, Number
-from ..model.results import Delivery
 from ..model.scores import MAX_RETRIES
-from ..model.topic import Declaration, Topic
-from ..scripts.call import Countdown, ScriptCall
 from .admin_commands import AdminCommands
-from .calls import Commands, add_counters, announce_presence
+from .calls import Commands, add_counters
 from .consumption import Loops
 from .core import POP_BYTES, Context, SharedNotes
 from .find import Lookup, Scan
@@ -26,7 +23,6 @@ from .pop import Deliveries
 from .put import Puts
 from .recording import Recorder, TaskLibrary
 from .registry import Registry
-from .requests import ADD, REMEMBER, PopRequest, PutRequest
 from .runner import Runner
 from .schedules import Editions, Recurring
 from .topics import Expiring, Statistics, Topics
@@ -87,147 +83,6 @@ class Option(Generic[T]):
         setattr(getattr(facade, self._part), self._name, value)
 
 
-# -- methods of TimeoutCenter by the names that they had before the center had parts
-#
-# They are kept for programs that use them. The project itself uses the parts: `commands`, `leases`
-# and `registry`.
-
-
-class OldNames:
-    """The old names; see the methods that they call."""
-
-    keys: Keys
-    commands: Commands
-    deliveries: Deliveries
-    leases: Leases
-    registry: Registry
-
-    def declaring(self, name: str, wanted: Declaration) -> ScriptCall:
-        """As :meth:`.registry.Registry.declare_call`."""
-        return self.registry.declare_call(name, wanted)
-
-    def putting(
-        self,
-        topic: Topic,
-        id: str,
-        body: bytes,
-        *,
-        at_us: int | Countdown | None = None,
-        delay_us: int | None = None,
-        basis: str | None = None,
-        priority: int = 0,
-        token: str | None = None,
-        if_exists: str = ADD,
-        publish: tuple[str, str] | None = None,
-        remember: int = REMEMBER,
-        replaces: bool = False,
-    ) -> ScriptCall:
-        """As :meth:`.calls.Commands.put`."""
-        request = PutRequest(
-            id,
-            body,
-            at_us,
-            delay_us,
-            basis,
-            priority,
-            token,
-            if_exists,
-            publish,
-            remember,
-            replaces,
-        )
-        return self.commands.put(topic, request)
-
-    def popping(
-        self,
-        topic: Topic,
-        slots: Iterable[int] | None = None,
-        *,
-        soon: int,
-        lookahead_us: int = 0,
-        late: int = 0,
-        behind_us: int = 0,
-        visibility: float | None = None,
-        recover: int = 0,
-        claimed: bool = True,
-        name: str | None = None,
-        remember: int = 0,
-    ) -> ScriptCall:
-        """As :meth:`.calls.Commands.pop`. name: made up unless given."""
-        request = PopRequest(
-            name or self.deliveries.names.next(),
-            slots,
-            soon,
-            lookahead_us,
-            late,
-            behind_us,
-            visibility,
-            recover,
-            claimed,
-            remember,
-        )
-        return self.commands.pop(topic, request)
-
-    def recalling(
-        self,
-        topic: Topic,
-        slots: Iterable[int] | None,
-        name: str,
-        *,
-        visibility: float | None = None,
-        bodies: bool = True,
-        remember: int = REMEMBER,
-    ) -> ScriptCall:
-        """As :meth:`.calls.Commands.recall`."""
-        return self.commands.recall(
-            topic, slots, name, visibility=visibility, bodies=bodies, remember=remember
-        )
-
-    def finding_due(self, topics: Sequence[str]) -> ScriptCall:
-        """As :meth:`.calls.Commands.find_due`."""
-        return self.commands.find_due(topics)
-
-    def acking(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
-        """As :meth:`.calls.Commands.ack`."""
-        return self.commands.ack(deliveries)
-
-    def rejecting(
-        self,
-        delivery: Delivery,
-        *,
-        requeue: bool,
-        reason: str = "",
-        error: str = "",
-        backoff: float | None = None,
-    ) -> ScriptCall:
-        """As :meth:`.calls.Commands.reject`."""
-        return self.commands.reject(
-            delivery, requeue=requeue, reason=reason, error=error, backoff=backoff
-        )
-
-    def releasing(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
-        """As :meth:`.calls.Commands.release`."""
-        return self.commands.release(deliveries)
-
-    def extending(
-        self, deliveries: Iterable[Delivery], visibility: float | None = None
-    ) -> list[ScriptCall]:
-        """As :meth:`.calls.Commands.extend`."""
-        return self.commands.extend(deliveries, visibility)
-
-    def handing_back(self, topic: str, claims: Iterable[tuple[int, int]]) -> list[ScriptCall]:
-        """As :meth:`.calls.Commands.reannounce`."""
-        return self.commands.reannounce(self.registry.resolved(topic), claims)
-
-    def appearing(self, said: str, before: Iterable[str], ttl_ms: int) -> ScriptCall:
-        """As :func:`.calls.announce_presence`."""
-        return announce_presence(self.keys, said, before, ttl_ms)
-
-    def counting(self, topic: str | None, added: dict[str, int]) -> ScriptCall:
-        """As :func:`.calls.add_counters`."""
-        return add_counters(self.keys, topic, added)
-
-
 # -- the timeout center
 #
 # Plain redis-py; nothing of Kombu and nothing of Celery. Bodies are bytes that the center does
@@ -275,7 +130,7 @@ def _check(client: Any, prefix: object, limits: object, metrics: object) -> None
         raise ConfigurationError(f"metrics must be kombu_toc.Metrics(), not {metrics!r:.100}")
 
 
-class TimeoutCenter(OldNames):
+class TimeoutCenter:
     """The operations on topics.
 
     client: a redis-py client that returns bytes (``decode_responses=False``)

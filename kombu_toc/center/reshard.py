@@ -171,7 +171,6 @@ def reshard_topic(
     patience: float = 0.0,
     move: bool = True,
     on_progress: Callable[[Resharded], None] | None = None,
-    report: Callable[[Resharded], None] | None = None,
 ) -> Resharded:
     """Give a topic another slot count while it is in use. A repeated call goes on where the last
     one ended.
@@ -180,14 +179,13 @@ def reshard_topic(
     patience: seconds to wait after that for messages in flight in slots that go away
     move: move messages; without it, and on a Cluster, they stay until they are delivered
     on_progress: called now and then with the progress so far
-    report: the old name of `on_progress`
 
     Raises SlotCountError for an impossible count, ConfigurationError for more slots than one on a
     Cluster if a limit counts the whole queue, ReshardError if there is no such topic, or if
     somebody else changes or deletes it meanwhile.
     """
     check_slots(topic, slots)
-    tell = on_progress or report or _tell_nobody
+    tell = on_progress or _tell_nobody
     _make_known(center, topic, slots, min(settle, KNOWN))
     found = _switch(center, topic, slots)
     declaration = found.declaration

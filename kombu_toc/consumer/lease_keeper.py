@@ -638,7 +638,7 @@ class LeaseKeeper:
     def _send_metrics(self, reach: Callable[[], TimeoutCenter]) -> None:
         if self._metrics.active:
             with suppress(*BROKEN):
-                self._metrics.send(reach())
+                self._metrics.send(reach().runner)
 
     def _elect(self, reach: Callable[[], TimeoutCenter]) -> None:
         try:

@@ -24,6 +24,7 @@ from click.testing import CliRunner, Result
 
 import kombu_toc
 from celery_toc.cli import toc as command
+from kombu_toc.center.requests import PutRequest
 
 from ..support import nursery
 from .conftest import Journal, wait_until
@@ -150,7 +151,12 @@ def test_status_asks_no_more_of_the_server_if_more_is_scheduled(
         toc.put("celery", f"first-{i}", b"{}", delay=HOUR)
     asked()  # its scripts are known to the server from now on
     few = asked()
-    toc.run_all([toc.putting(topic, f"more-{i}", b"{}", at_us=far + i) for i in range(5000)])
+    toc.run_all(
+        [
+            toc.commands.put(topic, PutRequest(f"more-{i}", b"{}", at_us=far + i))
+            for i in range(5000)
+        ]
+    )
     assert asked() == few
 
 

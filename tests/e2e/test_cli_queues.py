@@ -25,6 +25,7 @@ from kombu import Exchange, Queue
 import celery_toc
 import kombu_toc
 from celery_toc import timeout_center
+from kombu_toc.center.requests import PutRequest
 
 from ..servers import Server
 from ..support import nursery
@@ -97,7 +98,9 @@ def test_more_than_a_page_is_cancelled_and_rescheduled(
     for number in range(0, 2400, 400):
         toc.run_all(
             [
-                toc.putting(topic, f"{n}", found.body, at_us=now + (HOUR + n) * 1_000_000)
+                toc.commands.put(
+                    topic, PutRequest(f"{n}", found.body, at_us=now + (HOUR + n) * 1_000_000)
+                )
                 for n in range(number, number + 400)
             ]
         )

@@ -17,6 +17,7 @@ import redis
 from celery import Celery
 
 import kombu_toc
+from kombu_toc.center.requests import PutRequest
 from kombu_toc.scripts.call import load
 
 from ..proxy import Proxy
@@ -75,7 +76,9 @@ def test_scheduled_tasks_cost_a_worker_no_memory(
     for start in range(1, 50_000, 1000):
         # The same message under other ids: what apply_async would send, sent faster.
         ids = [f"copy-{i}" for i in range(start, min(start + 1000, 50_000))]
-        toc.run_all([toc.putting(topic, id, one.body, at_us=one.time_us) for id in ids])
+        toc.run_all(
+            [toc.commands.put(topic, PutRequest(id, one.body, at_us=one.time_us)) for id in ids]
+        )
     app.tasks["e2e.add"].delay(1, 1).get(timeout=10)
     time.sleep(1.5)  # the worker has looked into all slots at least once
     assert main.memory_info().rss - before < 2 * 1024 * 1024

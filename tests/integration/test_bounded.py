@@ -16,6 +16,7 @@ import redis
 
 from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter, Unique
 from kombu_toc.center.calls import read_call, written_call
+from kombu_toc.center.requests import PutRequest
 from kombu_toc.center.schedules import RecurringCommands
 from kombu_toc.metrics.counters import Metrics
 
@@ -81,14 +82,19 @@ def fill(center: TimeoutCenter, others: int, **limits: object) -> None:
     for start in range(0, others, 500):
         numbers = range(start, min(start + 500, others))
         center.run_all(
-            [center.putting(topic, f"later-{n}", b"", delay_us=10**10 + n) for n in numbers]
+            [
+                center.commands.put(topic, PutRequest(f"later-{n}", b"", delay_us=10**10 + n))
+                for n in numbers
+            ]
         )
-        center.run_all([center.putting(topic, f"flying-{n}", b"") for n in numbers])
+        center.run_all(
+            [center.commands.put(topic, PutRequest(f"flying-{n}", b"")) for n in numbers]
+        )
         flying = center.pop("mail", 500, recover=0).messages
         assert len(flying) == len(numbers)
         half = flying[: len(flying) // 2]
-        center.run_all([center.rejecting(one, requeue=False, reason="test") for one in half])
-        center.run_all([center.putting(topic, f"due-{n}", b"") for n in numbers])
+        center.run_all([center.commands.reject(one, requeue=False, reason="test") for one in half])
+        center.run_all([center.commands.put(topic, PutRequest(f"due-{n}", b"")) for n in numbers])
         # What is in flight was put before what is due, and that stays.
     commands = RecurringCommands(center.context)
     changes = [

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, ActionTimeError, TimeoutCenter, TocError
+from kombu_toc.center.requests import PutRequest
 
 from .inspection import announced, check_slots, keys_left, now_us, residue, script_calls
 
@@ -184,7 +185,7 @@ def test_messages_that_share_an_id_are_found_in_different_slots_too(center, clie
 def test_several_ids_are_looked_for_at_once(center, client):
     topic = center.topic("mail")
     ids = [f"{n}" for n in range(250)]
-    center.run_all([center.putting(topic, id, b"", delay_us=10**9) for id in ids])
+    center.run_all([center.commands.put(topic, PutRequest(id, b"", delay_us=10**9)) for id in ids])
     assert sorted(one.id for one in center.get([*ids, "none", "0"])) == sorted(ids)
     assert sorted(one.id for one in center.cancel(iter(ids[:200]))) == sorted(ids[:200])
     assert center.counts("mail").scheduled == 50
@@ -288,7 +289,7 @@ def test_queues_that_go_away_by_themselves_are_asked_once_a_task_was_sent_there(
     center.declare("reply", slots=1, expires=60_000)
     center.declare("worker-1.dq", slots=1, expires=60_000)
     client.hset(center.keys.topics, "older", json.dumps({"slots": 1, "expires": 60_000}))
-    center.run(center.putting(center.topic("reply"), "7", b"an answer"))
+    center.run(center.commands.put(center.topic("reply"), PutRequest("7", b"an answer")))
     for topic in ("worker-1.dq", "older"):
         center.put(topic, "x", b"", delay=HOUR)
     looker = TimeoutCenter(client)

@@ -13,6 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from kombu_toc import ActionTimeError, ConfigurationError, MessageError, Put, TimeoutCenter
+from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.model import scores
 from kombu_toc.model.results import DEAD, IN_FLIGHT, WAITING
 
@@ -38,7 +39,11 @@ def pop_ids(center, topic="one", limit=100, **kwargs):
 def pop_now(center, topic="one", *, visibility=60.0, **kwargs):
     """Pop through the lower level, which allows leases of less than a second."""
     declared = center.topic(topic)
-    return center.run(center.popping(declared, visibility=visibility, **kwargs))
+    return center.run(
+        center.commands.pop(
+            declared, PopRequest(center.deliveries.names.next(), visibility=visibility, **kwargs)
+        )
+    )
 
 
 def end_lease(center, *deliveries):
@@ -477,7 +482,12 @@ def test_any_number_of_messages_with_one_action_time_keep_their_publish_order(on
     ids = [f"{(number * 3701) % 4999}" for number in range(4999)]
     some = 500
     for start in range(0, len(ids), some):
-        one.run_all([one.putting(topic, id, b"", at_us=AT * 1000) for id in ids[start:][:some]])
+        one.run_all(
+            [
+                one.commands.put(topic, PutRequest(id, b"", at_us=AT * 1000))
+                for id in ids[start:][:some]
+            ]
+        )
         # A full millisecond's last place gets free, and some others.
         client.zrem(slot.stores[0], *(others if start == some else ids[start : start + 20]))
         last = client.zrange(slot.stores[0], (end + 1) * 1000 + 999, "+inf", byscore=True)[:1]
@@ -496,7 +506,7 @@ def test_others_are_not_overtaken_by_more_than_must_be(one, client):
     slot = topic.slot(0)
     client.zadd(slot.stores[0], {f"other {ms}": (AT + ms) * 1000 + 40 for ms in range(1, 60_000)})
     ids = [f"{number}" for number in range(2000)]
-    one.run_all([one.putting(topic, id, b"", at_us=AT * 1000) for id in ids])
+    one.run_all([one.commands.put(topic, PutRequest(id, b"", at_us=AT * 1000)) for id in ids])
     scores = placed(client, slot, ids)
     assert scores == sorted(set(scores))
     assert scores[-1] < (AT + 4) * 1000
@@ -520,7 +530,7 @@ def test_a_put_takes_a_bounded_number_of_commands_however_many_have_its_time(one
 def test_messages_put_for_now_keep_their_publish_order_within_a_slot(one):
     """K5"""
     ids = [f"{(number * 37) % 101}" for number in range(101)]
-    calls = [one.putting(one.topic("one"), id, b"") for id in ids]
+    calls = [one.commands.put(one.topic("one"), PutRequest(id, b"")) for id in ids]
     one.run_all(calls)
     assert pop_ids(one, limit=101) == ids
 
@@ -557,7 +567,9 @@ def test_the_limit_bounds_a_pop_and_more_says_that_something_was_left(center):
 def test_a_limit_of_thousands_delivers_thousands(one, client):
     """W7, D7; once, Lua unpacked too much at a time and the messages were lost"""
     declared = one.topic("one")
-    one.run_all([one.putting(declared, f"{number}", b"b") for number in range(9000)])
+    one.run_all(
+        [one.commands.put(declared, PutRequest(f"{number}", b"b")) for number in range(9000)]
+    )
     popped = one.pop("one", 9000)
     assert len(popped.messages) == 9000
     assert [message.id for message in popped.messages[:2]] == ["0", "1"]
@@ -587,9 +599,21 @@ def test_soon_reaches_ahead_and_late_only_behind(one, client):
     one.put("one", "far", b"", at=now + HOUR)
     declared = one.topic("one")
 
-    late = one.run(one.popping(declared, soon=0, late=5, behind_us=15_000_000))
+    late = one.run(
+        one.commands.pop(
+            declared,
+            PopRequest(
+                one.deliveries.names.next(), ready_limit=0, overdue_limit=5, behind_us=15_000_000
+            ),
+        )
+    )
     assert late.messages == []
-    soon = one.run(one.popping(declared, soon=3, lookahead_us=60_000_000))
+    soon = one.run(
+        one.commands.pop(
+            declared,
+            PopRequest(one.deliveries.names.next(), ready_limit=3, lookahead_us=60_000_000),
+        )
+    )
     assert [message.id for message in soon.messages] == ["old", "ahead"]
     assert not soon.more
     check_slots(one, "one")
@@ -601,7 +625,7 @@ def test_late_takes_what_has_been_due_for_long_and_leaves_the_rest_to_idle_worke
     for id, ago in (("a", 30), ("b", 20), ("c", 10), ("d", 0.5)):
         one.put("one", id, b"", at=now + HOUR - ago)
     time_passes(one, "one", HOUR)
-    popped = pop_now(one, soon=1, late=4, behind_us=15_000_000)
+    popped = pop_now(one, ready_limit=1, overdue_limit=4, behind_us=15_000_000)
     assert [message.id for message in popped.messages] == ["a", "b"]
     assert popped.more
     check_slots(one, "one")
@@ -612,8 +636,8 @@ def test_the_two_counts_include_each_other(one, client):
     for number in range(10):
         one.put("one", f"{number}", b"", at=now + HOUR - 100 + number)
     time_passes(one, "one", HOUR)
-    assert len(pop_now(one, soon=2, late=5, behind_us=1000).messages) == 5
-    assert len(pop_now(one, soon=3, late=1, behind_us=1000).messages) == 3
+    assert len(pop_now(one, ready_limit=2, overdue_limit=5, behind_us=1000).messages) == 5
+    assert len(pop_now(one, ready_limit=3, overdue_limit=1, behind_us=1000).messages) == 3
 
 
 def test_the_counts_hold_over_priority_steps(one, client):
@@ -621,15 +645,15 @@ def test_the_counts_hold_over_priority_steps(one, client):
     for id, ago, priority in (("fresh", 1, 0), ("old", 50, 9), ("new", 0.9, 9)):
         one.put("one", id, b"", at=now + HOUR - ago, priority=priority)
     time_passes(one, "one", HOUR)
-    popped = pop_now(one, soon=1, late=5, behind_us=10_000_000)
+    popped = pop_now(one, ready_limit=1, overdue_limit=5, behind_us=10_000_000)
     assert [message.id for message in popped.messages] == ["fresh", "old"]
     check_slots(one, "one")
 
 
 def test_a_pop_that_wants_nothing_takes_nothing_and_says_what_is_due(one):
     one.put("one", "x", b"")
-    assert pop_now(one, soon=0).messages == []
-    assert pop_now(one, soon=0).more
+    assert pop_now(one, ready_limit=0).messages == []
+    assert pop_now(one, ready_limit=0).more
     check_slots(one, "one")
 
 
@@ -789,7 +813,7 @@ def test_a_message_held_ahead_and_released_is_not_due_earlier_than_it_was(one, c
     """A3"""
     one.put("one", "x", b"", delay=30)
     [found] = one.get("x", topic="one")
-    [message] = pop_now(one, soon=1, lookahead_us=60_000_000).messages
+    [message] = pop_now(one, ready_limit=1, lookahead_us=60_000_000).messages
     assert one.release([message]) == 1
     [again] = one.get("x", topic="one")
     assert again._replace(token=found.token) == found
@@ -820,7 +844,7 @@ def test_releasing_what_is_gone_brings_nothing_back(center, client):
 def test_a_message_comes_back_by_itself_when_its_lease_ends(one):
     """A5, Y3; sleeps, for the lease must end by itself"""
     one.put("one", "x", b"")
-    assert len(pop_now(one, soon=1, visibility=0.05).messages) == 1
+    assert len(pop_now(one, ready_limit=1, visibility=0.05).messages) == 1
     assert pop_ids(one) == []
     time.sleep(0.06)
     popped = one.pop("one")
@@ -939,10 +963,17 @@ def test_a_server_that_forgot_the_scripts_is_told_them_again(one, client):
 def test_a_batch_to_a_server_that_forgot_the_scripts_is_complete_and_in_order(center, client):
     topics = [center.declare(name, slots=1) for name in "abc"]
     client.script_flush()
-    made = center.run_all([center.putting(topic, topic.name, b"") for topic in topics])
+    made = center.run_all(
+        [center.commands.put(topic, PutRequest(topic.name, b"")) for topic in topics]
+    )
     assert [(put.id, put.added) for put in made] == [("a", True), ("b", True), ("c", True)]
     client.script_flush()
-    popped = center.run_all([center.popping(topic, soon=1) for topic in topics])
+    popped = center.run_all(
+        [
+            center.commands.pop(topic, PopRequest(center.deliveries.names.next(), ready_limit=1))
+            for topic in topics
+        ]
+    )
     assert [one.messages[0].id for one in popped] == ["a", "b", "c"]
 
 
@@ -954,7 +985,7 @@ def test_a_batch_runs_as_a_whole_and_raises_the_first_error(center, client, forg
         client.script_flush()
     client.set(topics[1].slot(0).body, "not a hash")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        center.run_all([center.putting(topic, "x", b"") for topic in topics])
+        center.run_all([center.commands.put(topic, PutRequest("x", b"")) for topic in topics])
     assert center.counts("a").ready == center.counts("c").ready == 1
 
 

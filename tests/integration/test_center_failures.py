@@ -19,7 +19,9 @@ from kombu_toc import (
     TimeoutCenter,
     center_for,
 )
+from kombu_toc.center.calls import add_counters
 from kombu_toc.center.exchanges import Bindings, binding, broadcast_call
+from kombu_toc.center.requests import PutRequest
 from kombu_toc.model import scores
 from kombu_toc.model.results import DEAD, WAITING
 
@@ -296,7 +298,7 @@ def test_a_copy_that_dead_queue_drops_is_forgotten_as_a_copy(center, client):
 
 def publish(center, id, name):
     """As the transport does, whose producers name their publishes."""
-    center.run_puts([center.putting(center.topic("one"), id, b"", publish=name)])
+    center.run_puts([center.commands.put(center.topic("one"), PutRequest(id, b"", publish=name))])
 
 
 def test_the_latest_publish_is_not_added_again_although_it_is_acknowledged(center, client):
@@ -436,7 +438,9 @@ def test_whatever_a_consumer_does_works_although_the_server_is_full(center, clie
     assert center.reject(messages[2], requeue=True, error="e") == WAITING
     [(slot, us), *_] = sorted(announced(center, "one"))
     client.delete(center.keys.wake("one"))
-    assert center.run_all(center.handing_back("one", [(slot, us)])) == [1]
+    assert center.run_all(
+        center.commands.reannounce(center.registry.resolved("one"), [(slot, us)])
+    ) == [1]
     assert center.pop("one", 1).messages
     check_slots(center, "one")
 
@@ -482,7 +486,7 @@ def test_what_replaces_a_delivered_message_is_taken_although_the_server_is_full(
     with pytest.raises(ServerError, match=r"is full .*nothing was kept.* raise its maxmemory"):
         center.put("one", "refused", b"")
     for number in range(3):
-        call = center.putting(topic, f"retry {number}", b"", replaces=True)
+        call = center.commands.put(topic, PutRequest(f"retry {number}", b"", replaces=True))
         assert center.run_puts([call])[0].added
     assert center.get("refused") == []
     assert center.ack(center.pop("one", 5).messages) == 3
@@ -510,7 +514,7 @@ def test_it_is_counted_although_the_server_is_full(center, client, full):
     # By a name of its own: the process counts all the time, and tells it when it likes.
     for topic in ("one", None):
         client.delete(*center.keys.minutes("one"))
-        center.run(center.counting(topic, {"seen": 1}))
+        center.run(add_counters(center.keys, topic, {"seen": 1}))
     assert client.hget(center.keys.counted("one"), "seen") == b"1"
     assert client.hget(center.keys.scripts, "seen") == b"1"
 
@@ -532,7 +536,7 @@ def test_what_a_full_server_refuses_is_a_lost_connection_to_kombu(
     topic = center.declare("one")
     full()
     with pytest.raises(ServerError, match="memory"):
-        center.run_puts([center.putting(topic, str(i), b"") for i in range(many)])
+        center.run_puts([center.commands.put(topic, PutRequest(str(i), b"")) for i in range(many)])
     with (
         pytest.raises(ServerError, match="memory"),
         center.client.pipeline(transaction=False) as pipe,

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, Counts, TimeoutCenter
+from kombu_toc.center.requests import PutRequest
 
 from .inspection import check_slots, now_us, residue, time_passes
 
@@ -31,7 +32,10 @@ def pages(center, *args, limit=7, **options):
 def fill(center, topic, number, **options):
     declared = center.topic(topic)
     center.run_all(
-        [center.putting(declared, f"{topic}-{n}", b"%d" % n, **options) for n in range(number)]
+        [
+            center.commands.put(declared, PutRequest(f"{topic}-{n}", b"%d" % n, **options))
+            for n in range(number)
+        ]
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from kombu_toc import DEAD, TimeoutCenter
+from kombu_toc.center.requests import PutRequest
 
 from .inspection import check_slots, residue
 
@@ -62,7 +63,9 @@ def test_any_number_of_messages_and_copies_is_acknowledged_at_once(
     topic = center.declare("mail", slots=2)
     for start in range(0, MANY, 500):
         ids = [f"{number // 2}" for number in range(start, start + 500)]
-        calls = [center.putting(topic, id, b"%d" % at) for at, id in enumerate(ids)]
+        calls = [
+            center.commands.put(topic, PutRequest(id, b"%d" % at)) for at, id in enumerate(ids)
+        ]
         center.run_all(calls)
     messages = center.pop("mail", 2 * MANY).messages
     assert len(messages) == MANY

@@ -15,6 +15,7 @@ from kombu_toc import (
     SlotCountError,
     TimeoutCenter,
 )
+from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.model.results import Counts
 
 from ..ports import free_port
@@ -201,7 +202,8 @@ def test_purging_deletes_what_waits_and_nothing_else(center, client):
 def test_a_large_topic_is_purged_in_steps(one, client):
     topic = one.topic("one")
     calls = [
-        one.putting(topic, f"{n}", b"", delay_us=10**9, priority=n % 2 * 9) for n in range(2500)
+        one.commands.put(topic, PutRequest(f"{n}", b"", delay_us=10**9, priority=n % 2 * 9))
+        for n in range(2500)
     ]
     one.run_all(calls)
     assert one.purge("one") == 2500
@@ -358,7 +360,12 @@ def test_the_next_time_is_announced_also_if_its_first_announcement_was_settled(o
     one.put("one", "a", b"", delay=10)
     one.put("one", "b", b"", delay=20)
     declared = one.topic("one")
-    popped = one.run(one.popping(declared, soon=1, lookahead_us=60_000_000))
+    popped = one.run(
+        one.commands.pop(
+            declared,
+            PopRequest(one.deliveries.names.next(), ready_limit=1, lookahead_us=60_000_000),
+        )
+    )
     assert [message.id for message in popped.messages] == ["a"]
     assert len(announced(one, "one")) == 1
     check_slots(one, "one")
@@ -396,7 +403,9 @@ def test_a_claim_that_is_handed_back_is_announced_as_it_was(one, client):
     one.put("one", "x", b"", at=2e9)
     before = announced(one, "one")
     client.zpopmin(one.keys.wake("one"))
-    assert one.run_all(one.handing_back("one", before)) == [len(before)]
+    assert one.run_all(one.commands.reannounce(one.registry.resolved("one"), before)) == [
+        len(before)
+    ]
     assert announced(one, "one") == before
     check_slots(one, "one")
 
@@ -594,9 +603,14 @@ def test_a_script_without_the_wake_index_says_what_to_write_there(node):
         return node.execute_command(*call._replace(keys=keys).command(whole=True))
 
     declared = center.topic("one")
-    assert raw(center.putting(declared, "a", b"", at_us=2 * 10**15))[3] == [0, 2 * 10**15]
-    assert raw(center.putting(declared, "b", b"", at_us=21 * 10**14))[3] == []
-    slot, us = raw(center.putting(declared, "c", b""))[3]
+    assert raw(center.commands.put(declared, PutRequest("a", b"", at_us=2 * 10**15)))[3] == [
+        0,
+        2 * 10**15,
+    ]
+    assert raw(center.commands.put(declared, PutRequest("b", b"", at_us=21 * 10**14)))[3] == []
+    slot, us = raw(center.commands.put(declared, PutRequest("c", b"")))[3]
     assert (slot, us <= now_us(node)) == (0, True)
-    said, unsaid = raw(center.popping(declared, soon=1))[-2:]
+    said, unsaid = raw(
+        center.commands.pop(declared, PopRequest(center.deliveries.names.next(), ready_limit=1))
+    )[-2:]
     assert (said, unsaid) == ([], [0, us])

@@ -25,6 +25,7 @@ from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
 import kombu_toc
 from celery_toc.cli import toc
 from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter, center_for
+from kombu_toc.center.requests import PopRequest
 from kombu_toc.migrate.from_redis import migrate_broker
 
 from ..cluster import Cluster
@@ -556,10 +557,18 @@ def test_who_takes_a_part_of_what_is_due_announces_the_rest(
         center.put("mail", id, b"")
     with cluster.client() as client:
         client.delete(wake)  # it was claimed
-        center.run(center.popping(topic, [0], soon=1))
+        center.run(
+            center.commands.pop(
+                topic, PopRequest(center.deliveries.names.next(), [0], ready_limit=1)
+            )
+        )
         assert client.zcard(wake) == 1
         client.delete(wake)  # again, by somebody else, who will look for the rest
-        center.run(center.popping(topic, [0], soon=1, claimed=False))
+        center.run(
+            center.commands.pop(
+                topic, PopRequest(center.deliveries.names.next(), [0], ready_limit=1, claimed=False)
+            )
+        )
         assert client.zcard(wake) == 0
 
 

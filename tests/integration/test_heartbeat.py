@@ -120,7 +120,7 @@ def test_thousands_of_leases_are_renewed_in_calls_of_bounded_length(
     assert center.extend(deliveries, 60) == [gone]
     time.sleep(0.5)  # the first leases would have ended
     assert center.pop("mail").rolled_back == []
-    assert max(len(call.args) for call in center.extending(deliveries, 60)) == 1502
+    assert max(len(call.args) for call in center.commands.extend(deliveries, 60)) == 1502
 
 
 def test_queues_and_bindings_may_go_at_any_time_while_others_are_kept(
@@ -180,7 +180,7 @@ def test_an_acknowledgement_that_a_replica_refused_is_said_again(tmp_path: Path)
             [delivery] = deliver(center, "mail", 60)
             client.execute_command("REPLICAOF", "127.0.0.1", "1")
             heartbeat = LeaseKeeper(lambda: TimeoutCenter(server.client()))
-            heartbeat.retry_later(center.acking([delivery]))
+            heartbeat.retry_later(center.commands.ack([delivery]))
             time.sleep(1.5)  # it is said once a second, and refused
             assert center.counts("mail").in_flight == 1
             client.execute_command("REPLICAOF", "NO", "ONE")
@@ -239,7 +239,7 @@ def test_a_node_that_is_away_keeps_nothing_on_the_others_from_being_renewed(
     for delivery in lost[:1]:
         heartbeat.hold(delivery, 60)
     for delivery in lost[1:]:
-        heartbeat.retry_later(away.center.acking([delivery]))
+        heartbeat.retry_later(away.center.commands.ack([delivery]))
     heartbeat.keep_topic(transient, 1500, "me")
     heartbeat.keep_binding("everyone", member, 1500, "me")
     time.sleep(4)  # more than three leases
@@ -400,7 +400,7 @@ deliveries = center.pop("mail", 3).messages
 assert len(deliveries) == 3
 heart = LeaseKeeper.of("here", lambda: kombu_toc.center_for(sys.argv[3]))
 for delivery in deliveries:
-    heart.retry_later(center.acking([delivery]))
+    heart.retry_later(center.commands.ack([delivery]))
 print("ends", flush=True)
 """
 

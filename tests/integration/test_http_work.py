@@ -14,6 +14,7 @@ from celery import Celery
 
 from celery_toc.web import api_for_app
 from kombu_toc import ScheduleChange, TimeoutCenter
+from kombu_toc.center.requests import PutRequest
 
 from ..http_server import HttpServer
 from ..servers import Server
@@ -118,10 +119,12 @@ def fill(center: TimeoutCenter, model: tuple[str, bytes], start: int, end: int) 
     numbers = [f"{number:05}" for number in range(start, end)]
     for kind, far in (("later", 10**11), ("dead", 0), ("flying", 0)):
         ids = [f"{kind}-{number}" for number in numbers]
-        center.run_all([center.putting(big, id, b"x", delay_us=far) for id in ids])
+        center.run_all([center.commands.put(big, PutRequest(id, b"x", delay_us=far)) for id in ids])
         got = [] if far else center.pop("big", len(ids), recover=0, visibility=86_400).messages
         if kind == "dead":
-            center.run_all([center.rejecting(one, requeue=False, reason="test") for one in got])
+            center.run_all(
+                [center.commands.reject(one, requeue=False, reason="test") for one in got]
+            )
     for number in numbers:
         for which in "ab":
             center.put("keyed", f"{which}-{number}", b"x", key=number)

@@ -407,12 +407,12 @@ def test_an_ack_that_is_owed_and_has_run_is_repeated_without_harm(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
     first = deliver(center)
-    owed = center.acking([first])
+    owed = center.commands.ack([first])
     center.run_all(owed)
     center.put("mail", "x", b"retry", delay=HOUR)
     heartbeat = LeaseKeeper(lambda: TimeoutCenter(client))
     marker = deliver(center, b"", "said after it")
-    heartbeat.retry_later([*owed, *center.acking([marker])])
+    heartbeat.retry_later([*owed, *center.commands.ack([marker])])
     deadline = time.monotonic() + 10
     while center.get(marker.id, topic="mail"):
         assert time.monotonic() < deadline

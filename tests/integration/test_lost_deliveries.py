@@ -10,6 +10,7 @@ import pytest
 from kombu import Connection, Queue
 
 from kombu_toc import IN_FLIGHT, WAITING, Delivery, TimeoutCenter
+from kombu_toc.center.requests import PopRequest
 from kombu_toc.model.topic import Topic
 from kombu_toc.scripts.call import ScriptCall, load
 
@@ -24,11 +25,11 @@ def topic(center: TimeoutCenter) -> Topic:
 
 
 def popping(center: TimeoutCenter, topic: Topic, name: str, **how: Any) -> ScriptCall:
-    return center.popping(topic, soon=10, name=name, remember=60, **how)
+    return center.commands.pop(topic, PopRequest(name, ready_limit=10, remember=60, **how))
 
 
 def recalled(center: TimeoutCenter, topic: Topic, name: str, **how: Any) -> list[Delivery]:
-    return center.run(center.recalling(topic, None, name, **how)).messages
+    return center.run(center.commands.recall(topic, None, name, **how)).messages
 
 
 def test_a_pop_that_is_asked_again_by_its_name_gives_the_same(
@@ -111,7 +112,7 @@ def test_a_pop_that_runs_after_nobody_waits_for_it_any_more_gives_nothing(
 def test_looks_and_pops_without_a_consumer_leave_nothing(
     center: TimeoutCenter, topic: Topic
 ) -> None:
-    center.run(center.popping(topic, soon=0, name="me.1"))
+    center.run(center.commands.pop(topic, PopRequest("me.1", ready_limit=0)))
     center.run(popping(center, topic, "me.2"))  # there is nothing
     center.put("mail", "x", b"")
     center.ack(center.pop("mail").messages)

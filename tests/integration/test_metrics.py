@@ -300,7 +300,7 @@ def test_how_long_scripts_take_is_counted(center: TimeoutCenter) -> None:
     for i in range(50):
         center.put("mail", f"{i}", b"")
     took = time.perf_counter() - before
-    center.run_all([center.acking(center.pop("mail", 1).messages)[0] for _ in range(2)])
+    center.run_all([center.commands.ack(center.pop("mail", 1).messages)[0] for _ in range(2)])
     center.metrics.send(center)
     times = read_script_times(center)
     assert times["put"].calls == times["put"].timed == 50

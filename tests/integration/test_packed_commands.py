@@ -11,6 +11,7 @@ import pytest
 import redis
 
 import kombu_toc
+from kombu_toc.center.requests import PutRequest
 from kombu_toc.client.connection import IDLE
 from kombu_toc.errors import ServerError
 
@@ -52,7 +53,7 @@ def test_a_connection_that_is_cut_under_a_command_is_told_and_the_next_one_works
     with server.client() as client:
         client.client_kill_filter(_type="normal", skipme=True)
     with pytest.raises(redis.ConnectionError):
-        own_center.run(own_center.putting(own_center.topic("mail"), "b", b""))
+        own_center.run(own_center.commands.put(own_center.topic("mail"), PutRequest("b", b"")))
     own_center.put("mail", "b", b"")
     assert own_center.counts("mail").waiting == 2
 

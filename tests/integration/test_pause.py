@@ -14,6 +14,8 @@ from kombu import Connection, Consumer, Producer, Queue
 
 import kombu_toc
 from kombu_toc import TimeoutCenter
+from kombu_toc.center.calls import announce_presence
+from kombu_toc.center.requests import PutRequest
 from kombu_toc.consumer import poller
 
 from .inspection import announced, check_slots, forget_late, now_us
@@ -163,10 +165,10 @@ def test_who_consumes_what_is_known_until_it_ends(
 
 def test_who_died_consumes_no_more(connect: Connect, center: TimeoutCenter) -> None:
     gone = json.dumps(["elsewhere", 7, "mail"])
-    center.run(center.appearing(gone, (), 300))
+    center.run(announce_presence(center.keys, gone, (), 300))
     assert center.consumers() == {"mail": [("elsewhere", 7)]}
     until(lambda: not center.consumers())
-    center.run(center.appearing(gone, (), 1))
+    center.run(announce_presence(center.keys, gone, (), 1))
     Listener(connect(), "news")
     until(lambda: "news" in center.consumers())
     assert center.client.zcard(center.keys.consumers) == 1  # who comes forgets who went
@@ -176,7 +178,9 @@ def test_the_memory_of_topics_is_estimated(center: TimeoutCenter) -> None:
     body = os.urandom(1000)
     for topic, number in (("many", 400), ("few", 4)):
         declared = center.declare(topic)
-        center.run_all([center.putting(declared, f"{i}", body) for i in range(number)])
+        center.run_all(
+            [center.commands.put(declared, PutRequest(f"{i}", body)) for i in range(number)]
+        )
     center.declare("none")
     sizes = kombu_toc.estimate_memory(center, ["many", "few", "none"])
     assert sizes["none"] == 0

@@ -16,6 +16,7 @@ from kombu import Connection, Producer, Queue
 
 import kombu_toc
 from kombu_toc import TimeoutCenter
+from kombu_toc.center.requests import PutRequest
 from kombu_toc.center.reshard import BATCH, Resharded, reshard_topic
 from kombu_toc.model import message as envelope
 from kombu_toc.model.results import DEAD, IN_FLIGHT, WAITING
@@ -260,7 +261,7 @@ def test_two_who_reshard_at_once_do_not_fight(center, client):
             now(TimeoutCenter(client), "mail", 4)
 
     with pytest.raises(kombu_toc.ReshardError, match="4 slots by somebody else"):
-        now(center, "mail", 16, settle=0.2, report=meanwhile)
+        now(center, "mail", 16, settle=0.2, on_progress=meanwhile)
     assert center.declared("mail").slots == 4
 
 
@@ -303,7 +304,10 @@ def test_more_than_one_call_can_move_are_moved(center, client):
     number = 3 * BATCH
     topic = center.topic("mail")
     center.run_all(
-        [center.putting(topic, f"{i}", packed(f"{i}"), delay_us=10**9) for i in range(number)]
+        [
+            center.commands.put(topic, PutRequest(f"{i}", packed(f"{i}"), delay_us=10**9))
+            for i in range(number)
+        ]
     )
     now(center, "mail", 1)
     assert center.counts("mail").scheduled == number
@@ -320,7 +324,10 @@ def test_a_lookup_by_id_finds_what_is_moved_in_that_moment(center, client, serve
     number = 2000
     topic = center.topic("mail")
     center.run_all(
-        [center.putting(topic, f"{i}", packed(f"{i}"), delay_us=10**10) for i in range(number)]
+        [
+            center.commands.put(topic, PutRequest(f"{i}", packed(f"{i}"), delay_us=10**10))
+            for i in range(number)
+        ]
     )
     ids = iter(random.Random(3).sample(range(number), number))
     missed = []
@@ -352,7 +359,7 @@ def test_a_message_that_is_moved_between_two_looks_is_found_once(center, monkeyp
     center.declare("mail", slots=8)
     topic = center.topic("mail")
     id = next(f"{n}" for n in range(100) if topic.slot_for(f"{n}").number >= 2)
-    center.run(center.putting(topic, id, packed(id), delay_us=10**10))
+    center.run(center.commands.put(topic, PutRequest(id, packed(id), delay_us=10**10)))
     assert not reshard_topic(center, "mail", 2, settle=0, move=False).done
     monkeypatch.setattr("kombu_toc.center.find.CALLS_TOGETHER", 1)
     monkeypatch.setattr("kombu_toc.center.find.IDS_PER_CALL", 1)

@@ -13,6 +13,7 @@ import redis
 from kombu import Connection, Consumer, Message, Producer, Queue
 
 from kombu_toc import TimeoutCenter
+from kombu_toc.center.requests import PutRequest
 from kombu_toc.consumer.state import MAX_CLAIMS
 from kombu_toc.model.scores import action_time
 from kombu_toc.scripts.call import load
@@ -211,7 +212,8 @@ def test_puts_with_descending_times_leave_one_announcement_a_slot(center: Timeou
     """Y5: nothing grows, and no script takes longer."""
     topic = center.topic("mail")
     calls = [
-        center.putting(topic, f"m{i}", b"", at_us=2 * 10**15 - i * 1000) for i in range(10 * MANY)
+        center.commands.put(topic, PutRequest(f"m{i}", b"", at_us=2 * 10**15 - i * 1000))
+        for i in range(10 * MANY)
     ]
     for start in range(0, len(calls), 500):
         center.run_all(calls[start : start + 500])
@@ -303,7 +305,9 @@ def test_whatever_is_announced_and_claimed_the_first_time_is_known(
     first, ids, claims = time.time() + 3600, [], set[int]()
 
     def hand_back(times: list[int]) -> None:
-        center.run_all(center.handing_back("one", [(0, us) for us in times]))
+        center.run_all(
+            center.commands.reannounce(center.registry.resolved("one"), [(0, us) for us in times])
+        )
 
     for number in range(150):
         action = some.choice(["put", "put", "put", "claim", "cancel", "pop", "hand back", "pass"])

@@ -20,20 +20,13 @@ from ..loops import in_loop
 
 pytestmark = pytest.mark.versions
 
-#: Methods that only build a call, from before there were others for it.
-OLD = {
-    *("acking", "appearing", "counting", "declaring", "extending", "finding_due", "handing_back"),
-    *("popping", "putting", "recalling", "rejecting", "releasing"),
-    *("watched", "watched_until"),
-}
-
 
 def test_whatever_a_timeout_center_offers_can_be_awaited() -> None:
     methods = {
         name
         for name in dir(TimeoutCenter)
         if not name.startswith("_") and callable(getattr(TimeoutCenter, name))
-    } - OLD
+    }
     assert len(methods) > 40
     missing = methods - set(dir(AsyncTimeoutCenter))
     assert not missing, "kombu_toc/aio/center.py: add NAME = Awaited(TimeoutCenter.NAME)"

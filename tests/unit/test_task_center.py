@@ -16,13 +16,13 @@ pytestmark = pytest.mark.versions
 
 #: What users have had since the first release, on the object that `timeout_center` returns.
 METHODS = {
-    *("ack", "acking", "admit", "agreed", "appearing", "cancel", "cancel_found"),
-    *("cancelled_lately", "check", "coming", "consumers", "count", "counting", "counts"),
-    *("counts_by_slot", "declare", "declared", "declaring", "delete", "ensure_task"),
-    *("extend", "extending", "finding_due", "forget", "get", "handing_back", "known", "learn"),
-    *("pause", "paused", "pop", "popping", "purge", "purge_dead", "put", "putting"),
-    *("reach", "recalling", "redeclare", "refresh", "reject", "rejecting", "release"),
-    *("releasing", "remember_cancelled", "repair", "requeue_dead", "reschedule"),
+    *("ack", "admit", "agreed", "cancel", "cancel_found"),
+    *("cancelled_lately", "check", "coming", "consumers", "count", "counts"),
+    *("counts_by_slot", "declare", "declared", "delete", "ensure_task"),
+    *("extend", "forget", "get", "known", "learn"),
+    *("pause", "paused", "pop", "purge", "purge_dead", "put"),
+    *("reach", "redeclare", "refresh", "reject", "release"),
+    *("remember_cancelled", "repair", "requeue_dead", "reschedule"),
     *("reschedule_found", "run", "run_all", "run_each", "run_now", "run_puts", "scan"),
     *("scheduled", "speaks_for", "stale", "summary", "task", "tasks", "topic", "topics"),
 }
