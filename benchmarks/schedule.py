@@ -29,7 +29,7 @@ def real_envelope(trial: Trial) -> bytes:
     """What Celery and the transport make of a scheduled task; it is sent, and cancelled again."""
     center = center_of(trial)
     trial.tell("publish", tasks=1, countdown=FIRST)
-    slots = center.topic(TOPIC).all_slots()
+    slots = center.registry.topic(TOPIC).all_slots()
     [(id, body)] = [item for slot in slots for item in center.client.hgetall(slot.body).items()]
     center.cancel(id.decode(), topic=TOPIC)
     return body
@@ -38,11 +38,11 @@ def real_envelope(trial: Trial) -> bytes:
 def fill(trial: Trial, number: int, body: bytes) -> None:
     """Schedule so many more tasks, by the operation that a publish uses."""
     center = center_of(trial)
-    topic = center.topic(TOPIC)
+    topic = center.registry.topic(TOPIC)
     numbers = iter(range(number))
     while part := list(itertools.islice(numbers, _TOGETHER)):
         ids = [str(uuid.uuid4()) for _ in part]
-        center.run_all(
+        center.runner.run_all(
             [
                 # Spread over the time in no order, as tasks of many producers are.
                 center.commands.put(

@@ -79,14 +79,14 @@ def slots_by_node(cluster: Any, topic: str) -> list[int]:
 
 def through_center(cluster: Any, messages: int, topic: str) -> None:
     center = center_for(cluster.toc_url)
-    declared = center.declare(topic, slots=SLOTS)
-    center.run(center.commands.put(declared, PutRequest("first", b"")))
+    declared = center.queues.declare(topic, slots=SLOTS)
+    center.runner.run(center.commands.put(declared, PutRequest("first", b"")))
     center.ack(center.pop(topic, limit=10).messages)
     load = Load(cluster)
     body = os.urandom(200)
     for first in range(0, messages, BATCH):
         some = range(first, first + BATCH)
-        center.run_puts(
+        center.runner.run_puts(
             [center.commands.put(declared, PutRequest(f"m{number}", body)) for number in some]
         )
         left = BATCH

@@ -80,7 +80,7 @@ def _declared(trial: Trial, queues: int) -> Any:
 
     center = center_of(trial)
     for i in range(queues):
-        center.declare(f"q{i}")
+        center.queues.declare(f"q{i}")
     return center
 
 
@@ -141,7 +141,8 @@ def _lost(center: Any, number: int, queues: int) -> float:
     client, name = center.client, f"q{number * 7 % queues}"
     client.delete("bench:got")
     call = center.commands.put(
-        center.topic(name), PutRequest(f"lost-{number}", _BODY, delay_us=int(_DELAY * 1_000_000))
+        center.registry.topic(name),
+        PutRequest(f"lost-{number}", _BODY, delay_us=int(_DELAY * 1_000_000)),
     )
     with client.pipeline(transaction=True) as pipe:
         pipe.execute_command(*call.command(whole=True))

@@ -100,19 +100,19 @@ def _operations(
     """
     from ..schedule import FIRST, SPAN, TOPIC
 
-    topic = center.topic(TOPIC)
+    topic = center.registry.topic(TOPIC)
     new = [str(uuid.uuid4()) for _ in range(calls)]
     middle = (FIRST + SPAN // 2) * 1_000_000
 
     def pop(number: int) -> None:
         taken.extend(center.pop(TOPIC, limit=1).messages)
 
-    center.run_all(
+    center.runner.run_all(
         [center.commands.put(topic, PutRequest(str(uuid.uuid4()), body)) for _ in range(calls)]
     )
     return {
         "pop": pop,
-        "put": lambda n: center.run(
+        "put": lambda n: center.runner.run(
             center.commands.put(topic, PutRequest(new[n], body, delay_us=middle + n * 1_000_000))
         ),
         "cancel": lambda n: center.cancel(new[n], topic=TOPIC),

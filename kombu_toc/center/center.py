@@ -18,21 +18,20 @@ from .consumption import Loops
 from .core import POP_BYTES, Context, SharedNotes
 from .find import Lookup, Scan
 from .leases import Leases
-from .operations import Operations
+from .operations import Dead, Operations
 from .pop import Deliveries
 from .put import Puts
 from .recording import Recorder, TaskLibrary
 from .registry import Registry
 from .runner import Runner
 from .schedules import Editions, Recurring
-from .topics import Expiring, Statistics, Topics
-from .upkeep import Repair
+from .topics import Expiring, Queues
+from .upkeep import Admin
 
-# -- methods and options of a facade that are those of its parts
+# -- the verbs of a message, which the parts have
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 
 
 class Delegate(Generic[P, R]):
@@ -60,29 +59,6 @@ class Delegate(Generic[P, R]):
         return bound
 
 
-class Option(Generic[T]):
-    """An option that a part has: ``limits: Option[Limits] = Option("context", "limits")``."""
-
-    def __init__(self, part: str, name: str) -> None:
-        self._part = part
-        self._name = name
-
-    @overload
-    def __get__(self, facade: None, owner: type) -> Option[T]: ...
-
-    @overload
-    def __get__(self, facade: object, owner: type) -> T: ...
-
-    def __get__(self, facade: object | None, owner: type) -> Option[T] | T:
-        if facade is None:
-            return self
-        value: T = getattr(getattr(facade, self._part), self._name)
-        return value
-
-    def __set__(self, facade: object, value: T) -> None:
-        setattr(getattr(facade, self._part), self._name, value)
-
-
 # -- the timeout center
 #
 # Plain redis-py; nothing of Kombu and nothing of Celery. Bodies are bytes that the center does
@@ -93,6 +69,9 @@ class Option(Generic[T]):
 #     for message in center.pop("mail", limit=10).messages:
 #         ...
 #         center.ack([message])
+#
+# The verbs of a message stand on the center; everything else is a method of one of its parts, such
+# as ``center.queues.declare("mail", slots=16)``.
 #
 # Every operation is one script (``scripts/``), atomic, by Redis's own clock. Operations are first
 # built as a :class:`ScriptCall` and then run, so that the transport can send many at once over a
@@ -149,9 +128,18 @@ class TimeoutCenter:
         renew them. A third of the visibility timeout unless given, but at least two seconds and at
         most fifteen; 0 if the caller knows better
 
-    It is a facade: each operation belongs to one of the parts below, which has its documentation.
-    Its fields are its options and its parts, which is why they are more than fifteen.
+    queues: declares, alters, describes, counts, pauses, purges and deletes queues
+    dead: requeues and purges dead messages
+    admin: checks and repairs queues
+    recurring: messages that are put again and again
+    library: the task library, if there is one
+
+    The other parts are for code that batches calls: `registry` remembers declarations, `commands`
+    builds calls, and `runner` runs them.
     """
+
+    #: The parts that users need.
+    PARTS = ("queues", "dead", "admin")
 
     def __init__(
         self,
@@ -205,12 +193,10 @@ class TimeoutCenter:
         )
         self.loops = Loops(self.deliveries, registry, context)
         self.recurring = Recurring(runner, registry, context)
-        self.operations = Operations(
-            runner, registry, keys, admin, self.lookup, self.scans, self.recurring
-        )
-        self.repairs = Repair(runner, registry, context, admin)
-        self.statistics = Statistics(runner, registry, context, admin)
-        self.topic_admin = Topics(registry, context, self.operations, self.statistics)
+        self.operations = Operations(runner, registry, admin, self.lookup, self.recurring)
+        self.dead = Dead(runner, admin, self.lookup, self.scans)
+        self.queues = Queues(runner, registry, context, admin, self.recurring)
+        self.admin = Admin(runner, registry, context, admin)
         self.notes = SharedNotes(runner, keys)
         self.editions = Editions(runner, keys)
 
@@ -221,16 +207,10 @@ class TimeoutCenter:
         made: TimeoutCenter = import_module("kombu_toc").center_for(url, ssl=ssl, **options)
         return made
 
-    # -- options
-
-    steps: Option[tuple[int, ...] | None] = Option("registry", "steps")
-    slots: Option[int] = Option("registry", "slots")
-    retries: Option[int] = Option("registry", "retries")
-    limits: Option[Limits] = Option("context", "limits")
-    wait_replicas: Option[int] = Option("runner", "wait_replicas")
-    wait_timeout: Option[float] = Option("runner", "wait_timeout")
-    pop_bytes: Option[int] = Option("context", "pop_bytes")
-    grace: Option[float | None] = Option("leases", "grace")
+    @property
+    def limits(self) -> Limits:
+        """What holds for queues whose declarations do not say."""
+        return self.context.limits
 
     # -- the task library
 
@@ -242,7 +222,7 @@ class TimeoutCenter:
     @recorder.setter
     def recorder(self, recorder: Recorder | None) -> None:
         self.operations.recorder = self.puts.recorder = self.deliveries.recorder = recorder
-        self.recurring.recorder = recorder
+        self.recurring.recorder = self.dead.recorder = self.queues.recorder = recorder
         self.registry.has_library = recorder is not None
         self.lookup.far = self.scans.far = None if recorder is None else recorder.far
 
@@ -256,31 +236,6 @@ class TimeoutCenter:
             )
         return self.recorder.library
 
-    # -- running script calls
-
-    run = Delegate("runner", Runner.run)
-    run_all = Delegate("runner", Runner.run_all)
-    run_each = Delegate("runner", Runner.run_each)
-    run_puts = Delegate("runner", Runner.run_puts)
-
-    # -- topics
-
-    declare = Delegate("registry", Registry.declare)
-    alter = Delegate("topic_admin", Topics.alter)
-    describe = Delegate("topic_admin", Topics.describe)
-    agreed = Delegate("registry", Registry.agreed)
-    topic = Delegate("registry", Registry.topic)
-    known = Delegate("registry", Registry.known)
-    declared = Delegate("registry", Registry.declared)
-    learn = Delegate("registry", Registry.learn)
-    redeclare = Delegate("registry", Registry.redeclare)
-    admit = Delegate("registry", Registry.admit)
-    reach = Delegate("registry", Registry.reach)
-    topics = Delegate("registry", Registry.topics)
-    forget = Delegate("registry", Registry.forget)
-    refresh = Delegate("expiring", Expiring.refresh)
-    stale = Delegate("expiring", Expiring.stale)
-
     # -- put, pop, and what ends a delivery
 
     put = Delegate("puts", Puts.put)
@@ -293,43 +248,12 @@ class TimeoutCenter:
     release = Delegate("deliveries", Deliveries.release)
     extend = Delegate("deliveries", Deliveries.extend)
 
-    # -- messages by id
+    # -- messages by id, by state and time
 
     get = Delegate("lookup", Lookup.get)
     cancel = Delegate("operations", Operations.cancel)
-    cancel_found = Delegate("operations", Operations.cancel_found)
     reschedule = Delegate("operations", Operations.reschedule)
-    reschedule_found = Delegate("operations", Operations.reschedule_found)
     run_now = Delegate("operations", Operations.run_now)
-
-    # -- messages by state and time
-
     scan = Delegate("scans", Scan.scan)
     count = Delegate("scans", Scan.count)
-    count_far = Delegate("scans", Scan.count_far)
-    requeue_dead = Delegate("operations", Operations.requeue_dead)
-    purge_dead = Delegate("operations", Operations.purge_dead)
-
-    # -- whole topics
-
-    purge = Delegate("operations", Operations.purge)
-    delete = Delegate("operations", Operations.delete)
-    pause = Delegate("operations", Operations.pause)
-    paused = Delegate("operations", Operations.paused)
-    is_paused = Delegate("operations", Operations.is_paused)
-    check = Delegate("repairs", Repair.check)
-    repair = Delegate("repairs", Repair.repair)
-    counts = Delegate("statistics", Statistics.counts)
-    counts_by_slot = Delegate("statistics", Statistics.counts_by_slot)
-    coming = Delegate("statistics", Statistics.coming)
-    summary = Delegate("statistics", Statistics.summary)
-    usage = Delegate("statistics", Statistics.usage)
-    unwritten = Delegate("statistics", Statistics.unwritten)
-    consumers = Delegate("statistics", Statistics.consumers)
-
-    # -- what processes tell each other
-
-    remember_cancelled = Delegate("notes", SharedNotes.remember_cancelled)
-    cancelled_lately = Delegate("notes", SharedNotes.cancelled_lately)
-    speaks_for = Delegate("notes", SharedNotes.speaks_for)
-    edition = Delegate("editions", Editions.edition)
+    counts = Delegate("queues", Queues.counts)

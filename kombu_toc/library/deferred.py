@@ -203,7 +203,7 @@ class Behind:
         # The next time it is the turn of others.
         self._slots = [*(pair for pair in self._slots if pair not in some), *some]
         calls = [read_call(slot, ENTRIES // len(some), BYTES, AGE_MS) for _, slot in some]
-        read = self._center.run_all(calls)
+        read = self._center.runner.run_all(calls)
         return [_Logged(*pair, *one) for pair, one in zip(some, read, strict=True)]
 
     def _lengths(self, slots: Sequence[tuple[Topic, Slot]]) -> list[int]:
@@ -290,7 +290,7 @@ class Behind:
         # What was acknowledged between the look and the row has ended, and whoever has done that
         # says so, or has said so.
         over: list[Key] = []
-        for ids, gone in zip(keys, self._center.run_all(calls), strict=True):
+        for ids, gone in zip(keys, self._center.runner.run_all(calls), strict=True):
             if gone is None:
                 over += over_of(self._store, [key for key in ids.values() if key not in dead])
             else:
@@ -370,7 +370,7 @@ class Behind:
         if look.after is None:
             self._looks.pop(topic.name)
             for slot, name in look.marks:
-                self._center.run(written_call(slot, [name]))
+                self._center.runner.run(written_call(slot, [name]))
             logger.info("queue %s: %d messages were looked through", topic.name, look.number)
 
 

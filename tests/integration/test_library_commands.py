@@ -151,7 +151,7 @@ def test_a_rebuild_says_what_it_has_put_back(app, run, client):
 
 def test_what_is_in_the_library_only_has_a_figure_of_its_own(app, run):
     assert "FAR" not in run("status")[0]
-    timeout_center(app).declare("mail", horizon=600)
+    timeout_center(app).queues.declare("mail", horizon=600)
     for order in range(3):
         send(app, order)
     timeout_center(app).put("other", "x", b"x")

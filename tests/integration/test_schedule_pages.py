@@ -50,14 +50,14 @@ def delete(center: TimeoutCenter, queue: str, name: str) -> None:
 
 def put_by_older(center: TimeoutCenter, queue: str, name: str) -> None:
     """As a release does that notes only that the queue has schedules."""
-    slot = center.topic(queue).slot(0)
+    slot = center.registry.topic(queue).slot(0)
     center.client.sadd(center.keys.scheduled, queue)
     center.client.hset(slot.schedules, name, f"{name}@1")
     center.client.zadd(slot.coming, {name: LATER})
 
 
 def delete_by_older(center: TimeoutCenter, queue: str, name: str) -> None:
-    slot = center.topic(queue).slot(0)
+    slot = center.registry.topic(queue).slot(0)
     center.client.hdel(slot.schedules, name)
     center.client.zrem(slot.coming, name)
 
@@ -124,7 +124,7 @@ def test_a_queue_goes_with_its_last_schedule(center: TimeoutCenter, client: redi
     for queue in ("mail", "sms"):
         for name in ("one", "two"):
             put(center, queue, name)
-    names = center.topic("mail").slot(0).schedule_names
+    names = center.registry.topic("mail").slot(0).schedule_names
     # Nobody has read them, and so mended them.
     assert client.zrange(names, 0, -1) == [b"one", b"two"]
     delete(center, "mail", "one")
@@ -133,12 +133,12 @@ def test_a_queue_goes_with_its_last_schedule(center: TimeoutCenter, client: redi
     assert places(center, "one") == ["sms"]
     delete(center, "mail", "two")
     assert center.recurring.topics(limit=9) == center.recurring.topics() == ["sms"]
-    center.delete("sms")
+    center.queues.delete("sms")
     assert center.recurring.topics(limit=9) == [] == noted(center)
     put(center, "mail", "two")
     assert listed(center) == [("mail", "two")]
     delete(center, "mail", "two")
-    assert center.delete("mail", if_empty=True, settle=0)
+    assert center.queues.delete("mail", if_empty=True, settle=0)
     assert client.keys("*schedule*") == []
 
 
@@ -441,7 +441,7 @@ def test_the_api_has_every_schedule_once(
     tasks.schedules.pause(every[0])
     after = quote(first["nextPageToken"], safe="")
     assert api.get(f"/v1/schedules?limit=2&after={after}").json["schedules"][0]["name"] == every[5]
-    tasks.center.delete("a%b")
+    tasks.center.queues.delete("a%b")
     assert pages(api) == [*every[:4], "late", *every[5:8], *every[12:]]
     for wrong in ("a:b:c", ":x", "a:", "a%3A"):
         assert api.get(f"/v1/schedules?after={wrong}").status == 422
@@ -456,7 +456,7 @@ def test_the_api_goes_on_behind_names_whose_schedules_are_gone(
         tasks.schedules.put(f"s{number}", "shop.remind", 3600, queue="mail")
     center = tasks.center
     delete_by_older(center, "mail", "s0")
-    center.client.zrem(center.topic("mail").slot(0).schedule_names, "s5")
+    center.client.zrem(center.registry.topic("mail").slot(0).schedule_names, "s5")
     api = serve()
     assert pages(api, limit=3) == [f"s{number}" for number in range(1, 6)]
 
