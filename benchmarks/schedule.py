@@ -6,6 +6,7 @@ import itertools
 import uuid
 
 import kombu_toc
+from kombu_toc.center.requests import PutRequest
 
 from .trial import Trial
 
@@ -28,7 +29,7 @@ def real_envelope(trial: Trial) -> bytes:
     """What Celery and the transport make of a scheduled task; it is sent, and cancelled again."""
     center = center_of(trial)
     trial.tell("publish", tasks=1, countdown=FIRST)
-    slots = center.topic(TOPIC).all_slots()
+    slots = center.registry.topic(TOPIC).all_slots()
     [(id, body)] = [item for slot in slots for item in center.client.hgetall(slot.body).items()]
     center.cancel(id.decode(), topic=TOPIC)
     return body
@@ -37,15 +38,18 @@ def real_envelope(trial: Trial) -> bytes:
 def fill(trial: Trial, number: int, body: bytes) -> None:
     """Schedule so many more tasks, by the operation that a publish uses."""
     center = center_of(trial)
-    topic = center.topic(TOPIC)
+    topic = center.registry.topic(TOPIC)
     numbers = iter(range(number))
     while part := list(itertools.islice(numbers, _TOGETHER)):
         ids = [str(uuid.uuid4()) for _ in part]
-        center.run_all(
+        center.runner.run_all(
             [
                 # Spread over the time in no order, as tasks of many producers are.
-                center.putting(
-                    topic, id, body, delay_us=FIRST * 1_000_000 + (n * 7_919_777_777) % _SPAN_US
+                center.commands.put(
+                    topic,
+                    PutRequest(
+                        id, body, delay_us=FIRST * 1_000_000 + (n * 7_919_777_777) % _SPAN_US
+                    ),
                 )
                 for n, id in zip(part, ids, strict=True)
             ]

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from kombu_toc import center_for
+from kombu_toc.center.requests import PutRequest
 
 ROOT = Path(__file__).parents[1]
 SLOTS = 64
@@ -78,14 +79,16 @@ def slots_by_node(cluster: Any, topic: str) -> list[int]:
 
 def through_center(cluster: Any, messages: int, topic: str) -> None:
     center = center_for(cluster.toc_url)
-    declared = center.declare(topic, slots=SLOTS)
-    center.run(center.putting(declared, "first", b""))
+    declared = center.queues.declare(topic, slots=SLOTS)
+    center.runner.run(center.commands.put(declared, PutRequest("first", b"")))
     center.ack(center.pop(topic, limit=10).messages)
     load = Load(cluster)
     body = os.urandom(200)
     for first in range(0, messages, BATCH):
         some = range(first, first + BATCH)
-        center.run_puts([center.putting(declared, f"m{number}", body) for number in some])
+        center.runner.run_puts(
+            [center.commands.put(declared, PutRequest(f"m{number}", body)) for number in some]
+        )
         left = BATCH
         while left:
             popped = center.pop(topic, limit=BATCH).messages

@@ -133,7 +133,7 @@ class TimeoutCenterCollector(Collector):
             labels=("topic",),
         )
         try:
-            summaries = self._center.summary(self._names)
+            summaries = self._center.queues.summary(self._names)
         except PartialError as exc:
             summaries = exc.results
             missing += exc.missing
@@ -141,7 +141,7 @@ class TimeoutCenterCollector(Collector):
         for found in summaries:
             if found.topic in partly:
                 continue
-            topic = self._center.known(found.topic)
+            topic = self._center.registry.known(found.topic)
             for state, number in found.counts._asdict().items():
                 messages.add_metric((found.topic, state), number)
             overdue.add_metric((found.topic,), found.oldest_us / 1_000_000)
@@ -174,14 +174,14 @@ class TimeoutCenterCollector(Collector):
         )
         partly = {one.topic for one in missing}
         for name in self._names:
-            topic = self._center.known(name)
+            topic = self._center.registry.known(name)
             if (
                 name in partly
                 or topic is None
                 or not (topic.declaration.gates or topic.declaration.put_gates)
             ):
                 continue
-            found = self._center.usage(name)
+            found = self._center.queues.usage(name)
             for one in found.limits:
                 used.add_metric((name, one.name), one.used)
                 if one.of is not None:
@@ -209,7 +209,7 @@ class TimeoutCenterCollector(Collector):
             labels=("topic",),
         )
         told = set(self._names)
-        for found in self._center.unwritten():
+        for found in self._center.queues.unwritten():
             if found.topic not in told:
                 continue
             unwritten.add_metric((found.topic,), found.entries)

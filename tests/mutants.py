@@ -379,7 +379,7 @@ MUTANTS = [
     Mutant(
         "a solo worker that ends keeps what was not begun",
         "kombu_toc/consumer/outbox.py",
-        "            self._center.run_all("
+        "            self._center.runner.run_all("
         "self._center.commands.release(deliveries, handed=handed))\n",
         "            pass\n",
         "tests/e2e/test_shutdown.py::"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import redis
 
 FILE = Path(__file__).with_suffix(".json")
 MODULES = (
@@ -52,6 +53,15 @@ def names_of(module: str) -> Iterator[tuple[str, str]]:
                     yield f"{module}.{name}.{member}", signature(getattr(value, member))
 
 
+def parts() -> Iterator[tuple[str, str]]:
+    """Each method of the parts of a timeout center."""
+    center = import_module("kombu_toc").TimeoutCenter(redis.Redis(port=1))
+    for part in center.PARTS:
+        for name, method in inspect.getmembers(getattr(center, part), callable):
+            if not name.startswith("_"):
+                yield f"kombu_toc.TimeoutCenter.{part}.{name}", signature(method)
+
+
 def commands(command: click.Command, words: str) -> Iterator[tuple[str, str]]:
     """Each command, and its options."""
     yield words, " ".join(sorted(o for one in command.params for o in (*one.opts,)))
@@ -68,7 +78,10 @@ def public_names() -> dict[str, Any]:
     from kombu_toc.client.options import _OPTIONS
 
     return {
-        "names": {name: text for module in MODULES for name, text in names_of(module)},
+        "names": {
+            **{name: text for module in MODULES for name, text in names_of(module)},
+            **dict(parts()),
+        },
         "commands": dict(commands(toc, "celery toc")),
         "options": sorted(_OPTIONS),
     }

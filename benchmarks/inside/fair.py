@@ -16,7 +16,7 @@ TOGETHER, TURNS = 10_000, 100
 
 def main(url: str, backlog: int) -> None:
     center = kombu_toc.center_for(url)
-    center.declare("mail", slots=1, key_fair=True)
+    center.queues.declare("mail", slots=1, key_fair=True)
     for start in range(0, backlog, TOGETHER):
         some = range(start, min(start + TOGETHER, backlog))
         center.put_many(

@@ -42,8 +42,8 @@ def fill(center: Any, number: int) -> dict[str, float]:
     began = time.perf_counter()
     center.library.create()
     store = center.recorder.recorder.store
-    center.declare(TOPIC, horizon=NEAR)
-    store.note_topic(TOPIC, center.declared(TOPIC).declaration)
+    center.queues.declare(TOPIC, horizon=NEAR)
+    store.note_topic(TOPIC, center.registry.declared(TOPIC).declaration)
     database = store.shards.databases[0]
     pending = store.shards.all[0].tables.pending
     indexes = sorted(pending.indexes, key=lambda index: str(index.name))
@@ -105,7 +105,7 @@ def measure(center: Any, number: int) -> dict[str, float]:
     found.update(_searches(center, store, number))
     found["by_id"] = _by_id(center, far)
     found.update(_lateness(center, far, loader()))
-    center.alter(TOPIC, horizon=WIDE)
+    center.queues.alter(TOPIC, horizon=WIDE)
     loaded, took = load()
     found["loaded"] = float(loaded)
     found["load"] = loaded / took
@@ -164,13 +164,13 @@ def _lateness(center: Any, far: Any, loader: Any) -> dict[str, float]:
     found = {}
     for name, is_far in (("direct", False), ("far", True)):
         topic = f"late-{name}"
-        center.declare(topic, horizon=NEAR if is_far else None, slots=8)
+        center.queues.declare(topic, horizon=NEAR if is_far else None, slots=8)
         begin = time.time() + 5
         step = SECONDS / MESSAGES
         dues = {f"{name}-{begin:.0f}-{n}": begin + n * step for n in range(MESSAGES)}
         stopping = threading.Event()
         if is_far:
-            far.store.note_topic(topic, center.declared(topic).declaration)
+            far.store.note_topic(topic, center.registry.declared(topic).declaration)
             far.store.insert([_row(id, topic, due) for id, due in dues.items()])
             keeping = threading.Thread(target=_keep, args=(loader, stopping))
             keeping.start()

@@ -84,10 +84,10 @@ def fill(center: Any, store: Any, number: int) -> dict[str, float]:
     """Half of what is pending is far ahead, in a queue of its own; history has as many rows."""
     began = time.perf_counter()
     center.library.create()
-    center.declare("near")
-    center.declare("far", horizon=3600)
+    center.queues.declare("near")
+    center.queues.declare("far", horizon=3600)
     for topic in ("near", "far"):
-        store.note_topic(topic, center.declared(topic).declaration)
+        store.note_topic(topic, center.registry.declared(topic).declaration)
     database = store.shards.databases[0]
     {"postgresql": _fill_postgresql, "mysql": _fill_mariadb, "sqlite": _fill_sqlite}[
         database.dialect.name
@@ -324,12 +324,12 @@ def _messages(part: int) -> list[dict[str, Any]]:
 
 def _purge(center: Any) -> float:
     """Milliseconds of a purge of a queue that has few rows, for each row; Redis's part is in it."""
-    center.declare("small")
+    center.queues.declare("small")
     times = []
     for _ in range(5):
         center.put_many("small", _messages(0)[:100])
         began = time.perf_counter()
-        assert center.purge("small") == 100
+        assert center.queues.purge("small") == 100
         times.append(time.perf_counter() - began)
     return 1000 * sorted(times)[2] / 100
 
@@ -387,8 +387,8 @@ def _load(center: Any, store: Any) -> float:
     from kombu_toc.library.horizon_store import FarStore
     from kombu_toc.library.putting import Putter
 
-    center.declare("far", horizon=3600)
-    center.alter("far", horizon=(DAYS + 2) * 86_400)
+    center.queues.declare("far", horizon=3600)
+    center.queues.alter("far", horizon=(DAYS + 2) * 86_400)
     loader = Loader(FarStore(store), center, Putter(center, store.topics), lambda rows: None)
     began = time.perf_counter()
     while loader.loaded < REBUILT and loader.turn(time.monotonic() + 600):

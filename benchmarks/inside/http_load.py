@@ -156,7 +156,7 @@ async def polls(port: int, broker: str, number: int) -> float:
     """Milliseconds from the due time of a message to the answer of who waits: the median."""
     late = []
     center = kombu_toc.center_for(broker)
-    center.declare("poll")
+    center.queues.declare("poll")
     for turn in range(number):
         answered: list[float] = []
         waits = asyncio.ensure_future(load(port, 1, one_lease(answered)))

@@ -38,7 +38,7 @@ def settle(center: Any, topic: str) -> None:
     """Let the server finish enlarging its hashes. It moves a few entries with each look-up, which
     costs much more than the look-up itself: whether that goes on here depends on how many messages
     there are by chance, as from 115,000 to 131,000 in a slot with Valkey 9.1."""
-    declared = center.topic(topic)
+    declared = center.registry.topic(topic)
     for number in range(declared.slots):
         slot = declared.slot(number)
         for key in (slot.body, slot.tokens):
@@ -60,8 +60,8 @@ def pop(center: Any, topic: str) -> float:
 
 def main(url: str, number: int, keys: int) -> None:
     center = kombu_toc.center_for(url)
-    center.declare("plain")
-    center.declare("keyed", key_concurrency=LIMIT, key_rate="100/s", key_burst=100)
+    center.queues.declare("plain")
+    center.queues.declare("keyed", key_concurrency=LIMIT, key_rate="100/s", key_burst=100)
     fill(center, "plain", number)
     fill(center, "keyed", number, keys)
     for topic in ("plain", "keyed"):

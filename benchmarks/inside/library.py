@@ -67,7 +67,7 @@ def _store(url: str) -> Any:
 def settle(center: Any, _: str, number: int) -> dict[str, float]:
     """Return when it is written that so many tasks are done, and nothing else is to be written."""
     while center.library.counts().get("done", 0) < number or any(
-        one.entries for one in center.unwritten()
+        one.entries for one in center.queues.unwritten()
     ):
         time.sleep(0.3)  # the worker writes it, in its own time
     return {}

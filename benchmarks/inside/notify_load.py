@@ -99,7 +99,7 @@ async def measure(broker: str, seconds: float) -> dict[str, float]:
     slow, slow_url = await listen(held, answers=False)
     number = int(MOST * seconds)
     async with kombu_toc.AsyncTimeoutCenter.from_url(broker) as center:
-        await center.declare("fast", target=url)
+        await center.queues.declare("fast", target=url)
         for begin in range(0, number, 1000):
             some = [{"id": f"{n}", "body": BODY} for n in range(begin, begin + 1000)]
             await center.put_many("fast", some)
@@ -112,7 +112,7 @@ async def measure(broker: str, seconds: float) -> dict[str, float]:
             at = sorted(received.values())
             rate = (number - number // 10) / (at[-1] - at[number // 10])
             alone = await single(center, received, "alone")
-            await center.declare("slow", target=slow_url)
+            await center.queues.declare("slow", target=slow_url)
             some = [{"id": f"slow-{n}", "body": BODY} for n in range(2000)]
             await center.put_many("slow", some)
             await reach(held, 100)

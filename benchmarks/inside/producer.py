@@ -179,7 +179,7 @@ def copy_schedules(number: int) -> None:
 
     center = timeout_center(app).center
     _, [found] = center.recurring.find("nightly-0", template=True)
-    topic, rest = center.topic(found.topic), found.record.partition("\n")[2]
+    topic, rest = center.registry.topic(found.topic), found.record.partition("\n")[2]
     calls = []
     for one in range(number):
         name = f"copy-{one}"
@@ -191,7 +191,7 @@ def copy_schedules(number: int) -> None:
         change = kombu_toc.ScheduleChange(name, "", record, found.next_us, template, put=firing)
         calls.append(center.recurring.changing(topic, change))
         if len(calls) == 500 or one == number - 1:
-            center.run_puts(calls)
+            center.runner.run_puts(calls)
             calls = []
 
 

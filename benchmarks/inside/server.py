@@ -56,7 +56,7 @@ def main(url: str, number: int) -> None:
     app.conf.task_ignore_result = True
     # One slot: otherwise a batch is of several, and the floor is that of several.
     center = kombu_toc.center_for(url)
-    center.declare("celery", slots=1)
+    center.queues.declare("celery", slots=1)
     app.send_task("add", (1, 2))
     center.ack(center.pop("celery").messages)
     sent = puts = []

@@ -45,7 +45,7 @@ def main(url: str, number: int) -> None:
     for n in range(number):
         center.put("done", f"m-{n:08d}", body, unique=f"k{n}")
         center.ack(center.pop("done").messages)
-    slots = center.topic("done").all_slots()
+    slots = center.registry.topic("done").all_slots()
     found["void"] = 100 * sum(center.client.hlen(slot.claims) for slot in slots) / number
     print(json.dumps(found))
 

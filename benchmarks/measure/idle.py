@@ -12,6 +12,8 @@ from typing import Any
 
 import redis
 
+from kombu_toc.center.requests import PutRequest
+
 from ..metrics import Metric, percentile
 from ..peers import INSIDE, Peer
 from ..trial import Trial
@@ -78,7 +80,7 @@ def _declared(trial: Trial, queues: int) -> Any:
 
     center = center_of(trial)
     for i in range(queues):
-        center.declare(f"q{i}")
+        center.queues.declare(f"q{i}")
     return center
 
 
@@ -138,8 +140,9 @@ def _lost(center: Any, number: int, queues: int) -> float:
     which it was made."""
     client, name = center.client, f"q{number * 7 % queues}"
     client.delete("bench:got")
-    call = center.putting(
-        center.topic(name), f"lost-{number}", _BODY, delay_us=int(_DELAY * 1_000_000)
+    call = center.commands.put(
+        center.registry.topic(name),
+        PutRequest(f"lost-{number}", _BODY, delay_us=int(_DELAY * 1_000_000)),
     )
     with client.pipeline(transaction=True) as pipe:
         pipe.execute_command(*call.command(whole=True))

@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from kombu_toc.center.requests import PutRequest
+
 from ..metrics import Metric
 from ..peers import Peer
 from ..trial import Trial
@@ -98,18 +100,20 @@ def _operations(
     """
     from ..schedule import FIRST, SPAN, TOPIC
 
-    topic = center.topic(TOPIC)
+    topic = center.registry.topic(TOPIC)
     new = [str(uuid.uuid4()) for _ in range(calls)]
     middle = (FIRST + SPAN // 2) * 1_000_000
 
     def pop(number: int) -> None:
         taken.extend(center.pop(TOPIC, limit=1).messages)
 
-    center.run_all([center.putting(topic, str(uuid.uuid4()), body) for _ in range(calls)])
+    center.runner.run_all(
+        [center.commands.put(topic, PutRequest(str(uuid.uuid4()), body)) for _ in range(calls)]
+    )
     return {
         "pop": pop,
-        "put": lambda n: center.run(
-            center.putting(topic, new[n], body, delay_us=middle + n * 1_000_000)
+        "put": lambda n: center.runner.run(
+            center.commands.put(topic, PutRequest(new[n], body, delay_us=middle + n * 1_000_000))
         ),
         "cancel": lambda n: center.cancel(new[n], topic=TOPIC),
         "counts": lambda n: center.counts(TOPIC),

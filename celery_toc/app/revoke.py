@@ -37,7 +37,7 @@ _REVOKE_EXPIRES = ("CELERY_WORKER_REVOKE_EXPIRES", 10_800.0)
 
 def remember_revoked(center: TaskCenter, ids: Iterable[str]) -> None:
     """Have workers list these tasks among the revoked ones."""
-    center.remember_cancelled(
+    center.notes.remember_cancelled(
         ids, most=int(_setting(*_REVOKES_MAX)), seconds=_setting(*_REVOKE_EXPIRES)
     )
 
@@ -213,10 +213,10 @@ class Revocation:
         before = {(one.topic, one.id): one for one in there}
         lost_reply = False
         try:
-            done = center.cancel_found(there, dead=False, revoked=True)
+            done = center.cancel(there, dead=False, revoked=True)
         except self._broken:
             lost_reply = True
-            done = center.cancel_found(there, dead=False, revoked=True)
+            done = center.cancel(there, dead=False, revoked=True)
         # A message that is gone from where it waited may have been moved to another slot meanwhile.
         for topic, id in _waiting(before) - {(one.topic, one.id) for one in done}:
             done += center.cancel(id, topic=topic, dead=False, revoked=True)
@@ -249,7 +249,7 @@ class Revocation:
             page = self._retry_once(
                 partial(self.center.scan, state=kombu_toc.WAITING, where=has_one, after=after)
             )
-            done = self.center.cancel_found(page.messages, dead=False, revoked=True)
+            done = self.center.cancel(page.messages, dead=False, revoked=True)
             self._remember(one for one in done if one.deleted)
             for one in done:
                 if one.deleted:

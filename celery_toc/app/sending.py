@@ -25,7 +25,6 @@ from .task import TaskCenter
 if TYPE_CHECKING:
     from celery import Celery
 
-    from ..schedules.schedules import Schedules
     from ..schedules.view import Schedule
 
 
@@ -40,6 +39,19 @@ PAUSE = 0.01
 
 #: How often it is looked whether a message can be made like another one that Celery is making.
 ATTEMPTS = 50
+
+
+class _Awaited:
+    """An object of which each method is called where waiting does not block the loop."""
+
+    def __init__(self, inner: Any, center: kombu_toc.AsyncTimeoutCenter) -> None:
+        self._inner = inner
+        self._center = center
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return partial(self._center.call, _without_center, getattr(self._inner, name))
 
 
 class AsyncTaskCenter:
@@ -60,35 +72,33 @@ class AsyncTaskCenter:
         return AsyncSchedules(self.tasks.schedules, self._center)
 
     @property
-    def library(self) -> Any:
-        """The task library: its methods are awaited."""
-        return self._center.library
+    def dead(self) -> Any:
+        """Dead messages: see :class:`.DeadTasks`, awaited."""
+        return _Awaited(self.tasks.dead, self._center)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self.tasks)})
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in vars(TaskCenter) and hasattr(self._center, name):
+            return getattr(self._center, name)
         found = getattr(self.tasks, name)
-        if name.startswith("_") or not callable(found):
-            return found
-        return partial(self._center.call, _without_center, found)
+        return partial(self._center.call, _without_center, found) if callable(found) else found
 
 
-class AsyncSchedules:
+class AsyncSchedules(_Awaited):
     """The methods of :class:`celery_toc.Schedules`, awaited."""
-
-    def __init__(self, schedules: Schedules, center: kombu_toc.AsyncTimeoutCenter) -> None:
-        self._schedules = schedules
-        self._center = center
 
     def signed(self, by: str) -> AsyncSchedules:
         """As :meth:`celery_toc.Schedules.signed`."""
-        return AsyncSchedules(self._schedules.signed(by), self._center)
+        return AsyncSchedules(self._inner.signed(by), self._center)
 
     async def put(self, name: str, task: Any, schedule: Any, **options: Any) -> Schedule:
         """As :meth:`celery_toc.Schedules.put`. Celery makes the message in a thread."""
-        plan = await asyncio.to_thread(self._schedules.plan, name, task, schedule, **options)
-        return await self._center.call(_without_center, self._schedules.keep, plan)
+        plan = await asyncio.to_thread(self._inner.plan, name, task, schedule, **options)
+        return await self._center.call(_without_center, self._inner.keep, plan)
 
     async def each(self, *, queue: str | None = None) -> AsyncIterator[Schedule]:
         """Yield all schedules, as :meth:`celery_toc.Schedules.each`."""
@@ -100,12 +110,6 @@ class AsyncSchedules:
             after = page.after
             if after is None:
                 return
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._schedules, name)
-        if name.startswith("_"):
-            return found
-        return partial(self._center.call, _without_center, found)
 
 
 def _without_center(center: Any, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

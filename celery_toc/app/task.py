@@ -6,8 +6,8 @@ import heapq
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime, timezone
-from functools import cached_property, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from celery.utils.time import maybe_make_aware
 from kombu.message import Message
@@ -179,55 +179,24 @@ class Task:
 
 # -- the timeout center of an app
 
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
 
-
-def _delegate(
-    method: Callable[Concatenate[TimeoutCenter, P], R],
-) -> Callable[Concatenate[TaskCenter, P], R]:
-    """The method of the wrapped center, with its signature, types and docstring."""
-    name = method.__name__
-
-    @wraps(method)
-    def call(self: TaskCenter, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return cast(R, getattr(self.center, name)(*args, **kwargs))
-
-    return call
-
-
-class _Attribute(Generic[T]):
-    """An attribute of the wrapped center, which is read and written there."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: TaskCenter, owner: type) -> T:
-        if instance is None:  # on the class, for documentation tools
-            return cast(T, self)
-        return cast(T, getattr(instance.center, self._name))
-
-    def __set__(self, instance: TaskCenter, value: T) -> None:
-        setattr(instance.center, self._name, value)
-
-
-class TaskCenter:
+class TaskCenter(TimeoutCenter):
     """The timeout center of an app's broker. :func:`celery_toc.timeout_center` returns it.
 
-    It wraps a :class:`kombu_toc.TimeoutCenter` and has all of its methods and attributes. Three
-    things differ: a predicate (``where=``) is given a :class:`Task`, :meth:`reschedule` accepts
-    times as Celery has them, and there are methods that deal with tasks. The functions of
-    `kombu_toc` that take a center, such as ``read_metrics``, take this one, too.
+    It has the parts of a :class:`kombu_toc.TimeoutCenter`. Three things differ: a predicate
+    (``where=``) is given a :class:`Task`, :meth:`reschedule` accepts times as Celery has them, and
+    there are methods that deal with tasks.
 
     app: the app whose messages these are
-    center: the center to wrap; it is shared, not copied
+    center: the center whose parts these are; they are shared, not copied
     """
 
-    def __init__(self, app: Celery, center: TimeoutCenter | TaskCenter) -> None:
-        self.app = app
-        #: the center that is wrapped
+    def __init__(self, app: Celery, center: TimeoutCenter) -> None:
+        #: the center whose parts these are
         self.center: TimeoutCenter = center.center if isinstance(center, TaskCenter) else center
+        self.__dict__.update(vars(self.center))
+        self.app = app
+        self.dead = DeadTasks(self.center.dead, self._on_tasks)  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"<TaskCenter of {self.app.main!r}: {self.center!r}>"
@@ -301,7 +270,7 @@ class TaskCenter:
 
     def reschedule(
         self,
-        task_id: str,
+        task_id: str | kombu_toc.Found | Iterable[kombu_toc.Found],
         *,
         eta: datetime | float | None = None,
         countdown: float | None = None,
@@ -333,7 +302,7 @@ class TaskCenter:
     def _on_tasks(self, where: Callable[[Task], Any] | None) -> Callable[[Any], Any] | None:
         return None if where is None else lambda found: where(self.task(found))
 
-    def scan(
+    def scan(  # type: ignore[override]  # where is given a Task
         self,
         topic: str | None = None,
         *,
@@ -360,7 +329,7 @@ class TaskCenter:
             size=size,
         )
 
-    def count(
+    def count(  # type: ignore[override]  # where is given a Task
         self,
         topic: str | None = None,
         *,
@@ -374,7 +343,7 @@ class TaskCenter:
             topic, state=state, since=since, until=until, where=self._on_tasks(where)
         )
 
-    def pop(
+    def pop(  # type: ignore[override]  # where is given a Task
         self,
         topic: str | Iterable[str],
         limit: int | None = None,
@@ -389,117 +358,33 @@ class TaskCenter:
         """
         return self.center.pop(topic, limit, where=self._on_tasks(where), **options)
 
-    def requeue_dead(
+
+class DeadTasks:
+    """The part `dead` of a :class:`TaskCenter`."""
+
+    def __init__(self, dead: Any, on_tasks: Callable[[Any], Any]) -> None:
+        self._dead = dead
+        self._on_tasks = on_tasks
+
+    def requeue(
         self,
         topic: str | None = None,
         *,
         ids: Iterable[str] | None = None,
         where: Callable[[Task], Any] | None = None,
     ) -> int:
-        """Deliver dead messages again: :meth:`kombu_toc.TimeoutCenter.requeue_dead`.
+        """Deliver dead messages again: ``dead.requeue`` of :class:`kombu_toc.TimeoutCenter`.
 
         where: only the messages for whose :class:`Task` this is true
         """
-        return self.center.requeue_dead(topic, ids=ids, where=self._on_tasks(where))
+        return int(self._dead.requeue(topic, ids=ids, where=self._on_tasks(where)))
 
-    def purge_dead(
+    def purge(
         self,
         topic: str | None = None,
         *,
         ids: Iterable[str] | None = None,
         where: Callable[[Task], Any] | None = None,
     ) -> int:
-        """Delete dead messages; return how many. Otherwise as :meth:`requeue_dead`."""
-        return self.center.purge_dead(topic, ids=ids, where=self._on_tasks(where))
-
-    # -- the same as of the center that is wrapped
-
-    def declare(self, name: str, **limits: Any) -> kombu_toc.Topic:
-        """Declare a topic: :meth:`kombu_toc.TimeoutCenter.declare`."""
-        return self.center.declare(name, **limits)
-
-    def alter(self, topic: str, **limits: Any) -> kombu_toc.Topic:
-        """Change limits of a declared topic: :meth:`kombu_toc.TimeoutCenter.alter`."""
-        return self.center.alter(topic, **limits)
-
-    describe = _delegate(TimeoutCenter.describe)
-    get = _delegate(TimeoutCenter.get)
-    cancel = _delegate(TimeoutCenter.cancel)
-    cancel_found = _delegate(TimeoutCenter.cancel_found)
-    reschedule_found = _delegate(TimeoutCenter.reschedule_found)
-    run_now = _delegate(TimeoutCenter.run_now)
-    put_many = _delegate(TimeoutCenter.put_many)
-    bury = _delegate(TimeoutCenter.bury)
-    remember_cancelled = _delegate(TimeoutCenter.remember_cancelled)
-    cancelled_lately = _delegate(TimeoutCenter.cancelled_lately)
-    speaks_for = _delegate(TimeoutCenter.speaks_for)
-    edition = _delegate(TimeoutCenter.edition)
-
-    counts = _delegate(TimeoutCenter.counts)
-    count_far = _delegate(TimeoutCenter.count_far)
-    counts_by_slot = _delegate(TimeoutCenter.counts_by_slot)
-    coming = _delegate(TimeoutCenter.coming)
-    summary = _delegate(TimeoutCenter.summary)
-    usage = _delegate(TimeoutCenter.usage)
-    unwritten = _delegate(TimeoutCenter.unwritten)
-    consumers = _delegate(TimeoutCenter.consumers)
-
-    topic = _delegate(TimeoutCenter.topic)
-    topics = _delegate(TimeoutCenter.topics)
-    known = _delegate(TimeoutCenter.known)
-    declared = _delegate(TimeoutCenter.declared)
-    redeclare = _delegate(TimeoutCenter.redeclare)
-    agreed = _delegate(TimeoutCenter.agreed)
-    admit = _delegate(TimeoutCenter.admit)
-    learn = _delegate(TimeoutCenter.learn)
-    forget = _delegate(TimeoutCenter.forget)
-    reach = _delegate(TimeoutCenter.reach)
-    refresh = _delegate(TimeoutCenter.refresh)
-    stale = _delegate(TimeoutCenter.stale)
-    pause = _delegate(TimeoutCenter.pause)
-    paused = _delegate(TimeoutCenter.paused)
-    is_paused = _delegate(TimeoutCenter.is_paused)
-    purge = _delegate(TimeoutCenter.purge)
-    delete = _delegate(TimeoutCenter.delete)
-    check = _delegate(TimeoutCenter.check)
-    repair = _delegate(TimeoutCenter.repair)
-
-    put = _delegate(TimeoutCenter.put)
-    consume = _delegate(TimeoutCenter.consume)
-    ack = _delegate(TimeoutCenter.ack)
-    reject = _delegate(TimeoutCenter.reject)
-    release = _delegate(TimeoutCenter.release)
-    extend = _delegate(TimeoutCenter.extend)
-
-    run = _delegate(TimeoutCenter.run)
-    run_all = _delegate(TimeoutCenter.run_all)
-    run_each = _delegate(TimeoutCenter.run_each)
-    run_puts = _delegate(TimeoutCenter.run_puts)
-
-    client = _Attribute[Any]()
-    clustered = _Attribute[bool]()
-    keys = _Attribute[Any]()
-    steps = _Attribute[tuple[int, ...] | None]()
-    slots = _Attribute[int]()
-    retries = _Attribute[int]()
-    limits = _Attribute[kombu_toc.Limits]()
-    wait_replicas = _Attribute[int]()
-    wait_timeout = _Attribute[float]()
-    metrics = _Attribute[kombu_toc.Metrics]()
-    pop_bytes = _Attribute[int]()
-    grace = _Attribute[float | None]()
-    library = _Attribute[Any]()
-
-    # The methods that build a script call without running it, for code that batches calls.
-    declaring = _Attribute[Callable[..., Any]]()
-    appearing = _Attribute[Callable[..., Any]]()
-    putting = _Attribute[Callable[..., Any]]()
-    popping = _Attribute[Callable[..., Any]]()
-    recalling = _Attribute[Callable[..., Any]]()
-    finding_due = _Attribute[Callable[..., Any]]()
-    acking = _Attribute[Callable[..., Any]]()
-    rejecting = _Attribute[Callable[..., Any]]()
-    releasing = _Attribute[Callable[..., Any]]()
-    extending = _Attribute[Callable[..., Any]]()
-    handing_back = _Attribute[Callable[..., Any]]()
-    counting = _Attribute[Callable[..., Any]]()
+        """Delete dead messages; return how many. Otherwise as :meth:`requeue`."""
+        return int(self._dead.purge(topic, ids=ids, where=self._on_tasks(where)))

@@ -116,7 +116,7 @@ class Sync:
         )
 
     def _tell(self, what: str, looked: float = 0.0) -> kombu_toc.Edition:
-        return self._center.edition(
+        return self._center.editions.edition(
             self._source,
             self._edition,
             self._process,

@@ -332,7 +332,7 @@ def _cancel_matching(session: Session, given: Filters, yes: bool, results: _Resu
     if number:
         session.confirm(f"Cancel {counted(number, 'message')}{matching.described}?", yes)
         for page in matching.pages():
-            for each in session.ask(session.center.cancel_found, page, dead=False):
+            for each in session.ask(session.center.cancel, page, dead=False):
                 cancelled += each.deleted
                 late += not each.deleted
                 schedules |= {each.schedule} - {""}
@@ -465,13 +465,13 @@ def run(session: Session, ids: tuple[str, ...], yes: bool, **filters: Any) -> No
 
 
 def _move_ids(
-    session: Session, ids: tuple[str, ...], queue: str | None, when: dict[str, float]
+    session: Session, ids: tuple[str, ...], queue: str | None, when: dict[str, Any]
 ) -> None:
-    session.center.reschedule_found([], **when)  # refuses an invalid time
+    session.center.reschedule([], **when)  # refuses an invalid time
     found, missing = look_up(session, ids, queue)
     for id in missing:
         session.complain_of_none(id)
-    moved = session.ask(session.center.reschedule_found, found, **when)
+    moved = session.ask(session.center.reschedule, found, **when)
     gone = {(one.topic, one.id) for one in found} - {(one.topic, one.id) for one in moved}
     for _, id in sorted(gone):  # since they were looked up
         session.complain(f"too late: {id!r} is gone", TOO_LATE)
@@ -502,15 +502,15 @@ def _move_ids(
 def _move_matching(
     session: Session, given: Filters, to: float | None, question: str, yes: bool
 ) -> None:
-    when = {} if to is None else {"at": to}
-    session.center.reschedule_found([], **when)  # refuses an invalid time
+    when: dict[str, Any] = {} if to is None else {"at": to}
+    session.center.reschedule([], **when)  # refuses an invalid time
     matching = Matching(session, given)
     number = matching.count()
     moved = late = 0
     if number:
         session.confirm(question.format(f"{counted(number, 'message')}{matching.described}"), yes)
         for page in matching.pages(skip=_has_time(session, to)):
-            for each in session.ask(session.center.reschedule_found, page, **when):
+            for each in session.ask(session.center.reschedule, page, **when):
                 moved += each.moved
                 late += not each.moved
     if session.as_json:

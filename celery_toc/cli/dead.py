@@ -70,7 +70,7 @@ def requeue(session: Session, **which: Any) -> None:
 
     Name ids, or a --queue, a --task or both, or --all.
     """
-    _apply(session, "requeue", "requeued", session.center.requeue_dead, **which)
+    _apply(session, "requeue", "requeued", session.center.dead.requeue, **which)
 
 
 @command("""
@@ -83,7 +83,7 @@ def purge(session: Session, **which: Any) -> None:
 
     Name ids, or a --queue, a --task or both, or --all.
     """
-    _apply(session, "purge", "purged", session.center.purge_dead, **which)
+    _apply(session, "purge", "purged", session.center.dead.purge, **which)
 
 
 def _apply(

@@ -285,7 +285,7 @@ def describe(session: Session, task: Task, *, whole: bool = False) -> dict[str, 
 
 def _priority(session: Session, found: Found) -> int:
     """Its priority step, as its topic declares them."""
-    steps = session.center.topic(found.topic).steps
+    steps = session.center.registry.topic(found.topic).steps
     return steps[min(found.step, len(steps) - 1)]
 
 
@@ -306,7 +306,7 @@ def state_of(session: Session, found: Found) -> str:
 def _retries_left(session: Session, found: Found) -> int | None:
     if found.retries_left is not None:
         return found.retries_left
-    topic = session.center.known(found.topic)  # which has just been looked at
+    topic = session.center.registry.known(found.topic)  # which has just been looked at
     return topic.declaration.retries if topic else None
 
 

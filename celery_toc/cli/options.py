@@ -177,7 +177,7 @@ def _silently(names: Callable[[click.Context, str], Iterable[str]]) -> Callable[
 @_silently
 def complete_queue(ctx: click.Context, incomplete: str) -> Iterable[str]:
     """The names of all queues."""
-    return _completing(ctx).topics()
+    return _completing(ctx).queues.names()
 
 
 @_silently

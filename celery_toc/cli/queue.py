@@ -44,7 +44,8 @@ def resume(session: Session, queues: tuple[str, ...]) -> None:
 
 def _set(session: Session, queues: tuple[str, ...], paused: bool) -> None:
     names = session.queues(queues)
-    changed = [name for name in names if session.center.pause(name, paused)]
+    change = session.center.queues.pause if paused else session.center.queues.resume
+    changed = [name for name in names if change(name)]
     if session.as_json:
         session.screen.json({"queues": names, "paused": paused, "changed": changed})
         return
@@ -76,7 +77,7 @@ def purge(session: Session, queue: str, yes: bool) -> None:
             f"({counts.ready:,} ready, {counts.scheduled:,} scheduled)?",
             yes,
         )
-        purged = session.center.purge(queue)
+        purged = session.center.queues.purge(queue)
         number, schedules = int(purged), list(purged.schedules)
     if session.as_json:
         session.screen.json({"queue": queue, "purged": number, "schedules": schedules})
@@ -111,7 +112,7 @@ def delete(session: Session, queue: str, force: bool, yes: bool) -> None:
     ):
         if number:
             held.append(f"{number:,} {state}")
-    consumers = session.center.consumers().get(queue, [])
+    consumers = session.center.queues.consumers().get(queue, [])
     if not force:
         if held:
             raise Failure(
@@ -187,7 +188,7 @@ def reshard(
     """
     center = session.center
     session.queues([queue])
-    declared = center.declared(queue)
+    declared = center.registry.declared(queue)
     if declared is None:
         raise Failure(f"there is no queue {queue!r}", NOT_FOUND)
     before = declared.slots

@@ -84,7 +84,7 @@ class Session:
             library = self.center.library
         except kombu_toc.ConfigurationError:
             return []
-        return cast("list[kombu_toc.Record]", library.history(id))
+        return library.history(id)
 
     @property
     def _is_default_app(self) -> bool:
@@ -157,7 +157,7 @@ class Session:
 
     def queues(self, named: Sequence[str]) -> list[str]:
         """The queues that were named, or all. Fails if one does not exist."""
-        known = self.center.topics()
+        known = self.center.queues.names()
         for name in named:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)

@@ -123,12 +123,12 @@ def survey(
     center, names = session.center, session.queues(named)
     summaries = None
     if named:
-        summaries = [one for name in names for one in session.ask(center.summary, name)]
+        summaries = [one for name in names for one in session.ask(center.queues.summary, name)]
     measured = kombu_toc.read_metrics(center, names)
-    consumers, paused = center.consumers(), center.paused()
+    consumers, paused = center.queues.consumers(), center.queues.paused()
     rows = []
-    for summary in session.ask(center.summary) if summaries is None else summaries:
-        declared = center.known(summary.topic)
+    for summary in session.ask(center.queues.summary) if summaries is None else summaries:
+        declared = center.registry.known(summary.topic)
         passing = declared is not None and declared.declaration.expires
         if passing and not any(summary.counts) and not every and summary.topic not in named:
             continue
@@ -163,11 +163,11 @@ def note_far(center: Any, names: Sequence[str], rows: Sequence[dict[str, Any]]) 
     asked."""
     far: dict[str, int | None] = {}
     for topic in names:
-        known = center.known(topic)
+        known = center.registry.known(topic)
         if known is None or not known.declaration.far:
             continue
         try:
-            far.update(center.count_far(topic))
+            far.update(center.queues.count_far(topic))
         except kombu_toc.LibraryError:
             far[topic] = None
     for row in rows:
@@ -282,7 +282,7 @@ def check(session: Session, queues: tuple[str, ...]) -> None:
     """
     center = session.center
     names = session.queues(queues)
-    faults = _report(session, (f for name in names for f in session.ask(center.check, name)))
+    faults = _report(session, (f for name in names for f in session.ask(center.admin.check, name)))
     if faults:
         session.exit_code = FAULTS
 
@@ -301,10 +301,10 @@ def repair(session: Session, queues: tuple[str, ...], yes: bool) -> None:
     """
     center, names = session.center, session.queues(queues)
     if not yes:
-        found = sum(len(session.ask(center.check, name)) for name in names)
+        found = sum(len(session.ask(center.admin.check, name)) for name in names)
         if found:
             session.confirm(f"Repair {counted(found, 'inconsistency')}?", yes)
-    _report(session, (fault for name in names for fault in session.ask(center.repair, name)))
+    _report(session, (fault for name in names for fault in session.ask(center.admin.repair, name)))
 
 
 def _report(session: Session, faults: Iterable[Fault]) -> list[Fault]:
@@ -440,7 +440,7 @@ def limits(session: Session, queues: tuple[str, ...]) -> None:
     """
     usages = []
     for name in session.queues(queues):
-        used: kombu_toc.Usage | None = session.ask(session.center.usage, name)
+        used: kombu_toc.Usage | None = session.ask(session.center.queues.usage, name)
         if used is not None and (used.limits or queues):
             usages.append(used)
     if session.as_json:

@@ -266,7 +266,7 @@ class _Snapshots:
     def _coming(self, queues: Sequence[str]) -> list[int]:
         """How many messages come due in each part of the span."""
         edges = [self._span * number / WIDTH for number in range(WIDTH + 1)]
-        due = [self._session.center.coming(name, edges) for name in queues]
+        due = [self._session.center.queues.coming(name, edges) for name in queues]
         by = [sum(column) for column in zip(*due, strict=True)] or [0] * (WIDTH + 1)
         return [later - sooner for sooner, later in itertools.pairwise(by)]
 

@@ -155,7 +155,7 @@ def list_(session: Session, queues: tuple[str, ...], every: bool) -> None:
     """
     descriptions = []
     for name in session.queues(queues):
-        described = session.ask(session.center.describe, name)
+        described = session.ask(session.center.queues.describe, name)
         if every or queues or described.expires_ms is None:
             descriptions.append(described)
     if session.as_json:
@@ -174,7 +174,7 @@ celery -A shop toc topic show mail --json
 def show(session: Session, queue: str) -> None:
     """Show what a queue is declared with, where each limit comes from, and what is in it."""
     [queue] = session.queues([queue])
-    _show(session, session.ask(session.center.describe, queue))
+    _show(session, session.ask(session.center.queues.describe, queue))
 
 
 @command("""
@@ -184,12 +184,12 @@ celery -A shop toc topic declare mail --slots 16 --retries 3
 @_limit_options((*_DECLARED_ONCE, *_ALTERABLE), False)
 def declare(session: Session, queue: str, **limits: Any) -> None:
     """Declare a queue before anybody uses it. Refused if there is one of that name."""
-    if queue in session.center.topics():
+    if queue in session.center.queues.names():
         raise Failure(
             f"there is a queue {queue!r}; 'celery toc topic set {queue}' changes its limits", FAILED
         )
-    session.center.declare(queue, **{k: v for k, v in limits.items() if v is not None})
-    _show(session, session.ask(session.center.describe, queue))
+    session.center.queues.declare(queue, **{k: v for k, v in limits.items() if v is not None})
+    _show(session, session.ask(session.center.queues.describe, queue))
 
 
 @command("""
@@ -213,9 +213,9 @@ def set_(session: Session, queue: str, **limits: Any) -> None:
         raise click.UsageError(f"say what: {', '.join(map(option_of, _ALTERABLE))}")
     center = session.center
     [queue] = session.queues([queue])
-    before = session.ask(center.describe, queue)
-    center.alter(queue, **wanted)
-    after = session.ask(center.describe, queue)
+    before = session.ask(center.queues.describe, queue)
+    center.queues.alter(queue, **wanted)
+    after = session.ask(center.queues.describe, queue)
     changed = [name for name in wanted if before.limits[name] != after.limits[name]]
     if session.as_json:
         session.json({**document(after), "changed": changed})

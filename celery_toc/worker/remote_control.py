@@ -143,7 +143,7 @@ def revoked(state: Any, **kwargs: Any) -> Any:
     if step is None:
         return found
     # Workers are not told of tasks that were removed from the center; list these as well.
-    removed = step.center.cancelled_lately(worker_state.REVOKE_EXPIRES)
+    removed = step.center.notes.cancelled_lately(worker_state.REVOKE_EXPIRES)
     return list(dict.fromkeys([*removed, *found]))
 
 
@@ -155,7 +155,7 @@ if _celerys is not None:
 def _spoken_for(center: TaskCenter, state: Any) -> list[str]:
     """The queues whose tasks this worker lists; of several workers, one lists a queue."""
     queues = dict.fromkeys(queue.name for queue in state.consumer.task_consumer.queues)
-    return center.speaks_for(queues, state.hostname, SPEAKS)
+    return center.notes.speaks_for(queues, state.hostname, SPEAKS)
 
 
 def _told(tasks: Iterator[Task], state: Any) -> Iterator[dict[str, Any]]:

@@ -168,7 +168,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
 
 def _describe(c: Any, channel: kombu_toc.Channel) -> None:
     """Log what is served, and what of the configuration has no effect."""
-    topics = [channel.center.known(queue.name) for queue in c.task_consumer.queues]
+    topics = [channel.center.registry.known(queue.name) for queue in c.task_consumer.queues]
     logger.info(
         "Timeout center at %s: %s",
         c.conninfo.as_uri(),
@@ -243,7 +243,7 @@ class Shutdown:
         channel = self._channel()
         channel.poller.close()
         self._give_back(channel, policy)
-        channel.center.metrics.send(channel.center)
+        channel.center.metrics.send(channel.center.runner)
         if channel.lease_keeper.early_acks:
             # The pool may work on for hours: the place of each task is free when that has ended.
             watch = partial(self._acknowledge_ended, channel)

@@ -39,7 +39,7 @@ def main() -> None:
         expire.apply_async((order, when), eta=_utc(when), headers=celery_toc.biz("order", order))
     center = celery_toc.timeout_center(app)
     center.client.flushall()
-    left = sum(center.counts(name).waiting for name in center.topics())
+    left = sum(center.counts(name).waiting for name in center.queues.names())
     print(f"sent {TASKS} tasks, flushed Redis: it holds {left} messages", flush=True)
     done = center.library.rebuild()
     print(f"put {done.put} messages back", flush=True)

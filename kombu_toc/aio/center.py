@@ -11,6 +11,7 @@ connections of redis.asyncio (:mod:`.links`).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
@@ -18,15 +19,16 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 import redis
 import redis.asyncio
 
-from ..center.center import Option, TimeoutCenter
+from ..center.center import TimeoutCenter
 from ..center.factory import make_center, trace_if_asked
 from ..client.connect import connect
 from ..client.options import read
 from ..client.urls import read_url
 from ..errors import ConfigurationError
+from ..model.limits import Limits
 from .client import AsyncClient, AsyncClusterClient, open_link
-from .library import AsyncLibrary, attach_in_threads, library_of
-from .waiting import AsyncConsumption, check, run
+from .library import attach_in_threads
+from .waiting import AsyncConsumption, AwaitedPart, check, run
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -133,6 +135,11 @@ class AsyncTimeoutCenter:
         self.center = center
         self.clustered = center.clustered
         self.client: Any = center.client
+        self.keys, self.metrics = center.keys, center.metrics
+        self.queues, self.dead = AwaitedPart(center.queues), AwaitedPart(center.dead)
+        self.admin, self.recurring = AwaitedPart(center.admin), AwaitedPart(center.recurring)
+        self.registry, self.runner = AwaitedPart(center.registry), AwaitedPart(center.runner)
+        self.notes = AwaitedPart(center.notes)
 
     def __repr__(self) -> str:
         return f"<AsyncTimeoutCenter over {self.center!r}>"
@@ -167,48 +174,15 @@ class AsyncTimeoutCenter:
         return run(function, self.center, *args, **kwargs)
 
     @property
-    def library(self) -> AsyncLibrary:
+    def limits(self) -> Limits:
+        """What holds for queues whose declarations do not say."""
+        return self.center.limits
+
+    @property
+    def library(self) -> AwaitedPart:
         """The task library behind this center: its methods are awaited. Raises ConfigurationError
         if there is none."""
-        return library_of(self.center)
-
-    # -- options
-
-    steps: Option[tuple[int, ...] | None] = Option("center", "steps")
-    slots: Option[int] = Option("center", "slots")
-    retries: Option[int] = Option("center", "retries")
-    limits: Option[Any] = Option("center", "limits")
-    wait_replicas: Option[int] = Option("center", "wait_replicas")
-    wait_timeout: Option[float] = Option("center", "wait_timeout")
-    pop_bytes: Option[int] = Option("center", "pop_bytes")
-    grace: Option[float | None] = Option("center", "grace")
-    metrics: Option[Any] = Option("center", "metrics")
-    keys: Option[Any] = Option("center", "keys")
-
-    # -- running script calls
-
-    run = Awaited(TimeoutCenter.run)
-    run_all = Awaited(TimeoutCenter.run_all)
-    run_each = Awaited(TimeoutCenter.run_each)
-    run_puts = Awaited(TimeoutCenter.run_puts)
-
-    # -- topics
-
-    declare = Awaited(TimeoutCenter.declare)
-    alter = Awaited(TimeoutCenter.alter)
-    describe = Awaited(TimeoutCenter.describe)
-    agreed = Awaited(TimeoutCenter.agreed)
-    topic = Awaited(TimeoutCenter.topic)
-    known = Awaited(TimeoutCenter.known)
-    declared = Awaited(TimeoutCenter.declared)
-    learn = Awaited(TimeoutCenter.learn)
-    redeclare = Awaited(TimeoutCenter.redeclare)
-    admit = Awaited(TimeoutCenter.admit)
-    reach = Awaited(TimeoutCenter.reach)
-    topics = Awaited(TimeoutCenter.topics)
-    forget = Awaited(TimeoutCenter.forget)
-    refresh = Awaited(TimeoutCenter.refresh)
-    stale = Awaited(TimeoutCenter.stale)
+        return AwaitedPart(self.center.library, asyncio.to_thread)
 
     # -- put, pop, and what ends a delivery
 
@@ -222,46 +196,15 @@ class AsyncTimeoutCenter:
     release = Awaited(TimeoutCenter.release)
     extend = Awaited(TimeoutCenter.extend)
 
-    # -- messages by id
+    # -- messages by id, by state and time
 
     get = Awaited(TimeoutCenter.get)
     cancel = Awaited(TimeoutCenter.cancel)
-    cancel_found = Awaited(TimeoutCenter.cancel_found)
     reschedule = Awaited(TimeoutCenter.reschedule)
-    reschedule_found = Awaited(TimeoutCenter.reschedule_found)
     run_now = Awaited(TimeoutCenter.run_now)
-
-    # -- messages by state and time
-
     scan = Awaited(TimeoutCenter.scan)
     count = Awaited(TimeoutCenter.count)
-    count_far = Awaited(TimeoutCenter.count_far)
-    requeue_dead = Awaited(TimeoutCenter.requeue_dead)
-    purge_dead = Awaited(TimeoutCenter.purge_dead)
-
-    # -- whole topics
-
-    purge = Awaited(TimeoutCenter.purge)
-    delete = Awaited(TimeoutCenter.delete)
-    pause = Awaited(TimeoutCenter.pause)
-    paused = Awaited(TimeoutCenter.paused)
-    is_paused = Awaited(TimeoutCenter.is_paused)
-    check = Awaited(TimeoutCenter.check)
-    repair = Awaited(TimeoutCenter.repair)
     counts = Awaited(TimeoutCenter.counts)
-    counts_by_slot = Awaited(TimeoutCenter.counts_by_slot)
-    coming = Awaited(TimeoutCenter.coming)
-    summary = Awaited(TimeoutCenter.summary)
-    usage = Awaited(TimeoutCenter.usage)
-    unwritten = Awaited(TimeoutCenter.unwritten)
-    consumers = Awaited(TimeoutCenter.consumers)
-
-    # -- what processes tell each other
-
-    remember_cancelled = Awaited(TimeoutCenter.remember_cancelled)
-    cancelled_lately = Awaited(TimeoutCenter.cancelled_lately)
-    speaks_for = Awaited(TimeoutCenter.speaks_for)
-    edition = Awaited(TimeoutCenter.edition)
 
 
 def _client_like(client: Any) -> AsyncClient:

@@ -16,7 +16,6 @@ from ..center.center import TimeoutCenter
 from ..center.requests import PutRequest
 from ..client.options import Settings
 from ..client.urls import Address
-from ..errors import ConfigurationError
 from ..library import outbox
 from ..library.opening import attach
 from ..model.results import Delivery, Found
@@ -107,22 +106,6 @@ class LibraryInThreads(InThreads):
             _in_thread(function, said)
 
 
-class AsyncLibrary:
-    """What can be asked of the task library, awaited: the methods of ``center.library``."""
-
-    def __init__(self, library: Any) -> None:
-        self._library = library
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._library, name)
-        if name.startswith("_") or not callable(found):
-            return found
-        return partial(asyncio.to_thread, found)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *dir(self._library)})
-
-
 def attach_in_threads(
     center: TimeoutCenter,
     settings: Settings,
@@ -137,19 +120,8 @@ def attach_in_threads(
         return
     opened = attach(another(), settings, address, another)
     assert opened is not None
-    opened.topic_of = center.known
+    opened.topic_of = center.registry.known
     center.recorder = LibraryInThreads(opened)
-
-
-def library_of(center: TimeoutCenter) -> AsyncLibrary:
-    """The library of an event loop's center. Raises ConfigurationError if it has none."""
-    if center.recorder is None:
-        raise ConfigurationError(
-            "this center has no task library: set toc_library in its URL or options, as in "
-            "AsyncTimeoutCenter.from_url('toc+redis://localhost', "
-            "toc_library='sqlite:////path/library.db')"
-        )
-    return AsyncLibrary(center.library)
 
 
 def _with(connection: Any, recorder: Any, write: Callable[[Any], R]) -> R:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from math import inf
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -75,6 +76,26 @@ def wait_for(awaitable: Awaitable[R]) -> R:
             close()
         raise not_awaited()
     return cast(R, current.parent.switch(awaitable))
+
+
+class AwaitedPart:
+    """A part of a center, whose methods are awaited: ``await center.queues.declare("mail")``.
+
+    call: as :func:`run`
+    """
+
+    def __init__(self, part: Any, call: Callable[..., Any] = run) -> None:
+        self._part = part
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found = getattr(self._part, name)
+        return partial(self._call, found) if callable(found) else found
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._part)})
 
 
 def not_awaited() -> ConfigurationError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
@@ -11,32 +11,27 @@ from ..errors import ConfigurationError
 from ..metrics.counters import Metrics
 from ..model.keys import Keys
 from ..model.limits import DEFAULT_SLOTS, LIMITS, Limits, Number
-from ..model.results import Delivery
 from ..model.scores import MAX_RETRIES
-from ..model.topic import Declaration, Topic
-from ..scripts.call import Countdown, ScriptCall
 from .admin_commands import AdminCommands
-from .calls import Commands, add_counters, announce_presence
+from .calls import Commands, add_counters
 from .consumption import Loops
 from .core import POP_BYTES, Context, SharedNotes
 from .find import Lookup, Scan
 from .leases import Leases
-from .operations import Operations
+from .operations import Dead, Operations
 from .pop import Deliveries
 from .put import Puts
 from .recording import Recorder, TaskLibrary
 from .registry import Registry
-from .requests import ADD, REMEMBER, PopRequest, PutRequest
 from .runner import Runner
 from .schedules import Editions, Recurring
-from .topics import Expiring, Statistics, Topics
-from .upkeep import Repair
+from .topics import Expiring, Queues
+from .upkeep import Admin
 
-# -- methods and options of a facade that are those of its parts
+# -- the verbs of a message, which the parts have
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 
 
 class Delegate(Generic[P, R]):
@@ -64,170 +59,6 @@ class Delegate(Generic[P, R]):
         return bound
 
 
-class Option(Generic[T]):
-    """An option that a part has: ``limits: Option[Limits] = Option("context", "limits")``."""
-
-    def __init__(self, part: str, name: str) -> None:
-        self._part = part
-        self._name = name
-
-    @overload
-    def __get__(self, facade: None, owner: type) -> Option[T]: ...
-
-    @overload
-    def __get__(self, facade: object, owner: type) -> T: ...
-
-    def __get__(self, facade: object | None, owner: type) -> Option[T] | T:
-        if facade is None:
-            return self
-        value: T = getattr(getattr(facade, self._part), self._name)
-        return value
-
-    def __set__(self, facade: object, value: T) -> None:
-        setattr(getattr(facade, self._part), self._name, value)
-
-
-# -- methods of TimeoutCenter by the names that they had before the center had parts
-#
-# They are kept for programs that use them. The project itself uses the parts: `commands`, `leases`
-# and `registry`.
-
-
-class OldNames:
-    """The old names; see the methods that they call."""
-
-    keys: Keys
-    commands: Commands
-    deliveries: Deliveries
-    leases: Leases
-    registry: Registry
-
-    def declaring(self, name: str, wanted: Declaration) -> ScriptCall:
-        """As :meth:`.registry.Registry.declare_call`."""
-        return self.registry.declare_call(name, wanted)
-
-    def putting(
-        self,
-        topic: Topic,
-        id: str,
-        body: bytes,
-        *,
-        at_us: int | Countdown | None = None,
-        delay_us: int | None = None,
-        basis: str | None = None,
-        priority: int = 0,
-        token: str | None = None,
-        if_exists: str = ADD,
-        publish: tuple[str, str] | None = None,
-        remember: int = REMEMBER,
-        replaces: bool = False,
-    ) -> ScriptCall:
-        """As :meth:`.calls.Commands.put`."""
-        request = PutRequest(
-            id,
-            body,
-            at_us,
-            delay_us,
-            basis,
-            priority,
-            token,
-            if_exists,
-            publish,
-            remember,
-            replaces,
-        )
-        return self.commands.put(topic, request)
-
-    def popping(
-        self,
-        topic: Topic,
-        slots: Iterable[int] | None = None,
-        *,
-        soon: int,
-        lookahead_us: int = 0,
-        late: int = 0,
-        behind_us: int = 0,
-        visibility: float | None = None,
-        recover: int = 0,
-        claimed: bool = True,
-        name: str | None = None,
-        remember: int = 0,
-    ) -> ScriptCall:
-        """As :meth:`.calls.Commands.pop`. name: made up unless given."""
-        request = PopRequest(
-            name or self.deliveries.names.next(),
-            slots,
-            soon,
-            lookahead_us,
-            late,
-            behind_us,
-            visibility,
-            recover,
-            claimed,
-            remember,
-        )
-        return self.commands.pop(topic, request)
-
-    def recalling(
-        self,
-        topic: Topic,
-        slots: Iterable[int] | None,
-        name: str,
-        *,
-        visibility: float | None = None,
-        bodies: bool = True,
-        remember: int = REMEMBER,
-    ) -> ScriptCall:
-        """As :meth:`.calls.Commands.recall`."""
-        return self.commands.recall(
-            topic, slots, name, visibility=visibility, bodies=bodies, remember=remember
-        )
-
-    def finding_due(self, topics: Sequence[str]) -> ScriptCall:
-        """As :meth:`.calls.Commands.find_due`."""
-        return self.commands.find_due(topics)
-
-    def acking(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
-        """As :meth:`.calls.Commands.ack`."""
-        return self.commands.ack(deliveries)
-
-    def rejecting(
-        self,
-        delivery: Delivery,
-        *,
-        requeue: bool,
-        reason: str = "",
-        error: str = "",
-        backoff: float | None = None,
-    ) -> ScriptCall:
-        """As :meth:`.calls.Commands.reject`."""
-        return self.commands.reject(
-            delivery, requeue=requeue, reason=reason, error=error, backoff=backoff
-        )
-
-    def releasing(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
-        """As :meth:`.calls.Commands.release`."""
-        return self.commands.release(deliveries)
-
-    def extending(
-        self, deliveries: Iterable[Delivery], visibility: float | None = None
-    ) -> list[ScriptCall]:
-        """As :meth:`.calls.Commands.extend`."""
-        return self.commands.extend(deliveries, visibility)
-
-    def handing_back(self, topic: str, claims: Iterable[tuple[int, int]]) -> list[ScriptCall]:
-        """As :meth:`.calls.Commands.reannounce`."""
-        return self.commands.reannounce(self.registry.resolved(topic), claims)
-
-    def appearing(self, said: str, before: Iterable[str], ttl_ms: int) -> ScriptCall:
-        """As :func:`.calls.announce_presence`."""
-        return announce_presence(self.keys, said, before, ttl_ms)
-
-    def counting(self, topic: str | None, added: dict[str, int]) -> ScriptCall:
-        """As :func:`.calls.add_counters`."""
-        return add_counters(self.keys, topic, added)
-
-
 # -- the timeout center
 #
 # Plain redis-py; nothing of Kombu and nothing of Celery. Bodies are bytes that the center does
@@ -238,6 +69,9 @@ class OldNames:
 #     for message in center.pop("mail", limit=10).messages:
 #         ...
 #         center.ack([message])
+#
+# The verbs of a message stand on the center; everything else is a method of one of its parts, such
+# as ``center.queues.declare("mail", slots=16)``.
 #
 # Every operation is one script (``scripts/``), atomic, by Redis's own clock. Operations are first
 # built as a :class:`ScriptCall` and then run, so that the transport can send many at once over a
@@ -275,7 +109,7 @@ def _check(client: Any, prefix: object, limits: object, metrics: object) -> None
         raise ConfigurationError(f"metrics must be kombu_toc.Metrics(), not {metrics!r:.100}")
 
 
-class TimeoutCenter(OldNames):
+class TimeoutCenter:
     """The operations on topics.
 
     client: a redis-py client that returns bytes (``decode_responses=False``)
@@ -294,9 +128,18 @@ class TimeoutCenter(OldNames):
         renew them. A third of the visibility timeout unless given, but at least two seconds and at
         most fifteen; 0 if the caller knows better
 
-    It is a facade: each operation belongs to one of the parts below, which has its documentation.
-    Its fields are its options and its parts, which is why they are more than fifteen.
+    queues: declares, alters, describes, counts, pauses, purges and deletes queues
+    dead: requeues and purges dead messages
+    admin: checks and repairs queues
+    recurring: messages that are put again and again
+    library: the task library, if there is one
+
+    The other parts are for code that batches calls: `registry` remembers declarations, `commands`
+    builds calls, and `runner` runs them.
     """
+
+    #: The parts that users need.
+    PARTS = ("queues", "dead", "admin")
 
     def __init__(
         self,
@@ -350,12 +193,10 @@ class TimeoutCenter(OldNames):
         )
         self.loops = Loops(self.deliveries, registry, context)
         self.recurring = Recurring(runner, registry, context)
-        self.operations = Operations(
-            runner, registry, keys, admin, self.lookup, self.scans, self.recurring
-        )
-        self.repairs = Repair(runner, registry, context, admin)
-        self.statistics = Statistics(runner, registry, context, admin)
-        self.topic_admin = Topics(registry, context, self.operations, self.statistics)
+        self.operations = Operations(runner, registry, admin, self.lookup, self.recurring)
+        self.dead = Dead(runner, admin, self.lookup, self.scans)
+        self.queues = Queues(runner, registry, context, admin, self.recurring)
+        self.admin = Admin(runner, registry, context, admin)
         self.notes = SharedNotes(runner, keys)
         self.editions = Editions(runner, keys)
 
@@ -366,16 +207,10 @@ class TimeoutCenter(OldNames):
         made: TimeoutCenter = import_module("kombu_toc").center_for(url, ssl=ssl, **options)
         return made
 
-    # -- options
-
-    steps: Option[tuple[int, ...] | None] = Option("registry", "steps")
-    slots: Option[int] = Option("registry", "slots")
-    retries: Option[int] = Option("registry", "retries")
-    limits: Option[Limits] = Option("context", "limits")
-    wait_replicas: Option[int] = Option("runner", "wait_replicas")
-    wait_timeout: Option[float] = Option("runner", "wait_timeout")
-    pop_bytes: Option[int] = Option("context", "pop_bytes")
-    grace: Option[float | None] = Option("leases", "grace")
+    @property
+    def limits(self) -> Limits:
+        """What holds for queues whose declarations do not say."""
+        return self.context.limits
 
     # -- the task library
 
@@ -387,7 +222,7 @@ class TimeoutCenter(OldNames):
     @recorder.setter
     def recorder(self, recorder: Recorder | None) -> None:
         self.operations.recorder = self.puts.recorder = self.deliveries.recorder = recorder
-        self.recurring.recorder = recorder
+        self.recurring.recorder = self.dead.recorder = self.queues.recorder = recorder
         self.registry.has_library = recorder is not None
         self.lookup.far = self.scans.far = None if recorder is None else recorder.far
 
@@ -401,31 +236,6 @@ class TimeoutCenter(OldNames):
             )
         return self.recorder.library
 
-    # -- running script calls
-
-    run = Delegate("runner", Runner.run)
-    run_all = Delegate("runner", Runner.run_all)
-    run_each = Delegate("runner", Runner.run_each)
-    run_puts = Delegate("runner", Runner.run_puts)
-
-    # -- topics
-
-    declare = Delegate("registry", Registry.declare)
-    alter = Delegate("topic_admin", Topics.alter)
-    describe = Delegate("topic_admin", Topics.describe)
-    agreed = Delegate("registry", Registry.agreed)
-    topic = Delegate("registry", Registry.topic)
-    known = Delegate("registry", Registry.known)
-    declared = Delegate("registry", Registry.declared)
-    learn = Delegate("registry", Registry.learn)
-    redeclare = Delegate("registry", Registry.redeclare)
-    admit = Delegate("registry", Registry.admit)
-    reach = Delegate("registry", Registry.reach)
-    topics = Delegate("registry", Registry.topics)
-    forget = Delegate("registry", Registry.forget)
-    refresh = Delegate("expiring", Expiring.refresh)
-    stale = Delegate("expiring", Expiring.stale)
-
     # -- put, pop, and what ends a delivery
 
     put = Delegate("puts", Puts.put)
@@ -438,43 +248,12 @@ class TimeoutCenter(OldNames):
     release = Delegate("deliveries", Deliveries.release)
     extend = Delegate("deliveries", Deliveries.extend)
 
-    # -- messages by id
+    # -- messages by id, by state and time
 
     get = Delegate("lookup", Lookup.get)
     cancel = Delegate("operations", Operations.cancel)
-    cancel_found = Delegate("operations", Operations.cancel_found)
     reschedule = Delegate("operations", Operations.reschedule)
-    reschedule_found = Delegate("operations", Operations.reschedule_found)
     run_now = Delegate("operations", Operations.run_now)
-
-    # -- messages by state and time
-
     scan = Delegate("scans", Scan.scan)
     count = Delegate("scans", Scan.count)
-    count_far = Delegate("scans", Scan.count_far)
-    requeue_dead = Delegate("operations", Operations.requeue_dead)
-    purge_dead = Delegate("operations", Operations.purge_dead)
-
-    # -- whole topics
-
-    purge = Delegate("operations", Operations.purge)
-    delete = Delegate("operations", Operations.delete)
-    pause = Delegate("operations", Operations.pause)
-    paused = Delegate("operations", Operations.paused)
-    is_paused = Delegate("operations", Operations.is_paused)
-    check = Delegate("repairs", Repair.check)
-    repair = Delegate("repairs", Repair.repair)
-    counts = Delegate("statistics", Statistics.counts)
-    counts_by_slot = Delegate("statistics", Statistics.counts_by_slot)
-    coming = Delegate("statistics", Statistics.coming)
-    summary = Delegate("statistics", Statistics.summary)
-    usage = Delegate("statistics", Statistics.usage)
-    unwritten = Delegate("statistics", Statistics.unwritten)
-    consumers = Delegate("statistics", Statistics.consumers)
-
-    # -- what processes tell each other
-
-    remember_cancelled = Delegate("notes", SharedNotes.remember_cancelled)
-    cancelled_lately = Delegate("notes", SharedNotes.cancelled_lately)
-    speaks_for = Delegate("notes", SharedNotes.speaks_for)
-    edition = Delegate("editions", Editions.edition)
+    counts = Delegate("queues", Queues.counts)

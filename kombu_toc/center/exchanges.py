@@ -287,7 +287,7 @@ class Bindings:
         part = "".join(json.loads(member)[4:5])
         args = (exchange, member, ttl_ms, part)
         call = ScriptCall(load("bind"), [of(exchange) for of in names], args, int)
-        now_ms: int = self._center.run(call)
+        now_ms: int = self._center.runner.run(call)
         return now_ms
 
     def remove(self, exchange: str, *members: str) -> None:
@@ -340,7 +340,9 @@ class Bindings:
             keys.bound(exchange),
             *streams(self._center, exchange),
         )
-        raw = self._center.run(ScriptCall(load("bindings"), names, (exchange, *removed), list))
+        raw = self._center.runner.run(
+            ScriptCall(load("bindings"), names, (exchange, *removed), list)
+        )
         pairs = zip(raw[::2], raw[1::2], strict=True)
         return [(*json.loads(member)[:3], bool(transient)) for member, transient in pairs]
 
@@ -420,7 +422,7 @@ class Routes:
         table = self._tables.get(exchange)
         known = "" if table is None else table.version
         keys = (self._center.keys.bindings(exchange), self._center.keys.bound(exchange))
-        version, *raw = self._center.run(
+        version, *raw = self._center.runner.run(
             ScriptCall(load("bound"), keys, (known,), list, keys_recur=True)
         )
         if table is None or version.decode() != known:

@@ -6,11 +6,12 @@ import base64
 import heapq
 import itertools
 import json
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from ..errors import ConfigurationError, LibraryError
+from ..errors import ConfigurationError
 from ..model.delivery import name_in
 from ..model.keys import Slot
 from ..model.limits import MAX_SLOTS
@@ -134,6 +135,29 @@ class Lookup:
                     yield place, result
         self._runner.send_counters()
 
+    def run_for(
+        self, found: Iterable[Found], command: Callable[[Place], ScriptCall], away: Away
+    ) -> Iterator[tuple[Place, Any]]:
+        """Run a command for these messages, a bounded number at a time; the place and the result
+        of each call.
+
+        away: notes the slots of nodes that are away
+        """
+        found = iter(found)
+        while batch := list(itertools.islice(found, IDS_PER_CALL)):
+            by_slot: dict[tuple[str, int], list[str]] = defaultdict(list)
+            for one in batch:
+                by_slot[one.topic, one.slot].append(one.id)
+            places = []
+            for (name, number), ids in by_slot.items():
+                topic = self._registry.standing(name)
+                places.append(Place(topic, topic.slot(number), ids))
+            results = self._runner.run_there([command(place) for place in places], away)
+            for place, result in zip(places, results, strict=True):
+                if result is not None:
+                    yield place, result
+        self._runner.send_counters()
+
     def _get(self, places: Iterator[Place], away: Away) -> list[Found]:
         # What lies on one server is asked for by one call: most places have nothing, and a call
         # costs more than to look into some.
@@ -167,9 +191,6 @@ SCAN_STEP = 200
 
 #: No score is higher: it is a whole number in a double.
 _HIGHEST = 2**53
-
-#: What is far ahead of a topic is counted up to so many in each table of the library.
-MOST_FAR = 100_000
 
 
 class Scan:
@@ -251,24 +272,6 @@ class Scan:
         if not far and self.far is not None and WAITING in _checked_states(state):
             number += sum(self.far.count(one.name) for one in self._registry.far(topic))
         return away.checked(number)
-
-    def count_far(self, topic: str | None = None, *, limit: int = MOST_FAR) -> dict[str, int]:
-        """How many messages are in the task library only, because they are further ahead than the
-        horizon (``x-horizon``) of their topic. The other counts are of what is in Redis.
-
-        topic: all declared topics unless given
-        limit: of each topic, so many are counted in each table of the library at most
-
-        Returns the number of each topic with a horizon. Raises LibraryError, also if there is such
-        a topic and this center has no library.
-        """
-        topics = self._registry.far(topic)
-        if topics and self.far is None:
-            raise LibraryError(
-                f"topic {topics[0].name!r} has a horizon, and this process no task library: set "
-                "toc_library"
-            )
-        return {one.name: self.far.count(one.name, limit) for one in topics if self.far}
 
     def away(self) -> Away:
         """What :meth:`read` notes the slots in that nobody answers for."""

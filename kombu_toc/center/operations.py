@@ -1,17 +1,14 @@
-"""Changes messages and topics: cancel, reschedule, requeue, purge, delete, pause."""
+"""Changes messages by id, and dead messages: cancel, reschedule, requeue, purge."""
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..errors import PartialError
 from ..model.delivery import is_receipt, origin_in
-from ..model.keys import Keys, check_name
 from ..model.results import (
     DEAD,
     IN_FLIGHT,
@@ -19,56 +16,43 @@ from ..model.results import (
     Cancelled,
     Delivery,
     Found,
-    Purged,
     Rescheduled,
 )
-from ..model.topic import Topic, base_of
-from ..scripts.call import ScriptCall, as_bytes, microseconds, texts, when_of
-from .admin_commands import PURGE_STEP, AdminCommands, CancelReply, Place
+from ..model.topic import base_of
+from ..scripts.call import ScriptCall, microseconds, when_of
+from .admin_commands import AdminCommands, CancelReply, Place
 from .find import CALLS_TOGETHER, IDS_PER_CALL, Lookup, Scan, ids_of
-from .pop_wait import sleep_of
 from .recording import Far, Recorder
-from .registry import RELOAD, Registry, pages
+from .registry import Registry
 from .runner import Away, Runner
 from .schedules import Recurring
 
 T = TypeVar("T", Cancelled, Rescheduled)
 
-#: Seconds between two looks whether something was put into a topic that was deleted.
-LOOK_AGAIN = 0.25
-
 
 class Operations:
-    """Operations of people and tools. `topic` is the name of the topic to look at; without it, all
-    declared topics are."""
+    """Changes messages by id. `topic` is the name of the topic to look at; without it, all declared
+    topics are."""
 
     def __init__(
         self,
         runner: Runner,
         registry: Registry,
-        keys: Keys,
         commands: AdminCommands,
         lookup: Lookup,
-        scan: Scan,
         recurring: Recurring,
     ) -> None:
         self._runner = runner
-        self._client = runner.client
         self._registry = registry
-        self._keys = keys
         self._commands = commands
         self._lookup = lookup
-        self._scan = scan
         self._recurring = recurring
-        self._sleep = sleep_of(runner.client)
         #: who keeps a record of what is done here, if anybody does
         self.recorder: Recorder | None = None
 
-    # -- by id
-
     def cancel(
         self,
-        id: str | Iterable[str],
+        id: str | Found | Iterable[str | Found],
         *,
         topic: str | None = None,
         basis: str | None = None,
@@ -78,7 +62,9 @@ class Operations:
     ) -> list[Cancelled]:
         """Delete messages by id, and the copies that share it.
 
-        id: one, or several; a receipt of a delivery stands for just its message
+        id: one, or several; a receipt of a delivery, and what :meth:`get` or :meth:`scan` has
+            found, stand for just that message. One that has changed its state since is deleted if
+            messages of that state are
         in_flight: also delete those that a consumer has taken; it is not told
         dead: also delete those that were given up on
         revoked: whether a task library is to have them as revoked, not as cancelled
@@ -87,19 +73,19 @@ class Operations:
         too late. An empty list if there was none. Raises PartialError as :meth:`get`: what the
         other nodes have is deleted.
         """
+        how = {"in_flight": in_flight, "dead": dead, "revoked": revoked}
+        named, meant = _named(id)
+        if receipts := [one for one in named if is_receipt(one)]:
+            meant += [one for receipt in receipts for one in self._delivered_by(receipt)]
+            named = [one for one in named if one not in receipts]
+        if meant or not named:
+            gone = self._cancel_found(meant, **how)
+            return gone + (self.cancel(named, topic=topic, basis=basis, **how) if named else [])
         states = _states_to_cancel(in_flight, dead)
 
         def command(place: Place) -> ScriptCall:
             return self._commands.cancel(place, states, copies=True, bodies=True)
 
-        named = ids_of(id)
-        if receipts := [one for one in named if is_receipt(one)]:
-            meant = [one for receipt in receipts for one in self._delivered_by(receipt)]
-            how = {"in_flight": in_flight, "dead": dead, "revoked": revoked}
-            gone = self.cancel_found(meant, **how)
-            if named := [one for one in named if one not in receipts]:
-                gone += self.cancel(named, topic=topic, basis=basis, **how)
-            return gone
         far = self._far(topic)
         ahead = far.cancel(named, topic, revoked) if far is not None else []
         away = Away()
@@ -123,19 +109,9 @@ class Operations:
             if one.id == delivery.id and origin_in(one.own_token, one.slot) == origin
         ]
 
-    def cancel_found(
-        self,
-        found: Iterable[Found],
-        *,
-        in_flight: bool = False,
-        dead: bool = True,
-        revoked: bool = False,
+    def _cancel_found(
+        self, found: Sequence[Found], *, in_flight: bool, dead: bool, revoked: bool
     ) -> list[Cancelled]:
-        """Delete just these messages, and none that share their ids; otherwise as :meth:`cancel`.
-
-        A message that has changed its state meanwhile is deleted if messages of that state are.
-        Raises PartialError, with what the others had, while nodes of a Cluster are away.
-        """
         states = _states_to_cancel(in_flight, dead)
 
         def command(place: Place) -> ScriptCall:
@@ -143,11 +119,10 @@ class Operations:
 
         ahead: list[Cancelled] = []
         if self.recorder is not None:
-            found = list(found)
             far = [one for one in found if one.far]
             ahead = self.recorder.far.cancel_found(far, revoked)
         away = Away()
-        cancelled = self._all_cancelled(self._run_for(found, command, away), command)
+        cancelled = self._all_cancelled(self._lookup.run_for(found, command, away), command)
         if self.recorder is not None:
             self.recorder.deleted(cancelled, revoked)
         return away.checked(_with(ahead, cancelled))
@@ -187,7 +162,7 @@ class Operations:
 
     def reschedule(
         self,
-        id: str,
+        id: str | Found | Iterable[Found],
         *,
         at: float | None = None,
         delay: float | None = None,
@@ -197,6 +172,7 @@ class Operations:
         """Give a waiting message, and waiting copies of it, another action time; neither `at`
         nor `delay` means now.
 
+        id: one; what :meth:`get` or :meth:`scan` has found stands for just these messages
         at: seconds since the epoch
         delay: seconds from now by Redis's clock
 
@@ -204,7 +180,10 @@ class Operations:
         list if there was none. Raises ActionTimeError beyond the year 2255, PartialError as
         :meth:`cancel`.
         """
-        ids_of(id)
+        named, meant = _named(id)
+        if meant or not named:
+            return self._reschedule_found(meant, at=at, delay=delay)
+        [id] = named
         when = when_of(microseconds(at), microseconds(delay))
         far, ahead = self._far(topic), list[Rescheduled]()
         if far is not None:
@@ -222,14 +201,11 @@ class Operations:
             moved += self.recorder.rescheduled([id], moved, topic, *times)
         return self._lookup.checked(id, _with(ahead, moved), away)
 
-    def reschedule_found(
-        self, found: Iterable[Found], *, at: float | None = None, delay: float | None = None
+    def _reschedule_found(
+        self, found: Sequence[Found], *, at: float | None, delay: float | None
     ) -> list[Rescheduled]:
-        """Give just these messages another action time, and none that share their ids;
-        otherwise as :meth:`reschedule`. Raises PartialError as :meth:`cancel_found`."""
         when = when_of(microseconds(at), microseconds(delay))
         ahead: list[Rescheduled] = []
-        found = list(found)
         if self.recorder is not None:
             far = [one for one in found if one.far]
             times = microseconds(at), microseconds(delay)
@@ -259,9 +235,20 @@ class Operations:
         """Make a waiting message due now; as :meth:`reschedule`."""
         return self.reschedule(id, topic=topic, basis=basis)
 
-    # -- dead messages
 
-    def requeue_dead(
+class Dead:
+    """Dead messages: those that were given up on. `topic` is the name of the topic to look at;
+    without it, all declared topics are."""
+
+    def __init__(self, runner: Runner, commands: AdminCommands, lookup: Lookup, scan: Scan) -> None:
+        self._client = runner.client
+        self._commands = commands
+        self._lookup = lookup
+        self._scan = scan
+        #: who keeps a record of what is done here, if anybody does
+        self.recorder: Recorder | None = None
+
+    def requeue(
         self,
         topic: str | None = None,
         *,
@@ -281,26 +268,26 @@ class Operations:
         while batch := list(itertools.islice(dead, IDS_PER_CALL)):
             if recorder is not None:
                 recorder.requeuing(batch)
-            for place, number in self._run_for(batch, self._commands.requeue, away):
+            for place, number in self._lookup.run_for(batch, self._commands.requeue, away):
                 if number and recorder is not None:
                     recorder.requeued([(place.topic.name, id) for id in place.ids])
                 total += number
         return away.checked(total)
 
-    def purge_dead(
+    def purge(
         self,
         topic: str | None = None,
         *,
         ids: Iterable[str] | None = None,
         where: Callable[[Found], Any] | None = None,
     ) -> int:
-        """Delete dead messages; return how many. Otherwise as :meth:`requeue_dead`."""
+        """Delete dead messages; return how many. Otherwise as :meth:`requeue`."""
 
         def command(place: Place) -> ScriptCall:
             return self._commands.cancel(place, (DEAD,), copies=False, bodies=False)
 
         away = Away()
-        replies = self._run_for(self._dead(topic, ids, where, away), command, away)
+        replies = self._lookup.run_for(self._dead(topic, ids, where, away), command, away)
         deleted = [one for _, reply in replies for one in reply.cancelled if one.deleted]
         if self.recorder is not None:
             self.recorder.purged_dead([(one.topic, one.id) for one in deleted])
@@ -334,202 +321,22 @@ class Operations:
             found = (one for one in known if one.state == DEAD)
         return found if where is None else filter(where, found)
 
-    def _run_for(
-        self, found: Iterable[Found], command: Callable[[Place], ScriptCall], away: Away
-    ) -> Iterator[tuple[Place, Any]]:
-        """Run a command for these messages, a bounded number at a time; the place and the result
-        of each call.
-
-        away: notes the slots of nodes that are away
-        """
-        found = iter(found)
-        while batch := list(itertools.islice(found, IDS_PER_CALL)):
-            by_slot: dict[tuple[str, int], list[str]] = defaultdict(list)
-            for one in batch:
-                by_slot[one.topic, one.slot].append(one.id)
-            places = []
-            for (name, number), ids in by_slot.items():
-                topic = self._registry.standing(name)
-                places.append(Place(topic, topic.slot(number), ids))
-            results = self._runner.run_there([command(place) for place in places], away)
-            for place, result in zip(places, results, strict=True):
-                if result is not None:
-                    yield place, result
-        self._runner.send_counters()
-
-    # -- whole topics
-
-    def purge(self, topic: str) -> Purged:
-        """Delete every waiting message, due or not; return how many there were, and which schedules
-        have lost their next firing by that.
-
-        Messages in flight and dead messages stay. In bounded steps, so that a large topic does not
-        block the server; what is put meanwhile may survive.
-        """
-        declared = self._registry.standing(topic)
-        if declared.declaration.expires:
-            return Purged(self._purge(declared))
-        purged = self._purge_far(topic) + self._purge(declared)
-        if self.recorder is not None:
-            self.recorder.purged(topic)
-        return Purged(purged, self._recurring.recheck(topic) if purged else ())
-
-    def _purge_far(self, topic: str) -> int:
-        far = self._far(topic)
-        return 0 if far is None else far.purge(topic)
-
-    def _purge(self, topic: Topic) -> int:
-        total = 0
-        for slot in topic.all_slots():
-            call = self._commands.purge(topic, slot)
-            while True:
-                count, copies = self._runner.run(call)
-                total += count
-                self._runner.send_counters()
-                for id in copies:
-                    self._client.hdel(as_bytes(slot.copies(base_of(id))), as_bytes(id))
-                if count < PURGE_STEP:
-                    break
-        return total
-
-    def delete(
-        self,
-        topic: str,
-        *,
-        if_empty: bool = False,
-        if_undeclared: bool = False,
-        settle: float = RELOAD,
-    ) -> bool:
-        """Delete a topic with everything in it: waiting, in flight and dead.
-
-        if_empty: only if it holds no message in any state. One that is put meanwhile stays, and
-            so does the topic
-        if_undeclared: only what a topic that has expired has left. One that is declared anew
-            meanwhile stays
-        settle: with `if_empty`, seconds for which this waits for such a message. For five seconds
-            a producer may put messages by what it has read before; who says less may leave one
-            in a topic that nobody has declared
-
-        Returns whether it is deleted. Who uses it later declares it anew.
-        """
-        if if_undeclared and self._registry.declared(topic) is not None:
-            return False
-        declared = self._registry.standing(topic)
-        if if_empty:
-            return self._delete_empty(declared, settle)
-        # What goes away by itself has no rows: nobody waits for a database.
-        recorder = None if declared.declaration.expires else self.recorder
-        if recorder is not None:
-            self._purge_far(topic)
-        self._purge(declared)
-        copies = [
-            slot.copies(id.rpartition("#")[0])
-            for slot in declared.all_slots()
-            for key in (slot.prepare, slot.dead)
-            for id in texts(raw for raw, _ in self._client.zscan_iter(key, match="*#*"))
-        ]
-        coming = declared.slot(0).coming
-        schedules = [name for some in pages(self._client, coming, "zscan") for name in texts(some)]
-        if if_undeclared and self._registry.declared(topic) is not None:
-            return False
-        with self._client.pipeline(transaction=False) as pipe:
-            for slot in declared.all_slots():
-                pipe.unlink(*slot.all(), *map(slot.store, declared.other_steps()))
-            for key in copies:
-                pipe.unlink(as_bytes(key))
-            pipe.execute()
-        self._undeclare(declared, schedules, is_declared=not if_undeclared)
-        if recorder is not None:
-            recorder.purged(topic)
-            recorder.forgotten(topic)
-        return True
-
-    def _delete_empty(self, topic: Topic, settle: float) -> bool:
-        if self._holds_any(topic):
-            return False
-        until = time.monotonic() + settle
-        paused = topic.name in self.paused()
-        self._undeclare(topic)
-        # Who puts a message from now on declares the topic; who has read the declaration before
-        # may have put one just now.
-        calls = [self._commands.vacate(topic, slot) for slot in topic.all_slots()]
-        stays = not all(self._runner.run_all(calls))
-        while not stays and (left := until - time.monotonic()) > 0:
-            self._sleep(min(left, LOOK_AGAIN))
-            stays = self._holds_any(topic)
-        if not stays:
-            return True
-        standing = self._registry.declared(topic.name)
-        if standing is None:
-            self._registry.declare_again(topic)
-            if paused:
-                self.pause(topic.name)
-        elif standing.slots != topic.slots:
-            # Somebody has declared it anew meanwhile, with another slot count.
-            counts = {*standing.declaration.draining_counts, topic.slots}
-            drains = replace(standing.declaration, draining_counts=tuple(sorted(counts)))
-            self._registry.redeclare(standing, drains)
-        return False
-
-    def _holds_any(self, topic: Topic) -> bool:
-        far = self._far(topic.name)
-        if far is not None and far.count(topic.name, 1):
-            return True
-        with self._client.pipeline(transaction=False) as pipe:
-            for slot in topic.all_slots():
-                pipe.exists(slot.body)
-            pipe.exists(topic.slot(0).schedules)
-            return any(pipe.execute())
-
-    def _undeclare(
-        self, declared: Topic, schedules: Sequence[str] = (), *, is_declared: bool = True
-    ) -> None:
-        keys, topic = self._keys, declared.name
-        with self._client.pipeline(transaction=False) as pipe:
-            zones = [keys.passed_on(topic, slot) for slot in range(declared.slot_span)]
-            pipe.unlink(keys.wake(topic), *zones)
-            if is_declared:  # else the script that found it expired has done that
-                pipe.unlink(keys.users(topic))
-                pipe.hdel(keys.topics, topic)
-                pipe.zrem(keys.names, topic)
-                pipe.zrem(keys.expiring, f"topic:{topic}")
-            pipe.srem(keys.paused, topic)
-            pipe.unlink(keys.counted(topic), *keys.minutes(topic))
-            pipe.zscore(keys.scheduled_names, topic)
-            *_, had_schedules = pipe.execute()
-        self._registry.forget(topic)
-        if had_schedules is not None or schedules:
-            self._recurring.places.gone(topic, schedules)
-
-    def pause(self, name: str, paused: bool = True) -> bool:
-        """Stop consumers from taking messages of a topic, or let them go on; return whether that
-        is a change.
-
-        Consumers of the transport notice within five seconds. Messages can be put as ever, and are
-        kept; what is in flight goes on. Callers of :meth:`pop` get messages all the same.
-
-        With a task library, raises LibraryError if that cannot be told: it is paused all the same.
-        """
-        check_name(name)
-        change = self._client.sadd if paused else self._client.srem
-        is_new = bool(change(self._keys.paused, name))
-        if self.recorder is not None:
-            self.recorder.paused(name, paused)
-        return is_new
-
-    def paused(self) -> set[str]:
-        """The topics that are paused."""
-        return set(texts(self._client.smembers(self._keys.paused)))
-
-    def is_paused(self, topic: str) -> bool:
-        """Whether a topic is paused, however many others are."""
-        return bool(self._client.sismember(self._keys.paused, topic))
-
 
 def _with(ahead: list[T], found: list[T]) -> list[T]:
     """What was found in the task library and in Redis: each once."""
     there = {one[:2] for one in found}
     return found + [one for one in ahead if one[:2] not in there]
+
+
+def _named(given: str | Found | Iterable[str | Found]) -> tuple[list[str], list[Found]]:
+    """Ids and messages that a caller names. Raises ConfigurationError for what is neither."""
+    if isinstance(given, Found):
+        return [], [given]
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        return ids_of(given), []
+    given = list(given)
+    messages = [one for one in given if isinstance(one, Found)]
+    return ids_of([one for one in given if not isinstance(one, Found)]), messages
 
 
 def _states_to_cancel(in_flight: bool, dead: bool) -> Collection[str]:

@@ -171,7 +171,6 @@ def reshard_topic(
     patience: float = 0.0,
     move: bool = True,
     on_progress: Callable[[Resharded], None] | None = None,
-    report: Callable[[Resharded], None] | None = None,
 ) -> Resharded:
     """Give a topic another slot count while it is in use. A repeated call goes on where the last
     one ended.
@@ -180,14 +179,13 @@ def reshard_topic(
     patience: seconds to wait after that for messages in flight in slots that go away
     move: move messages; without it, and on a Cluster, they stay until they are delivered
     on_progress: called now and then with the progress so far
-    report: the old name of `on_progress`
 
     Raises SlotCountError for an impossible count, ConfigurationError for more slots than one on a
     Cluster if a limit counts the whole queue, ReshardError if there is no such topic, or if
     somebody else changes or deletes it meanwhile.
     """
     check_slots(topic, slots)
-    tell = on_progress or report or _tell_nobody
+    tell = on_progress or _tell_nobody
     _make_known(center, topic, slots, min(settle, KNOWN))
     found = _switch(center, topic, slots)
     declaration = found.declaration
@@ -213,7 +211,9 @@ def reshard_topic(
                 move_claims(center.client, found)
             if not left and counts:
                 move_paces(center.client, found, ended=True)
-            if not left and center.redeclare(found, replace(found.declaration, draining_counts=())):
+            if not left and center.registry.redeclare(
+                found, replace(found.declaration, draining_counts=())
+            ):
                 break
             pause = max(PAUSE, 5 * (time.monotonic() - start))  # all of it has been looked at
             rest += patience
@@ -238,14 +238,14 @@ def _make_known(center: TimeoutCenter, name: str, slots: int, seconds: float) ->
     """Have the consumers of a limited topic read the slots of the new count before anything is put
     there: a key is counted over all the slots that they know of."""
     for _ in range(100):
-        topic = center.declared(name)
+        topic = center.registry.declared(name)
         if topic is None or center.clustered:
             return
         old = topic.declaration
         if not old.lanes or old.expires or old.slots == slots:
             return
         wanted = replace(old, draining_counts=tuple(sorted({*old.draining_counts, slots})))
-        if wanted == old or center.redeclare(topic, wanted):
+        if wanted == old or center.registry.redeclare(topic, wanted):
             _sleep(center, seconds)
             return
 
@@ -253,7 +253,7 @@ def _make_known(center: TimeoutCenter, name: str, slots: int, seconds: float) ->
 def _switch(center: TimeoutCenter, name: str, slots: int) -> Topic:
     """Write the new count into the declaration; return the topic as it then stands."""
     for _ in range(100):
-        topic = center.declared(name)
+        topic = center.registry.declared(name)
         if topic is None:
             raise ReshardError(f"there is no queue {name!r}")
         old = topic.declaration
@@ -270,13 +270,13 @@ def _switch(center: TimeoutCenter, name: str, slots: int) -> Topic:
             draining_counts=tuple(sorted(was)),
             previous_counts=tuple(sorted({*old.previous_counts, old.slots} - {slots})),
         )
-        if center.redeclare(topic, wanted):
+        if center.registry.redeclare(topic, wanted):
             return Topic(name, wanted, topic.prefix, topic.steps)
     raise ReshardError(f"queue {name!r} is being changed by somebody else all the time")
 
 
 def _standing(center: TimeoutCenter, name: str, slots: int) -> Topic:
-    topic = center.declared(name)
+    topic = center.registry.declared(name)
     if topic is None:
         raise ReshardError(f"queue {name!r} was deleted meanwhile")
     if topic.slots != slots:
@@ -348,7 +348,9 @@ def _move_all(
     """Move messages from one slot to another; yield how many each call moved."""
     at = 0
     while at < len(ids):
-        moved, done = center.run(_moving(center, topic, source, target, ids[at : at + BATCH]))
+        moved, done = center.runner.run(
+            _moving(center, topic, source, target, ids[at : at + BATCH])
+        )
         at += done
         yield moved
 
@@ -370,7 +372,7 @@ def _look(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[Slot, dict[int,
     for number in range(max(fewer, default=0)):
         source = topic.slot(number)
         cursor = 0
-        page_size = PageSize(BATCH, center.pop_bytes)
+        page_size = PageSize(BATCH, center.context.pop_bytes)
         while True:
             cursor, page = center.client.hscan(source.body, cursor, count=page_size.next)
             page_size.read(sum(map(len, page.values())))
@@ -429,7 +431,12 @@ def _moving(
     keys: list[str] = []
     for slot in (source, target):
         keys += slot.script_keys
-    args: list[str | int] = [len(topic.steps), source.number, target.number, center.pop_bytes]
+    args: list[str | int] = [
+        len(topic.steps),
+        source.number,
+        target.number,
+        center.context.pop_bytes,
+    ]
     args.append(topic.declaration.logs)
     for id in ids:
         base = base_of(id)

@@ -42,7 +42,9 @@ def check(center: TimeoutCenter, scripts: Iterable[str]) -> None:
     """
     wanted = sorted(commands_of(scripts))
     try:
-        refused = center.run(ScriptCall(load("allowed"), (center.keys.write_probe,), wanted, texts))
+        refused = center.runner.run(
+            ScriptCall(load("allowed"), (center.keys.write_probe,), wanted, texts)
+        )
     except ResponseError as exc:
         if is_refused(exc) and not isinstance(exc, NotPermittedError):
             raise explained(exc, center.client.connection_pool) from exc
@@ -81,7 +83,7 @@ def estimate_memory(
     each = max(sampled // max(len(names), 1), 1)
     wanted: list[tuple[str, float, str]] = []
     for name in names:
-        topic = center.known(name) or center.topic(name)
+        topic = center.registry.known(name) or center.registry.topic(name)
         step = max(-(-topic.slot_span // each), 1)
         slots = range(0, topic.slot_span, step)
         share = topic.slot_span / len(slots)

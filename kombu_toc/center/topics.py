@@ -6,13 +6,20 @@ import itertools
 import json
 import os
 import socket
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from secrets import token_urlsafe
 from typing import Any
 
-from ..errors import ConfigurationError, PartialError, SlotCountError, UnknownTopicError
-from ..model.keys import Keys
+from ..errors import (
+    ConfigurationError,
+    LibraryError,
+    PartialError,
+    SlotCountError,
+    UnknownTopicError,
+)
+from ..model.keys import Keys, check_name
 from ..model.library import check_horizon
 from ..model.limits import (
     LIBRARY_TERMS,
@@ -32,19 +39,22 @@ from ..model.results import (
     Counts,
     Description,
     Limit,
+    Purged,
     Summary,
     Unwritten,
     Usage,
     usage_of,
 )
-from ..model.topic import Declaration, Topic
-from ..scripts.call import ScriptCall, load, microseconds, texts
-from .admin_commands import AdminCommands
+from ..model.topic import Declaration, Topic, base_of
+from ..scripts.call import ScriptCall, as_bytes, load, microseconds, texts
+from .admin_commands import PURGE_STEP, AdminCommands
 from .calls import FULL, logs_of
 from .core import Context
-from .operations import Operations
-from .registry import Registry
+from .pop_wait import sleep_of
+from .recording import Far, Recorder
+from .registry import RELOAD, Registry, pages
 from .runner import Away, Runner
+from .schedules import Recurring
 
 # -- topics that go away when nobody uses them
 #
@@ -151,20 +161,187 @@ class Expiring:
         return names
 
 
-# -- how many messages topics hold, and who consumes them
+# -- topics at run time
+
+#: Priority steps that consumers read, at most: a lease has room for the number of one.
+MAX_STEPS = 30
+
+#: The limits that can be changed while a topic is in use, by name.
+ALTERABLE = (*(name for name in LIMITS if name not in ("slots", "expires")), "steps")
+
+#: What is far ahead of a topic is counted up to so many in each table of the library.
+MOST_FAR = 100_000
+
+#: Seconds between two looks whether something was put into a topic that was deleted.
+LOOK_AGAIN = 0.25
 
 
-class Statistics:
-    """Counts messages and consumers."""
+class Queues:
+    """Queues: what they are declared with, what they hold, and who consumes them."""
 
     def __init__(
-        self, runner: Runner, registry: Registry, context: Context, commands: AdminCommands
+        self,
+        runner: Runner,
+        registry: Registry,
+        context: Context,
+        commands: AdminCommands,
+        recurring: Recurring,
     ) -> None:
         self._runner = runner
+        self._client = runner.client
         self._registry = registry
         self._context = context
         self._keys: Keys = context.keys
         self._commands = commands
+        self._recurring = recurring
+        self._sleep = sleep_of(runner.client)
+        self.declare = registry.declare
+        self.names = registry.topics
+        #: who keeps a record of what is done here, if anybody does
+        self.recorder: Recorder | None = None
+
+    # -- declarations
+
+    def alter(self, /, topic: str, **limits: Any) -> Topic:
+        """Change limits of a declared topic while it is in use; return it as it is declared then.
+
+        limits: those of :meth:`declare`, but for ``slots`` and ``expires``; None takes one back to
+            the default of whoever uses the topic (``retries`` and ``steps``: of this center); of
+            those for starts, keys and puts, None takes one away
+
+        Consumers and producers know within five seconds. Several may alter a topic at the same
+        time: what each has named holds, and nothing else changes. What a message has already, it
+        keeps: the lease of one that is in flight, the retries that one has left that was tried.
+
+        Messages under a step that is removed are delivered like the others: consumers go on
+        reading it, and nothing is put there any more. While steps are added, a message that is in
+        flight or dead may come back under a neighbouring one.
+
+        Raises UnknownTopicError if nobody has declared the topic, ConfigurationError for a limit
+        that makes no sense or cannot be altered, or does not go with the others; with a task
+        library, LibraryError if that cannot be told: it is altered all the same.
+        """
+        wanted = self._checked(topic, limits)
+        self._registry.check_horizon(topic, limits)
+        while True:
+            found = self._require(topic)
+            changed = self._changed(found, wanted)
+            # If not, somebody else has changed it meanwhile, and this begins anew.
+            if self._registry.redeclare(found, changed):
+                altered = self._registry.declared(topic) or replace(found, declaration=changed)
+                if self.recorder is not None:
+                    self.recorder.altered(found, altered)
+                return altered
+
+    def describe(self, topic: str) -> Description:
+        """What a topic is declared with, where each limit comes from, and what is in it.
+
+        Raises UnknownTopicError if nobody has declared it, PartialError as :meth:`counts`.
+        """
+        found = self._require(topic)
+        standing = found.declaration
+        in_force = standing.limits(self._context.limits)
+        said = {name: getattr(standing, name) for name in ("retries", *Limits._fields)}
+        limits = {
+            name: Limit(getattr(in_force, name), DEFAULT)
+            if value is None
+            else Limit(value, DECLARED)
+            for name, value in said.items()
+        }
+        for name in (*TERMS, *LIBRARY_TERMS, *NOTIFIER_TERMS):
+            value = getattr(standing, name)
+            limits[name] = Limit(value, DEFAULT if value is None else DECLARED)
+        if standing.key_weights:
+            limits["key_weights"] = Limit(dict(standing.key_weights), DECLARED)
+        steps = Limit(found.open_steps, DEFAULT if standing.steps is None else DECLARED)
+        away: tuple[Any, ...] = ()
+        try:
+            counts = self.counts(topic)
+        except PartialError as exc:
+            counts, away = exc.results, tuple(exc.missing)
+        described = Description(
+            topic,
+            found.slots,
+            {**limits, "steps": steps},
+            standing.closed_steps,
+            standing.expires,
+            standing.draining_counts,
+            self.is_paused(topic),
+            counts,
+            self.consumers().get(topic, []),
+            standing.target_stopped,
+        )
+        if away:
+            raise PartialError(described, away)
+        return described
+
+    def _require(self, topic: str) -> Topic:
+        """The topic as it is declared now. Raises UnknownTopicError if nobody has declared it."""
+        found = self._registry.declared(topic)
+        if found is None:
+            raise UnknownTopicError(f"there is no queue {topic!r}")
+        return found
+
+    @staticmethod
+    def _checked(topic: str, limits: dict[str, Any]) -> dict[str, Any]:
+        """The limits as they are stored; None stays None."""
+        if "slots" in limits:
+            raise SlotCountError(
+                f"queue {topic!r}: the slot count is changed by another command: "
+                f"'celery toc reshard {topic} --slots {limits['slots']}'"
+            )
+        if "expires" in limits:
+            raise ConfigurationError(
+                f"queue {topic!r}: whether it expires, and when, is settled when it is declared; "
+                f"delete it, and declare it anew"
+            )
+        unknown = set(limits) - set(ALTERABLE)
+        if unknown:
+            raise ConfigurationError(
+                f"queue {topic!r}: unknown limit {min(unknown)!r}; there are {', '.join(ALTERABLE)}"
+            )
+        checked = Declaration.of(topic, **limits)
+        return {
+            name: None if value is None else getattr(checked, name)
+            for name, value in limits.items()
+        }
+
+    def _changed(self, topic: Topic, wanted: dict[str, Any]) -> Declaration:
+        fields = dict(wanted)
+        if "retries" in fields and fields["retries"] is None:
+            fields["retries"] = self._registry.retries
+        if "steps" in fields:
+            fields.update(self._steps(topic, fields["steps"] or self._registry.steps))
+        for name, needed in NEEDS.items():  # what says nothing any more goes with the other
+            if needed in fields and not fields[needed]:
+                fields.setdefault(name, None)
+        if "target" in fields:  # whoever names one wants something sent there
+            fields["target_stopped"] = None
+        changed = replace(topic.declaration, **fields).with_lanes()
+        if not fields.keys().isdisjoint(LIBRARY_TERMS):
+            check_horizon(topic.name, changed)
+        if not fields.keys().isdisjoint(TERMS):
+            check_gates(topic.name, changed, clustered=self._context.clustered)
+        return changed
+
+    @staticmethod
+    def _steps(topic: Topic, wanted: tuple[int, ...] | None) -> dict[str, Any]:
+        """The fields of a declaration with these steps. Those that it has had stay among those
+        that consumers read: messages may be there, and a producer that does not know yet may put
+        one there."""
+        steps = check_steps(wanted or PRIORITY_STEPS)
+        before = topic.declaration.steps or {*topic.steps, *PRIORITY_STEPS}
+        every = tuple(sorted({*before, *steps}))
+        if len(every) > MAX_STEPS:
+            raise ConfigurationError(
+                f"queue {topic.name!r} has had {len(before)} priority steps, and with these there "
+                f"would be more than {MAX_STEPS}: use some that it has had, or let it run empty "
+                "and delete it"
+            )
+        closed = tuple(step for step in every if step not in steps)
+        return {"steps": every, "closed_steps": closed, "altered": True}
+
+    # -- what they hold, and who consumes them
 
     def counts_by_slot(self, topic: str, *, reachable: bool = False) -> list[Counts]:
         """How many messages each slot holds, by slot number.
@@ -293,166 +470,205 @@ class Statistics:
                 found.setdefault(topic, []).append(Consumer(host, pid))
         return found
 
+    def count_far(self, topic: str | None = None, *, limit: int = MOST_FAR) -> dict[str, int]:
+        """How many messages are in the task library only, because they are further ahead than the
+        horizon (``x-horizon``) of their topic. The other counts are of what is in Redis.
+
+        topic: all declared topics unless given
+        limit: of each topic, so many are counted in each table of the library at most
+
+        Returns the number of each topic with a horizon. Raises LibraryError, also if there is such
+        a topic and this center has no library.
+        """
+        topics = self._registry.far(topic)
+        if topics and self.recorder is None:
+            raise LibraryError(
+                f"topic {topics[0].name!r} has a horizon, and this process no task library: set "
+                "toc_library"
+            )
+        return {
+            one.name: self.recorder.far.count(one.name, limit) for one in topics if self.recorder
+        }
+
+    # -- pause, purge, delete
+
+    def purge(self, topic: str) -> Purged:
+        """Delete every waiting message, due or not; return how many there were, and which schedules
+        have lost their next firing by that.
+
+        Messages in flight and dead messages stay. In bounded steps, so that a large topic does not
+        block the server; what is put meanwhile may survive.
+        """
+        declared = self._registry.standing(topic)
+        if declared.declaration.expires:
+            return Purged(self._purge(declared))
+        purged = self._purge_far(topic) + self._purge(declared)
+        if self.recorder is not None:
+            self.recorder.purged(topic)
+        return Purged(purged, self._recurring.recheck(topic) if purged else ())
+
+    def _purge_far(self, topic: str) -> int:
+        far = self._far(topic)
+        return 0 if far is None else far.purge(topic)
+
+    def _purge(self, topic: Topic) -> int:
+        total = 0
+        for slot in topic.all_slots():
+            call = self._commands.purge(topic, slot)
+            while True:
+                count, copies = self._runner.run(call)
+                total += count
+                self._runner.send_counters()
+                for id in copies:
+                    self._client.hdel(as_bytes(slot.copies(base_of(id))), as_bytes(id))
+                if count < PURGE_STEP:
+                    break
+        return total
+
+    def delete(
+        self,
+        topic: str,
+        *,
+        if_empty: bool = False,
+        if_undeclared: bool = False,
+        settle: float = RELOAD,
+    ) -> bool:
+        """Delete a topic with everything in it: waiting, in flight and dead.
+
+        if_empty: only if it holds no message in any state. One that is put meanwhile stays, and
+            so does the topic
+        if_undeclared: only what a topic that has expired has left. One that is declared anew
+            meanwhile stays
+        settle: with `if_empty`, seconds for which this waits for such a message. For five seconds
+            a producer may put messages by what it has read before; who says less may leave one
+            in a topic that nobody has declared
+
+        Returns whether it is deleted. Who uses it later declares it anew.
+        """
+        if if_undeclared and self._registry.declared(topic) is not None:
+            return False
+        declared = self._registry.standing(topic)
+        if if_empty:
+            return self._delete_empty(declared, settle)
+        # What goes away by itself has no rows: nobody waits for a database.
+        recorder = None if declared.declaration.expires else self.recorder
+        if recorder is not None:
+            self._purge_far(topic)
+        self._purge(declared)
+        copies = [
+            slot.copies(id.rpartition("#")[0])
+            for slot in declared.all_slots()
+            for key in (slot.prepare, slot.dead)
+            for id in texts(raw for raw, _ in self._client.zscan_iter(key, match="*#*"))
+        ]
+        coming = declared.slot(0).coming
+        schedules = [name for some in pages(self._client, coming, "zscan") for name in texts(some)]
+        if if_undeclared and self._registry.declared(topic) is not None:
+            return False
+        with self._client.pipeline(transaction=False) as pipe:
+            for slot in declared.all_slots():
+                pipe.unlink(*slot.all(), *map(slot.store, declared.other_steps()))
+            for key in copies:
+                pipe.unlink(as_bytes(key))
+            pipe.execute()
+        self._undeclare(declared, schedules, is_declared=not if_undeclared)
+        if recorder is not None:
+            recorder.purged(topic)
+            recorder.forgotten(topic)
+        return True
+
+    def _delete_empty(self, topic: Topic, settle: float) -> bool:
+        if self._holds_any(topic):
+            return False
+        until = time.monotonic() + settle
+        paused = topic.name in self.paused()
+        self._undeclare(topic)
+        # Who puts a message from now on declares the topic; who has read the declaration before
+        # may have put one just now.
+        calls = [self._commands.vacate(topic, slot) for slot in topic.all_slots()]
+        stays = not all(self._runner.run_all(calls))
+        while not stays and (left := until - time.monotonic()) > 0:
+            self._sleep(min(left, LOOK_AGAIN))
+            stays = self._holds_any(topic)
+        if not stays:
+            return True
+        standing = self._registry.declared(topic.name)
+        if standing is None:
+            self._registry.declare_again(topic)
+            if paused:
+                self.pause(topic.name)
+        elif standing.slots != topic.slots:
+            # Somebody has declared it anew meanwhile, with another slot count.
+            counts = {*standing.declaration.draining_counts, topic.slots}
+            drains = replace(standing.declaration, draining_counts=tuple(sorted(counts)))
+            self._registry.redeclare(standing, drains)
+        return False
+
+    def _holds_any(self, topic: Topic) -> bool:
+        far = self._far(topic.name)
+        if far is not None and far.count(topic.name, 1):
+            return True
+        with self._client.pipeline(transaction=False) as pipe:
+            for slot in topic.all_slots():
+                pipe.exists(slot.body)
+            pipe.exists(topic.slot(0).schedules)
+            return any(pipe.execute())
+
+    def _undeclare(
+        self, declared: Topic, schedules: Sequence[str] = (), *, is_declared: bool = True
+    ) -> None:
+        keys, topic = self._keys, declared.name
+        with self._client.pipeline(transaction=False) as pipe:
+            zones = [keys.passed_on(topic, slot) for slot in range(declared.slot_span)]
+            pipe.unlink(keys.wake(topic), *zones)
+            if is_declared:  # else the script that found it expired has done that
+                pipe.unlink(keys.users(topic))
+                pipe.hdel(keys.topics, topic)
+                pipe.zrem(keys.names, topic)
+                pipe.zrem(keys.expiring, f"topic:{topic}")
+            pipe.srem(keys.paused, topic)
+            pipe.unlink(keys.counted(topic), *keys.minutes(topic))
+            pipe.zscore(keys.scheduled_names, topic)
+            *_, had_schedules = pipe.execute()
+        self._registry.forget(topic)
+        if had_schedules is not None or schedules:
+            self._recurring.places.gone(topic, schedules)
+
+    def pause(self, topic: str) -> bool:
+        """Stop consumers from taking messages of a topic; return whether that is a change.
+
+        Consumers of the transport notice within five seconds. Messages can be put as ever, and are
+        kept; what is in flight goes on. Callers of :meth:`pop` get messages all the same.
+
+        With a task library, raises LibraryError if that cannot be told: it is paused all the same.
+        """
+        return self._pause(topic, True)
+
+    def resume(self, topic: str) -> bool:
+        """Let consumers of a topic go on; otherwise as :meth:`pause`."""
+        return self._pause(topic, False)
+
+    def _pause(self, topic: str, paused: bool) -> bool:
+        check_name(topic)
+        change = self._client.sadd if paused else self._client.srem
+        is_new = bool(change(self._keys.paused, topic))
+        if self.recorder is not None:
+            self.recorder.paused(topic, paused)
+        return is_new
+
+    def paused(self) -> set[str]:
+        """The topics that are paused."""
+        return set(texts(self._client.smembers(self._keys.paused)))
+
+    def is_paused(self, topic: str) -> bool:
+        """Whether a topic is paused, however many others are."""
+        return bool(self._client.sismember(self._keys.paused, topic))
+
+    def _far(self, topic: str) -> Far | None:
+        """What is too far ahead to be in Redis, if a topic may have such messages."""
+        recorder = self.recorder
+        return recorder.far if recorder is not None and self._registry.far(topic) else None
+
 
 def _sum(counts: Iterable[Counts]) -> Counts:
     return Counts(*(sum(column) for column in zip(Counts(0, 0, 0, 0), *counts, strict=True)))
-
-
-# -- topics at run time
-
-#: Priority steps that consumers read, at most: a lease has room for the number of one.
-MAX_STEPS = 30
-
-#: The limits that can be changed while a topic is in use, by name.
-ALTERABLE = (*(name for name in LIMITS if name not in ("slots", "expires")), "steps")
-
-
-class Topics:
-    """Describes topics, and alters their declarations."""
-
-    def __init__(
-        self, registry: Registry, context: Context, operations: Operations, statistics: Statistics
-    ) -> None:
-        self._registry = registry
-        self._context = context
-        self._operations = operations
-        self._statistics = statistics
-
-    def alter(self, /, topic: str, **limits: Any) -> Topic:
-        """Change limits of a declared topic while it is in use; return it as it is declared then.
-
-        limits: those of :meth:`declare`, but for ``slots`` and ``expires``; None takes one back to
-            the default of whoever uses the topic (``retries`` and ``steps``: of this center); of
-            those for starts, keys and puts, None takes one away
-
-        Consumers and producers know within five seconds. Several may alter a topic at the same
-        time: what each has named holds, and nothing else changes. What a message has already, it
-        keeps: the lease of one that is in flight, the retries that one has left that was tried.
-
-        Messages under a step that is removed are delivered like the others: consumers go on
-        reading it, and nothing is put there any more. While steps are added, a message that is in
-        flight or dead may come back under a neighbouring one.
-
-        Raises UnknownTopicError if nobody has declared the topic, ConfigurationError for a limit
-        that makes no sense or cannot be altered, or does not go with the others; with a task
-        library, LibraryError if that cannot be told: it is altered all the same.
-        """
-        wanted = self._checked(topic, limits)
-        self._registry.check_horizon(topic, limits)
-        while True:
-            found = self.require(topic)
-            changed = self._changed(found, wanted)
-            # If not, somebody else has changed it meanwhile, and this begins anew.
-            if self._registry.redeclare(found, changed):
-                altered = self._registry.declared(topic) or replace(found, declaration=changed)
-                if self._operations.recorder is not None:
-                    self._operations.recorder.altered(found, altered)
-                return altered
-
-    def describe(self, topic: str) -> Description:
-        """What a topic is declared with, where each limit comes from, and what is in it.
-
-        Raises UnknownTopicError if nobody has declared it, PartialError as :meth:`counts`.
-        """
-        found = self.require(topic)
-        standing = found.declaration
-        in_force = standing.limits(self._context.limits)
-        said = {name: getattr(standing, name) for name in ("retries", *Limits._fields)}
-        limits = {
-            name: Limit(getattr(in_force, name), DEFAULT)
-            if value is None
-            else Limit(value, DECLARED)
-            for name, value in said.items()
-        }
-        for name in (*TERMS, *LIBRARY_TERMS, *NOTIFIER_TERMS):
-            value = getattr(standing, name)
-            limits[name] = Limit(value, DEFAULT if value is None else DECLARED)
-        if standing.key_weights:
-            limits["key_weights"] = Limit(dict(standing.key_weights), DECLARED)
-        steps = Limit(found.open_steps, DEFAULT if standing.steps is None else DECLARED)
-        away: Sequence[Any] = ()
-        try:
-            counts = self._statistics.counts(topic)
-        except PartialError as exc:
-            counts, away = exc.results, exc.missing
-        described = Description(
-            topic,
-            found.slots,
-            {**limits, "steps": steps},
-            standing.closed_steps,
-            standing.expires,
-            standing.draining_counts,
-            self._operations.is_paused(topic),
-            counts,
-            self._statistics.consumers().get(topic, []),
-            standing.target_stopped,
-        )
-        if away:
-            raise PartialError(described, away)
-        return described
-
-    def require(self, topic: str) -> Topic:
-        """The topic as it is declared now. Raises UnknownTopicError if nobody has declared it."""
-        found = self._registry.declared(topic)
-        if found is None:
-            raise UnknownTopicError(f"there is no queue {topic!r}")
-        return found
-
-    @staticmethod
-    def _checked(topic: str, limits: dict[str, Any]) -> dict[str, Any]:
-        """The limits as they are stored; None stays None."""
-        if "slots" in limits:
-            raise SlotCountError(
-                f"queue {topic!r}: the slot count is changed by another command: "
-                f"'celery toc reshard {topic} --slots {limits['slots']}'"
-            )
-        if "expires" in limits:
-            raise ConfigurationError(
-                f"queue {topic!r}: whether it expires, and when, is settled when it is declared; "
-                f"delete it, and declare it anew"
-            )
-        unknown = set(limits) - set(ALTERABLE)
-        if unknown:
-            raise ConfigurationError(
-                f"queue {topic!r}: unknown limit {min(unknown)!r}; there are {', '.join(ALTERABLE)}"
-            )
-        checked = Declaration.of(topic, **limits)
-        return {
-            name: None if value is None else getattr(checked, name)
-            for name, value in limits.items()
-        }
-
-    def _changed(self, topic: Topic, wanted: dict[str, Any]) -> Declaration:
-        fields = dict(wanted)
-        if "retries" in fields and fields["retries"] is None:
-            fields["retries"] = self._registry.retries
-        if "steps" in fields:
-            fields.update(self._steps(topic, fields["steps"] or self._registry.steps))
-        for name, needed in NEEDS.items():  # what says nothing any more goes with the other
-            if needed in fields and not fields[needed]:
-                fields.setdefault(name, None)
-        if "target" in fields:  # whoever names one wants something sent there
-            fields["target_stopped"] = None
-        changed = replace(topic.declaration, **fields).with_lanes()
-        if not fields.keys().isdisjoint(LIBRARY_TERMS):
-            check_horizon(topic.name, changed)
-        if not fields.keys().isdisjoint(TERMS):
-            check_gates(topic.name, changed, clustered=self._context.clustered)
-        return changed
-
-    @staticmethod
-    def _steps(topic: Topic, wanted: tuple[int, ...] | None) -> dict[str, Any]:
-        """The fields of a declaration with these steps. Those that it has had stay among those
-        that consumers read: messages may be there, and a producer that does not know yet may put
-        one there."""
-        steps = check_steps(wanted or PRIORITY_STEPS)
-        before = topic.declaration.steps or {*topic.steps, *PRIORITY_STEPS}
-        every = tuple(sorted({*before, *steps}))
-        if len(every) > MAX_STEPS:
-            raise ConfigurationError(
-                f"queue {topic.name!r} has had {len(before)} priority steps, and with these there "
-                f"would be more than {MAX_STEPS}: use some that it has had, or let it run empty "
-                "and delete it"
-            )
-        closed = tuple(step for step in every if step not in steps)
-        return {"steps": every, "closed_steps": closed, "altered": True}

@@ -28,7 +28,7 @@ from .runner import BROKEN, Away, Runner, misused
 CHECK_STEP = 200
 
 
-class Repair:
+class Admin:
     """Checks and repairs topics, which may be in use meanwhile."""
 
     def __init__(

@@ -75,7 +75,7 @@ class Guarding:
 
     def hold(self, state: ConsumerState, topic: str, entries: list[Entry]) -> list[Entry]:
         """Hold back what was fetched, if it is to be asked about; return the others."""
-        known = self._center.known(topic)
+        known = self._center.registry.known(topic)
         if known is None or not known.declaration.guard or not entries:
             return entries
         others: list[Entry] = []

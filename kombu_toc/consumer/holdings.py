@@ -532,7 +532,7 @@ def calls_of(center: TimeoutCenter, deletion: Deletion) -> Iterator[ScriptCall]:
     """The calls that delete the queue, in the order in which they are to run. Their first argument
     is to be set."""
     queue, keys = deletion.queue, center.keys
-    deletion.topic = topic = center.declared(queue) or deletion.topic
+    deletion.topic = topic = center.registry.declared(queue) or deletion.topic
     whole = [keys.wake(queue), keys.counted(queue), *keys.minutes(queue)]
     entries = [
         (keys.bindings(exchange), "stale", member)
@@ -566,10 +566,10 @@ def delete(
     clock: tells monotonic seconds. Raises what a call raises; then it is still owed.
     """
     for call in calls_of(center, deletion):
-        expires = center.run(call) + int(CALL_EXPIRES * 1000)
+        expires = center.runner.run(call) + int(CALL_EXPIRES * 1000)
         if not owed.may_send(deletion, clock()):
             return
-        done_at = center.run(call._replace(args=(expires, *call.args[1:])))
+        done_at = center.runner.run(call._replace(args=(expires, *call.args[1:])))
         owed.answered(deletion)
         if done_at > expires:
             return  # too late: at the next attempt

@@ -84,7 +84,7 @@ class Beat:
         for deletion in holdings.deletions.pending():
             self._attempt(center, self._delete, center, deletion)
         for flight in holdings.flights.flying():
-            self._attempt(center, center.run, flight.holding(center))
+            self._attempt(center, center.runner.run, flight.holding(center))
         for flight in holdings.flights.take_kept():
             self._attempt(center, self._release_flight, center, flight)
         self._refresh(center)
@@ -132,7 +132,7 @@ class Beat:
         again: list[ScriptCall] = []
         refused: list[Exception] = []
         try:
-            for call, result in zip(taken, center.run_each(taken), strict=True):
+            for call, result in zip(taken, center.runner.run_each(taken), strict=True):
                 if isinstance(result, BROKEN) or (
                     isinstance(result, Exception) and is_temporary(result)
                 ):
@@ -166,8 +166,8 @@ class Beat:
     def _release_flight(self, center: TimeoutCenter, flight: UnansweredPop) -> None:
         """Release what a pop gave to nobody."""
         try:
-            left = center.run(flight.returning(center)).messages
-            center.run_all(center.commands.release(left))
+            left = center.runner.run(flight.returning(center)).messages
+            center.runner.run_all(center.commands.release(left))
         except BaseException:
             self._holdings.flights.lose(flight)  # to be tried again
             raise
@@ -185,7 +185,7 @@ class Beat:
         lost: list[Delivery] = []
         overran = leases.take_overran()
         failed: dict[Place, Exception] = {}
-        results = center.run_each([call for _, call in calls])
+        results = center.runner.run_each([call for _, call in calls])
         for (place, _), result in zip(calls, results, strict=True):
             if isinstance(result, Exception):
                 failed.setdefault(place, result)
@@ -208,7 +208,7 @@ class Beat:
                 named(lost),
             )
         for delivery in overran:
-            center.context.counts(center.topic(delivery.topic)).overran += 1
+            center.context.counts(center.registry.topic(delivery.topic)).overran += 1
             self._log.log(
                 logging.WARNING,
                 "message %s: its max lease has passed although its consumer lives (max_lease, "
@@ -231,7 +231,7 @@ class Beat:
                 break
             if name not in topics:
                 continue  # deleted since: it must not be declared again
-            if self._attempt(center, center.refresh, name, lifetimes[name]):
+            if self._attempt(center, center.expiring.refresh, name, lifetimes[name]):
                 self._unrefreshed.discard(name)
             else:
                 self._unrefreshed.add(name)
@@ -247,7 +247,7 @@ class Beat:
         statement, before = presence.next(time.monotonic())
         if statement or before:
             try:
-                center.run(announce_presence(center.keys, statement, before, PRESENCE_MS))
+                center.runner.run(announce_presence(center.keys, statement, before, PRESENCE_MS))
             except BaseException:
                 presence.failed()
                 raise
@@ -638,7 +638,7 @@ class LeaseKeeper:
     def _send_metrics(self, reach: Callable[[], TimeoutCenter]) -> None:
         if self._metrics.active:
             with suppress(*BROKEN):
-                self._metrics.send(reach())
+                self._metrics.send(reach().runner)
 
     def _elect(self, reach: Callable[[], TimeoutCenter]) -> None:
         try:

@@ -225,7 +225,7 @@ class Outbox:
         # There is one attempt, and it often comes after a connection was cut, seldom alone.
         self._center.client.drop_idle()
         try:
-            self._center.run_all(self._center.commands.release(deliveries, handed=handed))
+            self._center.runner.run_all(self._center.commands.release(deliveries, handed=handed))
         except (*BROKEN, ResponseError) as exc:
             # Not to be repeated later, when another may hold them: their leases end.
             logger.info("%d messages come back when their leases end: %s", len(deliveries), exc)
@@ -253,7 +253,7 @@ class Outbox:
         if not calls:
             return
         try:
-            self._center.run_all(calls)
+            self._center.runner.run_all(calls)
         except (*BROKEN, ResponseError) as exc:
             # Each may run twice without harm, and none may be forgotten.
             self._leases.retry_later(calls)
@@ -336,7 +336,7 @@ class Outbox:
         """Announce claims again, and wait until it has happened."""
         for topic, pairs in by_topic(claims).items():
             try:
-                self._center.run_all(self._reannounce(topic, pairs))
+                self._center.runner.run_all(self._reannounce(topic, pairs))
             except (*BROKEN, ResponseError) as exc:
                 # The others look into all slots within a second.
                 logger.debug("claims of %s were not handed back: %s", topic, exc)

@@ -74,7 +74,7 @@ class Rereading:
         """A topic is consumed from now on. Waits for the server, if it was not asked lately."""
         if now >= self._at:
             self._at = now + REREAD
-            self._paused = self._center.paused()
+            self._paused = self._center.queues.paused()
         state.pending.pause(self._paused)
 
     def read(self, now: float) -> None:

@@ -79,9 +79,9 @@ class Popper:
 
     def topic_of(self, name: str, slot: int) -> Topic:
         """The topic of that name, with this slot number at least if it has had it."""
-        topic = self._center.topic(name)
+        topic = self._center.registry.topic(name)
         if slot >= topic.slot_span:
-            topic = self._center.reach(name, slot) or topic
+            topic = self._center.registry.reach(name, slot) or topic
         return topic
 
     def items(self, state: ConsumerState, plan: Plan, now: float) -> list[Item]:

@@ -71,7 +71,7 @@ def _message(delivery: Delivery) -> dict[str, Any]:
 
 
 def _topic(channel: Any, name: str) -> dict[str, Any]:
-    topic = channel.center.known(name)
+    topic = channel.center.registry.known(name)
     found: dict[str, Any] = {
         "slots": topic.slots if topic is not None else None,
         "backlog": name in channel.poller.states[channel].pending.backlog,

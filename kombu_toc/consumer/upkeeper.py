@@ -113,13 +113,13 @@ def sweep(center: TimeoutCenter, log: Callable[..., None] = logger.log) -> list[
 
     log: logs, as :meth:`logging.Logger.log`
     """
-    stale = center.stale(SWEEP_MOST)
+    stale = center.expiring.stale(SWEEP_MOST)
     bindings = Bindings(center)
     for member in stale:
         kind, _, name = member.partition(":")
         if kind == "topic":
             log(logging.INFO, "deleting queue %s: it went stale", name)
-            center.delete(name, if_undeclared=True)
+            center.queues.delete(name, if_undeclared=True)
         else:
             bindings.of(name)
     return stale
@@ -257,7 +257,7 @@ class Upkeeper:
     def _elect(self, center: TimeoutCenter, began: float) -> tuple[bool, float]:
         """Try to be elected, or to be so for longer. Returns whether this process is, for anything,
         and for how many seconds whoever is."""
-        now_us, answers = center.run(elect(self.name, LEASE, self._duties(center)))
+        now_us, answers = center.runner.run(elect(self.name, LEASE, self._duties(center)))
         received = time.monotonic()
         step = self._home.sample(now_us, began, received)
         if step > 0:
@@ -340,11 +340,11 @@ class Upkeeper:
             election.resign()
             also.resign()
             with suppress(*BROKEN):
-                center.run(elect(self.name, 0, self._duties(center)))
+                center.runner.run(elect(self.name, 0, self._duties(center)))
 
     def _tell(self, center: TimeoutCenter, event: Event) -> None:
         topic, died = event.topic, event.died
-        declared = center.known(topic)
+        declared = center.registry.known(topic)
         if declared is not None:
             counts = center.metrics.counts(declared)
             counts.kept(len(event.rolled_back), len(died), len(event.dropped))

@@ -273,7 +273,7 @@ class HttpApi:
 
     async def known_queue(self, queue: str) -> str:
         """A queue that somebody has declared. Raises Problem for any other."""
-        if await self.center.declared(queue) is None:
+        if await self.center.registry.declared(queue) is None:
             raise not_found(f"there is no queue {queue!r}")
         return queue
 

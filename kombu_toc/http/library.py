@@ -217,7 +217,9 @@ async def far_of(api: Any, queue: str) -> int | None:
     """How many messages of a queue with a horizon are in the task library only. None: it cannot be
     asked."""
     try:
-        found: dict[str, int] = await asyncio.wait_for(api.center.count_far(queue), FAR_WITHIN)
+        found: dict[str, int] = await asyncio.wait_for(
+            api.center.queues.count_far(queue), FAR_WITHIN
+        )
     except (TocError, RedisError, asyncio.TimeoutError):
         return None
     return found.get(queue)
@@ -269,7 +271,7 @@ class FarAhead:
         try:
             names = await center.call(_with_horizon)
             if names:
-                self._latest = {**dict.fromkeys(names), **await center.count_far()}
+                self._latest = {**dict.fromkeys(names), **await center.queues.count_far()}
             else:
                 self._latest = {}
         except Exception as exc:

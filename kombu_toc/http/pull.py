@@ -141,7 +141,7 @@ async def _shortest(
     own = [one.visibility for one in messages]
     found = [seconds for seconds in own if seconds is not None]
     if len(found) < len(own):
-        topic = await api.center.declared(queue)
+        topic = await api.center.registry.declared(queue)
         limits = api.center.limits
         found.append((limits if topic is None else topic.declaration.limits(limits)).visibility)
     return min(found)

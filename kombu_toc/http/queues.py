@@ -206,8 +206,8 @@ async def list_queues(api: Any, request: Request) -> Answer:
     """The queues that the caller may see, by name, with what they hold."""
     asked = request.asked
     limit, after = asked.get("limit", 100), asked.get("after", "")
-    page, more = await page_of_names(api.center.topics, request.token, after, limit)
-    found = await asyncio.gather(*(api.center.summary(name) for name in page))
+    page, more = await page_of_names(api.center.queues.names, request.token, after, limit)
+    found = await asyncio.gather(*(api.center.queues.summary(name) for name in page))
     queues = [
         {
             "name": one.topic,
@@ -230,7 +230,9 @@ async def describe(api: Any, request: Request) -> Answer:
 
 
 async def _described(api: Any, queue: str) -> dict[str, Any]:
-    found, declared = await asyncio.gather(api.center.describe(queue), api.center.declared(queue))
+    found, declared = await asyncio.gather(
+        api.center.queues.describe(queue), api.center.registry.declared(queue)
+    )
     return {
         "name": found.topic,
         "slots": found.slots,
@@ -261,7 +263,7 @@ async def declare(api: Any, request: Request) -> Answer:
     fields = request.fields()
     limits = {_DECLARABLE[name]: value for name, value in fields.items() if value is not None}
     try:
-        await api.center.declare(queue, **limits)
+        await api.center.queues.declare(queue, **limits)
     except ConfigurationError as exc:
         raise Problem("invalid-field", str(exc), _meant(str(exc), queue, fields)) from None
     return answer(await _described(api, queue))
@@ -284,7 +286,9 @@ async def alter(api: Any, request: Request) -> Answer:
     if not fields:
         raise invalid("", f"say what to change; there are {', '.join(_ALTERABLE)}")
     try:
-        await api.center.alter(queue, **{_ALTERABLE[name]: value for name, value in fields.items()})
+        await api.center.queues.alter(
+            queue, **{_ALTERABLE[name]: value for name, value in fields.items()}
+        )
     except ConfigurationError as exc:
         raise Problem("invalid-field", str(exc), _meant(str(exc), queue, fields)) from None
     return answer(await _described(api, queue))
@@ -314,7 +318,7 @@ async def delete(api: Any, request: Request) -> Answer:
     """Delete a queue with everything in it."""
     queue = await api.known_queue(request.segments[0])
     if_empty = request.asked.get("ifEmpty", False)
-    deleted = await api.acting.delete(queue, if_empty=if_empty)
+    deleted = await api.acting.queues.delete(queue, if_empty=if_empty)
     return answer({"deleted": deleted}, number=-1 if deleted else 0)
 
 
@@ -330,7 +334,7 @@ async def counts(api: Any, request: Request) -> Answer:
     """How many messages a queue holds."""
     within = request.asked.get("within")
     queue = await api.known_queue(request.segments[0])
-    declared = await api.center.known(queue)
+    declared = await api.center.registry.known(queue)
     return answer(await _with_far(api, declared, await counts_of(api, queue, within)))
 
 
@@ -346,7 +350,7 @@ async def counts_of(api: Any, queue: str, within: float | None) -> dict[str, int
     if within is None:
         return shown_counts(await api.center.counts(queue))
     found, [due] = await asyncio.gather(
-        api.center.counts(queue), api.center.coming(queue, [within])
+        api.center.counts(queue), api.center.queues.coming(queue, [within])
     )
     return {**shown_counts(found), "due": due}
 
@@ -369,7 +373,7 @@ async def counts_of(api: Any, queue: str, within: float | None) -> dict[str, int
 )
 async def usage(api: Any, request: Request) -> Answer:
     """What is used of a queue's limits, and what waits because of them."""
-    found = await api.center.usage(request.segments[0])
+    found = await api.center.queues.usage(request.segments[0])
     return answer(
         {
             "limits": [
@@ -403,7 +407,7 @@ async def usage(api: Any, request: Request) -> Answer:
 async def pause(api: Any, request: Request) -> Answer:
     """Have workers take nothing from a queue."""
     queue = await api.known_queue(request.segments[0])
-    await api.center.pause(queue)
+    await api.center.queues.pause(queue)
     return answer({"paused": True})
 
 
@@ -420,7 +424,7 @@ async def pause(api: Any, request: Request) -> Answer:
 async def resume(api: Any, request: Request) -> Answer:
     """Let workers take from a queue again."""
     queue = await api.known_queue(request.segments[0])
-    await api.center.pause(queue, False)
+    await api.center.queues.resume(queue)
     return answer({"paused": False})
 
 
@@ -440,7 +444,7 @@ async def resume(api: Any, request: Request) -> Answer:
 async def purge(api: Any, request: Request) -> Answer:
     """Delete every message that waits in a queue."""
     queue = await api.known_queue(request.segments[0])
-    purged = await api.acting.purge(queue)
+    purged = await api.acting.queues.purge(queue)
     return answer({"purged": purged, "schedules": list(purged.schedules)}, number=purged)
 
 
@@ -479,7 +483,7 @@ async def list_dead(api: Any, request: Request) -> Answer:
 async def requeue(api: Any, request: Request) -> Answer:
     """Deliver dead messages again."""
     ids, more = await _dead(api, request)
-    number = await api.acting.requeue_dead(request.segments[0], ids=ids) if ids else 0
+    number = await api.acting.dead.requeue(request.segments[0], ids=ids) if ids else 0
     return answer({"requeued": number, "more": more}, number=number)
 
 
@@ -498,7 +502,7 @@ async def requeue(api: Any, request: Request) -> Answer:
 async def purge_dead(api: Any, request: Request) -> Answer:
     """Delete dead messages."""
     ids, more = await _dead(api, request)
-    number = await api.acting.purge_dead(request.segments[0], ids=ids) if ids else 0
+    number = await api.acting.dead.purge(request.segments[0], ids=ids) if ids else 0
     return answer({"purged": number, "more": more}, number=number)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from ..center.center import TimeoutCenter
-from ..center.find import MOST_FAR
+from ..center.topics import MOST_FAR
 from ..errors import LibraryError
 from .fields import WHOLE, described, or_null, record
 from .library import FAR_WITHIN
@@ -42,7 +42,7 @@ async def scale(api: Any, request: Request) -> Answer:
     """How much work there is, for KEDA: ready and in flight, and what comes due."""
     queue = request.segments[0]
     within = request.asked.get("within", 0.0)
-    declared = await api.center.declared(queue)
+    declared = await api.center.registry.declared(queue)
     if declared is None:  # nobody has put anything yet
         return answer({"value": 0, "ready": 0, "inFlight": 0, "due": 0})
     found = await counts_of(api, queue, within)

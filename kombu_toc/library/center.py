@@ -44,7 +44,7 @@ class OpenLibrary:
         self._center = center
         self.server_time = ServerTime(center.client)
         #: the topic of that name, if it is known; asks nobody
-        self.topic_of: Callable[[str], Topic | None] = center.known
+        self.topic_of: Callable[[str], Topic | None] = center.registry.known
 
     # -- what is put
 
@@ -273,7 +273,7 @@ class OpenLibrary:
         if not only:
             return []
         self.recorder.end([row.key for row in only], statuses.of_cancel(revoked))
-        self._center.cancel_found(self._put_since(only, topic), dead=False)
+        self._center.cancel(self._put_since(only, topic), dead=False)
         return [Cancelled(row.topic, row.id, WAITING, True, False, row.body) for row in only]
 
     def _put_since(self, rows: Sequence[Row], topic: str | None) -> list[Found]:
@@ -330,7 +330,7 @@ class OpenLibrary:
         ]
         changed = self.recorder.store.move(sure, to_us)
         put = self._put_since(only, topic)
-        also = self._center.reschedule_found(put, at=to_us / 1e6) if put else []
+        also = self._center.reschedule(put, at=to_us / 1e6) if put else []
         others = _names(also)
         return also + [
             Rescheduled(row.topic, row.id, WAITING, True, to_us)

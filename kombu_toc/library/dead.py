@@ -199,7 +199,7 @@ class DeadLetters:
                 birth=f"lost{row.traits}",
             )
             calls.append(bury_call(center.context, topic, delivery, reason, row.error or ""))
-        center.run_all(calls)
+        center.runner.run_all(calls)
         return len(calls)
 
 

@@ -246,7 +246,7 @@ class Behind:
         self._slots = [*(pair for pair in self._slots if pair not in some), *some]
         many, after = ENTRIES // (len(some) or 1), self._after.get
         calls = [read_call(slot, many, BYTES, AGE_MS, after(slot.log)) for _, slot in some]
-        read = self._center.run_all(calls)
+        read = self._center.runner.run_all(calls)
         return [_Logged(*pair, *one) for pair, one in zip(some, read, strict=True)]
 
     def _lengths(self, slots: Sequence[tuple[Topic, Slot]]) -> list[int]:
@@ -353,7 +353,7 @@ class Behind:
         # What was acknowledged between the look and the row has ended, and whoever has done that
         # says so, or has said so.
         over: list[Key] = []
-        for ids, gone in zip(keys, self._center.run_all(calls), strict=True):
+        for ids, gone in zip(keys, self._center.runner.run_all(calls), strict=True):
             if gone is None:
                 over += over_of(self._store, [key for key in ids.values() if key not in dead])
             else:
@@ -435,7 +435,7 @@ class Behind:
         if look.after is None and not look.misses:
             self._looks.pop(topic.name)
             for slot, name in look.marks:
-                self._center.run(written_call(slot, [name]))
+                self._center.runner.run(written_call(slot, [name]))
             logger.info("queue %s: %d messages were looked through", topic.name, look.number)
 
     def _write_seen(self, look: _Look, database: Database, rows: Sequence[Row]) -> None:

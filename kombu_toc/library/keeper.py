@@ -112,7 +112,7 @@ class Keeper:
         now = time.monotonic()
         if now >= self._next_attempt:
             self._next_attempt = now + ATTEMPT_INTERVAL
-            self._elected = bool(self.center.speaks_for([self._speaker], self._name, ELECTED))
+            self._elected = bool(self.center.notes.speaks_for([self._speaker], self._name, ELECTED))
             self._until = now + ELECTED - MARGIN
         if not self._elected:
             if error is not None:

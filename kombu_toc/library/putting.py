@@ -109,7 +109,7 @@ class Putter:
         declaration = self.declarations().get(name)
         if declaration is None:
             return registry.topic(name)
-        declared: Topic = self._center.run(registry.declare_call(name, declaration))
+        declared: Topic = self._center.runner.run(registry.declare_call(name, declaration))
         return declared
 
     def put(self, rows: Iterable[Row], *, counted: bool = False) -> int:
@@ -155,19 +155,21 @@ class Putter:
                 calls.append(put_many_call(context, topic, topic.slot(slot), step, flat, 5))
                 of_call.append((topic, batch))
         added = 0
-        for (topic, batch), result in zip(of_call, self._center.run_puts(calls), strict=True):
+        for (topic, batch), result in zip(
+            of_call, self._center.runner.run_puts(calls), strict=True
+        ):
             assert isinstance(result, PutTogether)
             added += len(batch) - len(result.there) - len(result.taken)
             for number in result.taken:
                 apart.append(self._center.commands.put(topic, request_of(batch[number])))
         if apart:
-            added += sum(one.added for one in self._center.run_puts(apart))
+            added += sum(one.added for one in self._center.runner.run_puts(apart))
         return added + (self._put_unique(unique, topics, counted) if unique else 0)
 
     def _put_unique(self, rows: Sequence[Row], topics: Mapping[str, Topic], counted: bool) -> int:
         """Put what has a unique key, if no other message has it by now."""
         calls = [putting(self._center, topics[row.topic], row, counted=counted) for row in rows]
-        results = self._center.run_puts(calls)
+        results = self._center.runner.run_puts(calls)
         pairs = list(zip(rows, results, strict=True))
         kept = [row for row, result in pairs if is_anothers(row, result)]
         if kept:

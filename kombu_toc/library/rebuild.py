@@ -234,7 +234,7 @@ class Rebuild:
         """Alter and pause queues as operators had, before anything is delivered."""
         registry = self._center.registry
         for name, kept in self._store.declarations.all().items():
-            self._center.forget(name)  # Redis may have been lost since it was read
+            self._center.registry.forget(name)  # Redis may have been lost since it was read
             if not kept.altered and not kept.paused:
                 continue
             while True:
@@ -663,7 +663,7 @@ class Comparison:
             self._store.forget(gone)
             # What was requeued by somebody who does not know the library has one already.
             DeadLetters(self._store).requeued([(row.topic, row.id) for row in new])
-        self._center.cancel_found(
+        self._center.cancel(
             [one for one, key in messages if key in over and one.state == WAITING], dead=False
         )
 

@@ -46,7 +46,7 @@ def retry(store: Store, center: TimeoutCenter, records: Sequence[Record]) -> Ret
             return key_of(one.topic, one.id, one.body, one.token) in keys
 
         ids = sorted({id for id, _, _ in keys})
-        number = center.requeue_dead(topic, ids=ids, where=is_meant)
+        number = center.dead.requeue(topic, ids=ids, where=is_meant)
         done = done._replace(number=done.number + number)
     return done
 

@@ -150,4 +150,4 @@ def withdraw(center: TimeoutCenter, rows: Iterable[Row]) -> int:
         topic = center.registry.resolved(one.topic)
         place = Place(topic, topic.slot(one.slot), [one.id])
         calls.append(center.admin_commands.cancel(place, (WAITING,), copies=False, bodies=False))
-    return sum(one.deleted for reply in center.run_all(calls) for one in reply.cancelled)
+    return sum(one.deleted for reply in center.runner.run_all(calls) for one in reply.cancelled)

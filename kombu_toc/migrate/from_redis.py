@@ -238,7 +238,7 @@ class _FromRedis(Move):
 
     def _is_known(self, queue: str) -> bool:
         """Whether there is such a queue, although it is empty; or was, for it has been moved."""
-        return self.bindings.is_bound(queue) or self.center.declared(queue) is not None
+        return self.bindings.is_bound(queue) or self.center.registry.declared(queue) is not None
 
     def _one_of(self, key: bytes) -> dict[str, Any] | None:
         """A message of a list, which may be anybody's: one of its ends, if one is a message."""
@@ -374,7 +374,7 @@ class _FromRedis(Move):
             calls += made
             moving.append(row)
         if not dry_run and moving:
-            self.center.run_puts(calls)
+            self.center.runner.run_puts(calls)
             take(moving)
             # They are gone from the source: nobody will write them again.
             with self.center.client.pipeline(transaction=False) as pipe:

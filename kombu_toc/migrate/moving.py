@@ -378,7 +378,7 @@ def carry_out(
                     refused = str(exc)
             found = move.run(progress or _tell_nobody)
             # Who migrates ends now, and may have no connection left when its process does.
-            channel.center.metrics.send(channel.center)
+            channel.center.metrics.send(channel.center.runner)
             return found._replace(refused=refused)
         finally:
             broker.close()

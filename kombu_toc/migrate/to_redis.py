@@ -114,7 +114,7 @@ class _ToRedis(Move):
     def check_for_consumers(self) -> None:
         """Raises ConsumersError if somebody consumes from the center."""
         # Also of a worker that is busy, and of no other center on the same server.
-        present = {one.name for every in self.center.consumers().values() for one in every}
+        present = {one.name for every in self.center.queues.consumers().values() for one in every}
         refuse_if_any(present, self.shown, "worker", _FORGOTTEN)
         # Workers of a release that does not tell, and Flower.
         client = self.center.client
@@ -130,7 +130,7 @@ class _ToRedis(Move):
         refuse_if_any(found, self.shown)
 
     def run(self, progress: Progress) -> Migrated:
-        declared = self.center.topics()
+        declared = self.center.queues.names()
         names = [name for name in declared if self.account.is_wanted(name)]
         queues = [name for name in names if not self._is_skipped(name)]
         counts = {name: self.center.counts(name) for name in queues}
@@ -165,7 +165,7 @@ class _ToRedis(Move):
         return {name: None for name in names if name.partition("\0")[0] in queues}
 
     def _is_skipped(self, name: str) -> bool:
-        topic = self.center.declared(name)
+        topic = self.center.registry.declared(name)
         if topic is None:  # it has gone just now
             return True
         counts = self.center.counts(name)
@@ -206,7 +206,7 @@ class _ToRedis(Move):
         if not self.account.dry_run and moving:
             self._give(moving)
             found = [one for one, _ in moving]
-            gone = self.center.cancel_found(found, in_flight=self.taken, dead=False)
+            gone = self.center.cancel(found, in_flight=self.taken, dead=False)
             self._give_what_was_another(found, gone)
             # What a consumer has taken meanwhile may come back, and has been written already.
             left = {one.id for one in gone if not one.deleted}

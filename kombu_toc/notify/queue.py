@@ -207,7 +207,7 @@ class Presence:
         before = [self._told] if self._told not in ("", statement) else []
         keys = self._center.keys
         try:
-            await self._center.run(announce_presence(keys, statement, before, PRESENCE_MS))
+            await self._center.runner.run(announce_presence(keys, statement, before, PRESENCE_MS))
         except (RedisError, *BROKEN, TocError) as exc:
             logger.debug("nobody is told what is sent here: %s", exc)
             return

@@ -43,7 +43,7 @@ def read_targets(center: TimeoutCenter) -> dict[str, Target]:
     }
     if not found:
         return {}
-    paused = center.paused()
+    paused = center.queues.paused()
     made = {}
     for name, declaration in found.items():
         if declaration.target and not declaration.target_stopped and name not in paused:
@@ -67,10 +67,10 @@ def stop_target(center: TimeoutCenter, topic: str, url: str, why: str) -> bool:
     Returns whether it was this call that has stopped it.
     """
     while True:
-        found = center.declared(topic)
+        found = center.registry.declared(topic)
         if found is None or found.declaration.target != url or found.declaration.target_stopped:
             return False
-        if center.redeclare(found, replace(found.declaration, target_stopped=why)):
+        if center.registry.redeclare(found, replace(found.declaration, target_stopped=why)):
             return True
 
 

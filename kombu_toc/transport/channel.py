@@ -355,7 +355,11 @@ class Channel(virtual.Channel):
         if if_unused and queue in self._active_queues:
             return 0
         size = 0
-        declared = None if self.broadcast_queues.only_reads(queue) else self.center.declared(queue)
+        declared = (
+            None
+            if self.broadcast_queues.only_reads(queue)
+            else self.center.registry.declared(queue)
+        )
         if declared is not None:
             size = self.center.counts(queue).waiting
             if if_empty and size:
@@ -368,7 +372,7 @@ class Channel(virtual.Channel):
             self.exchanges.unbind_everywhere(queue)
         self._forget_queue(queue)
         if declared is not None:
-            self.center.delete(queue)
+            self.center.queues.delete(queue)
         return size
 
     def after_reply_message_received(self, queue: str) -> None:
@@ -384,7 +388,7 @@ class Channel(virtual.Channel):
     def _purge(self, queue: str) -> int:
         if self.broadcast_queues.only_reads(queue):
             return 0
-        purged = self.center.purge(queue)
+        purged = self.center.queues.purge(queue)
         if purged.schedules:
             logger.warning(
                 "the purge of queue %r deleted the next firing of %s; each goes on with the one "

@@ -114,7 +114,7 @@ class PublishBatch:
         try:
             if self._write is not None and records:
                 self._write(records)
-            self.channel.center.run_puts(calls)
+            self.channel.center.runner.run_puts(calls)
         except Exception as exc:
             self._over = "has failed before"
             raise BatchPublishError("publish batch failed; delivery is uncertain") from exc

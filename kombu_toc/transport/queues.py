@@ -136,7 +136,7 @@ class Queues:
                 sweep(self._center)
         if expires:
             self._lease_keeper.withdraw_deletion(queue, self._center.client.sleep)
-            standing = self._center.declared(queue)
+            standing = self._center.registry.declared(queue)
             if standing is None:
                 limits.setdefault("slots", 1)
             elif not standing.declaration.expires:
@@ -146,7 +146,7 @@ class Queues:
         elif self._settings.toc_slots and not self._center.registry.needs_one_slot(limits):
             limits.setdefault("slots", self._settings.toc_slots)
         asked = self.expiring.get(queue, expires)
-        topic = self._center.declare(queue, expires=asked, kept=kept, **limits)
+        topic = self._center.queues.declare(queue, expires=asked, kept=kept, **limits)
         if topic.declaration.kept:
             self._touch(topic)
         elif expires and topic.declaration.expires:
@@ -192,7 +192,7 @@ class Queues:
             return known if known is not None and expires else self._declare_topic(queue, {})
         if known is None and queue in self._others_transient:
             # Its consumer has gone, or is about to declare it: it must not stay for ever.
-            return self._center.declare(queue, slots=1, expires=self.lifetime(queue))
+            return self._center.queues.declare(queue, slots=1, expires=self.lifetime(queue))
         return known or self._declare_topic(queue, {})
 
     # -- queues that expire when nobody uses them
@@ -223,7 +223,7 @@ class Queues:
 
     def leave(self, queue: str) -> None:
         """Note that this channel consumes a queue no more."""
-        topic = self._center.known(queue)
+        topic = self._center.registry.known(queue)
         if topic is None or not topic.declaration.kept:
             return
         if self._lease_keeper.leave_topic(queue, self._holder):
@@ -233,19 +233,21 @@ class Queues:
 
     def is_there(self, queue: str) -> bool:
         """Whether it is declared, and has not expired."""
-        topic = self._center.declared(queue)
+        topic = self._center.registry.declared(queue)
         if topic is not None and topic.declaration.kept:
             with suppress(ResponseError):  # this user may not delete it
                 sweep(self._center)
-            topic = self._center.declared(queue)
+            topic = self._center.registry.declared(queue)
         return topic is not None
 
     def size(self, queue: str) -> int:
         """How many messages wait in a queue, due or not; 0 if it is not declared."""
-        if self._center.declared(queue) is None:
+        if self._center.registry.declared(queue) is None:
             return 0
         # Nobody is to be kept from declaring it by a node that is away.
-        return sum(slot.waiting for slot in self._center.counts_by_slot(queue, reachable=True))
+        return sum(
+            slot.waiting for slot in self._center.queues.counts_by_slot(queue, reachable=True)
+        )
 
     def note_transient(self, queues: Collection[str]) -> None:
         """Others have bound these queues as transient ones."""

@@ -214,7 +214,7 @@ class RecordedQoS(QoS):
     def __init__(self, channel: RecordedChannel, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)
         self._recorder = channel.recorder
-        self._notes = self._recorder.gathering.notes_of(self, channel.center.known)
+        self._notes = self._recorder.gathering.notes_of(self, channel.center.registry.known)
         channel.noting = self
 
     def append(self, message: Message, delivery_tag: int) -> None:
@@ -322,7 +322,7 @@ class RecordedChannel(Channel):
         delivery = message.delivery
         if delivery is None:
             return None
-        topic = self.center.known(delivery.topic)
+        topic = self.center.registry.known(delivery.topic)
         mode = None
         if topic is not None:
             mode = topic.declaration.library

@@ -236,7 +236,7 @@ class TracedChannel(Channel):
         """Whether it is neither a broadcast nor of a queue that goes away by itself."""
         if message.delivery is None:
             return False
-        topic = self.center.known(message.delivery.topic)
+        topic = self.center.registry.known(message.delivery.topic)
         return topic is None or not topic.declaration.expires
 
     def _receive(self, message: Message) -> Reception:

@@ -274,7 +274,7 @@ class Transport(virtual.Transport):
         Raises what a broken connection raises, and at once if the node has just failed to answer.
         """
         if not self.center.clustered:
-            self.center.run_puts([call], wait=False)
+            self.center.runner.run_puts([call], wait=False)
             return
         if self._brief is None:
             self._brief = self._making(BRIEFLY)()
@@ -283,7 +283,7 @@ class Transport(virtual.Transport):
         if self._resting.rests(node, time.monotonic()):
             raise ServerError(f"{node[0]}:{node[1]} did not answer a moment ago")
         try:
-            self._brief.run_puts([call], wait=False)
+            self._brief.runner.run_puts([call], wait=False)
         except BROKEN:
             self._resting.lost(node, time.monotonic())
             raise

@@ -188,7 +188,7 @@ class Chaos:
         lost = center.recurring.waiting("jobs")
         planned = {name: self._center.schedules.get(name) for name in lost.values()}
         self._cancelled |= {one.id for one in center.scan("jobs", state=kombu_toc.WAITING).messages}
-        told = center.purge("jobs").schedules
+        told = center.queues.purge("jobs").schedules
         self._follow()
         self._purges += 1
         waits = center.recurring.waiting("jobs")

@@ -124,7 +124,7 @@ class Behind(Mode):
     terms = {"library": "behind"}
 
     def losing(self) -> float:
-        waits = [one.oldest_us / 1e6 for one in self.run.center().unwritten()]
+        waits = [one.oldest_us / 1e6 for one in self.run.center().queues.unwritten()]
         oldest, now = max(waits, default=0.0), time.time()
         counted = self.run.report.counted
         name = "longest without a row (ms)"

@@ -71,7 +71,7 @@ class Way:
 
     def declare(self, center: Any) -> None:
         if self.terms:
-            center.declare(QUEUE, **self.terms)
+            center.queues.declare(QUEUE, **self.terms)
 
     def send(self, producer: Producer, id: str, ms: int) -> bool:
         """Send a message; return whether it is sent."""

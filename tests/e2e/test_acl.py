@@ -114,7 +114,7 @@ def test_a_producer_needs_its_rules_and_no_more(guarded: Server, journal: Journa
         sent[1].revoke()
         app.control.revoke("unknown")
         with app.producer_pool.acquire() as producer:
-            producer.channel.center.metrics.send(producer.channel.center)
+            producer.channel.center.metrics.send(producer.channel.center.runner)
         app.close()
         assert refused(guarded, "producer") == set()
         in_scripts = commands_of(SCRIPTS["producer"])

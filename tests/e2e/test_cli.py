@@ -25,6 +25,7 @@ from click.testing import CliRunner, Result
 import kombu_toc
 from celery_toc.cli import toc as command
 
+from ..integration.inspection import put_call
 from ..support import nursery
 from .conftest import Journal, wait_until
 from .nodes import ROOT, Worker
@@ -129,7 +130,7 @@ def test_status_tells_what_each_topic_holds(
 def test_status_hides_what_goes_away_by_itself_while_it_is_empty(
     app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
 ) -> None:
-    toc.declare("reply", slots=1, expires=60_000)
+    toc.queues.declare("reply", slots=1, expires=60_000)
     assert "reply" not in run("status").out
     assert "reply" in run("status", "--all").out
     assert "reply" in run("status", "reply").out
@@ -144,13 +145,15 @@ def test_status_asks_no_more_of_the_server_if_more_is_scheduled(
         stats = client.info("commandstats")
         return sum(value["calls"] for value in stats.values())
 
-    topic = toc.topic("celery")
+    topic = toc.registry.topic("celery")
     far = time.time_ns() // 1000 + HOUR * 1_000_000
     for i in range(100):  # something in each slot
         toc.put("celery", f"first-{i}", b"{}", delay=HOUR)
     asked()  # its scripts are known to the server from now on
     few = asked()
-    toc.run_all([toc.putting(topic, f"more-{i}", b"{}", at_us=far + i) for i in range(5000)])
+    toc.runner.run_all(
+        [put_call(toc, topic, f"more-{i}", b"{}", at_us=far + i) for i in range(5000)]
+    )
     assert asked() == few
 
 
@@ -444,7 +447,7 @@ def test_check_finds_what_cannot_be_and_repair_mends_it(
     assert run("check").out == "No inconsistencies found.\n"
     send(app, "broken", HOUR, task_id="broken")
     [found] = toc.get("broken")
-    client.hdel(toc.topic("celery").slot(found.slot).body, "broken")
+    client.hdel(toc.registry.topic("celery").slot(found.slot).body, "broken")
     said = run("check", "--json")
     assert said.code == 5
     [fault] = said.json["faults"]
@@ -591,14 +594,14 @@ def test_without_a_terminal_to_ask_on_nothing_is_destroyed(
 ) -> None:
     send(app, "kept", HOUR, task_id="x")
     [before] = toc.get("x")
-    client.zadd(toc.topic("one-slot").slot(0).dead, {"broken": 1e15})
+    client.zadd(toc.registry.topic("one-slot").slot(0).dead, {"broken": 1e15})
     send(app, "dead", queue="urgent")
     bury(toc, "urgent")
     if words[:2] == ("delete", "one-slot"):
-        client.delete(toc.topic("one-slot").slot(0).dead)
+        client.delete(toc.registry.topic("one-slot").slot(0).dead)
     run(*words).fails(2, "cannot ask for confirmation without a terminal; pass --yes")
     assert toc.get("x") == [before]
-    assert "one-slot" in toc.topics()
+    assert "one-slot" in toc.queues.names()
     assert toc.counts("urgent").dead == 1
 
 

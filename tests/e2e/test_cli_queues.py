@@ -26,6 +26,7 @@ import celery_toc
 import kombu_toc
 from celery_toc import timeout_center
 
+from ..integration.inspection import put_call
 from ..servers import Server
 from ..support import nursery
 from .conftest import Journal, wait_until
@@ -92,12 +93,12 @@ def test_more_than_a_page_is_cancelled_and_rescheduled(
     """Also to a time within the span that is looked through: each is moved once."""
     send(app, "first", HOUR, task_id="a-task")
     [found] = toc.get("a-task")
-    topic = toc.topic("celery")
+    topic = toc.registry.topic("celery")
     now = time.time_ns() // 1000
     for number in range(0, 2400, 400):
-        toc.run_all(
+        toc.runner.run_all(
             [
-                toc.putting(topic, f"{n}", found.body, at_us=now + (HOUR + n) * 1_000_000)
+                put_call(toc, topic, f"{n}", found.body, at_us=now + (HOUR + n) * 1_000_000)
                 for n in range(number, number + 400)
             ]
         )
@@ -159,7 +160,7 @@ def test_a_result_that_cannot_be_marked_is_told(app: Celery, run: Run) -> None:
 def test_a_key_that_another_program_has_written_is_named_and_set_aside(
     app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
 ) -> None:
-    key = toc.topic("urgent").slot(0).stores[0]
+    key = toc.registry.topic("urgent").slot(0).stores[0]
     send(app, "other", HOUR)
     toc.client.set(key, "something else")
     status = run("status")
@@ -262,7 +263,7 @@ def test_status_tells_who_consumes_what_is_paused_and_what_it_takes(
     """And a paused queue is left alone by a worker that serves another meanwhile."""
     send(app, "waits", HOUR, queue="one-slot")
     [worker] = start_workers(1, "-P", "solo", "-Q", "celery,urgent")
-    wait_until(lambda: set(toc.consumers()) == {"celery", "urgent"})
+    wait_until(lambda: set(toc.queues.consumers()) == {"celery", "urgent"})
     said = run("status", "--json").json
     rows = {row["queue"]: row for row in said["topics"]}
     assert {name: row["consumers"] for name, row in rows.items()} == {
@@ -296,7 +297,7 @@ def test_status_tells_who_consumes_what_is_paused_and_what_it_takes(
     journal.wait_for("held", 2, timeout=6)
     assert run("resume", "urgent").out == "'urgent' is not paused.\n"
     worker.teardown()
-    wait_until(lambda: not toc.consumers(), 5, toc.consumers)
+    wait_until(lambda: not toc.queues.consumers(), 5, toc.queues.consumers)
 
 
 # -- what is told

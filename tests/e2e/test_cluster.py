@@ -86,7 +86,9 @@ class Site:
 
     def hash_slots(self, topic: str = "celery") -> list[int]:
         """Where in the cluster the topic's slots are."""
-        return [self.cluster.slot_of(slot.body) for slot in self.toc.topic(topic).all_slots()]
+        return [
+            self.cluster.slot_of(slot.body) for slot in self.toc.registry.topic(topic).all_slots()
+        ]
 
     @property
     def hub(self) -> int:
@@ -354,7 +356,7 @@ def test_while_a_node_without_replica_is_away_the_others_are_served_and_then_it_
     """What is scheduled on the others starts about in time, what is on it when it is back."""
     site = site(pool, *DURABLE, "--cluster-require-full-coverage", "no")
     dead = _without_the_hub(site)
-    note, topic = site.app.tasks["e2e.note"], site.toc.topic("celery")
+    note, topic = site.app.tasks["e2e.note"], site.toc.registry.topic("celery")
     here = {True: 0, False: 0}
     due = time.time() + 4
     for i in range(40):
@@ -461,7 +463,7 @@ def test_an_answer_to_remote_control_that_cannot_be_sent_holds_no_worker(
     there is answered."""
     site = site(pool, *DURABLE, "--cluster-require-full-coverage", "no")
     away = _without_the_hub(site)
-    note, topic = site.app.tasks["e2e.note"], site.toc.topic("celery")
+    note, topic = site.app.tasks["e2e.note"], site.toc.registry.topic("celery")
     stays = [
         id_
         for id_ in map("stays-{}".format, range(200))
@@ -494,7 +496,7 @@ def test_while_a_node_is_away_inspect_scheduled_lists_what_waits_on_the_others(
     site: Callable[..., Site], pool: str
 ) -> None:
     site = site(pool, *DURABLE, "--cluster-require-full-coverage", "no")
-    away, topic = _without_the_hub(site), site.toc.topic("celery")
+    away, topic = _without_the_hub(site), site.toc.registry.topic("celery")
     waits = set(map("waits-{}".format, range(20)))
     for id_ in waits:
         site.app.tasks["e2e.note"].apply_async((id_,), countdown=3600, task_id=id_)

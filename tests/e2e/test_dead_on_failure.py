@@ -60,7 +60,7 @@ def test_a_task_that_has_failed_for_good_is_dead_and_can_be_run_again(
         others[0].get(timeout=10)
     nothing_is_left(toc, 3)
 
-    assert toc.requeue_dead("celery", ids=[again.id]) == 1
+    assert toc.dead.requeue("celery", ids=[again.id]) == 1
     journal.wait_for("thrice", 4)
     assert dead(toc, again.id).reason == REASON
     nothing_is_left(toc, 3)
@@ -148,7 +148,7 @@ def test_what_a_killed_worker_had_acknowledged_and_ran_is_dead(
     pool: str,
 ) -> None:
     """What it had not acknowledged runs again."""
-    toc.declare("celery", visibility=2)
+    toc.queues.declare("celery", visibility=2)
     [first] = start_workers(1, *POOLS[pool], **ON)
     sent = app.tasks["e2e.nap"].delay("early", 60)
     app.tasks["e2e.hang"].delay("late", 0.5)

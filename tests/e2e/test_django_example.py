@@ -167,7 +167,7 @@ def test_an_order_waits_in_redis_until_it_is_paid(
     status, order = shop.request("/orders/", item="tea")
     assert (status, order["status"]) == (201, "pending")
     # It is put after the commit, by a thread.
-    wait_until(lambda: "celery" in center.topics() and center.counts("celery").scheduled == 1)
+    wait_until(lambda: "celery" in center.queues.names() and center.counts("celery").scheduled == 1)
     status, order = shop.request(f"/orders/{order['id']}/pay/", by="card")
     assert (status, order["status"]) == (200, "paid")
     assert center.counts("celery").scheduled == 0
@@ -231,7 +231,7 @@ def test_an_order_expires_although_its_process_is_killed_between_commit_and_publ
             ]
 
     assert state() == [("pending",), ("1",)]
-    assert not any(center.counts(name).waiting for name in center.topics())
+    assert not any(center.counts(name).waiting for name in center.queues.names())
     log = start_worker()
     wait_until(lambda: state() == [("expired",), ()], 120, log.read_text)
     engine.dispose()

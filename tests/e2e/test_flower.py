@@ -314,7 +314,7 @@ def test_the_broker_page_counts_what_waits_what_is_due_and_what_is_executed(
         queues = pages.get("/api/queues/length")["active_queues"]
         assert {queue["name"]: queue["messages"] for queue in queues}["urgent"] == 5
     finally:
-        toc.purge("urgent")
+        toc.queues.purge("urgent")
 
 
 def test_revoking_over_http_takes_a_waiting_task_out_of_redis(

@@ -19,6 +19,7 @@ from celery import Celery
 import kombu_toc
 from kombu_toc.scripts.call import load
 
+from ..integration.inspection import put_call
 from ..proxy import Proxy
 from ..servers import Server
 from .conftest import Journal, slot_keys, stop_when_done, wait_until
@@ -71,16 +72,16 @@ def test_scheduled_tasks_cost_a_worker_no_memory(
     before = main.memory_info().rss
     sent = app.tasks["e2e.note"].apply_async(("later",), countdown=3600)
     [one] = toc.get(sent.id, topic="celery")
-    topic = toc.topic("celery")
+    topic = toc.registry.topic("celery")
     for start in range(1, 50_000, 1000):
         # The same message under other ids: what apply_async would send, sent faster.
         ids = [f"copy-{i}" for i in range(start, min(start + 1000, 50_000))]
-        toc.run_all([toc.putting(topic, id, one.body, at_us=one.time_us) for id in ids])
+        toc.runner.run_all([put_call(toc, topic, id, one.body, at_us=one.time_us) for id in ids])
     app.tasks["e2e.add"].delay(1, 1).get(timeout=10)
     time.sleep(1.5)  # the worker has looked into all slots at least once
     assert main.memory_info().rss - before < 2 * 1024 * 1024
     assert toc.counts("celery").scheduled == 50_000
-    assert toc.purge("celery") == 50_000
+    assert toc.queues.purge("celery") == 50_000
 
 
 def test_one_producers_tasks_start_in_the_order_in_which_they_were_sent(

@@ -105,7 +105,7 @@ def test_a_task_that_is_lost_in_redis_alone_starts_within_two_periods(
     start_workers(1, "-c", "2", **options)
     sent = app.tasks["e2e.note"].apply_async(("lost",), countdown=2)
     [found] = toc.get(sent.id)
-    slot = toc.topic(found.topic).slot(found.slot)
+    slot = toc.registry.topic(found.topic).slot(found.slot)
     toc.client.hdel(slot.body, sent.id)
     toc.client.zrem(slot.stores[found.step], sent.id)
     assert not toc.get(sent.id)

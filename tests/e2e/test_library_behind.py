@@ -43,7 +43,7 @@ def test_what_waits_when_redis_is_lost_runs_on_time_and_once(
 ) -> None:
     # Senders need no library.
     start_workers(2, "-c", "2", **options)
-    assert toc.topic("celery").declaration.library == "behind"
+    assert toc.registry.topic("celery").declaration.library == "behind"
     now = app.tasks["e2e.add"].delay(1, 2)
     for number in range(100):
         app.tasks["e2e.note"].apply_async((f"lost-{number}",), countdown=8 + number / 50)
@@ -51,7 +51,7 @@ def test_what_waits_when_redis_is_lost_runs_on_time_and_once(
     library = celery_toc.timeout_center(app).library
     assert now.get(timeout=20) == 3
     wait_until(lambda: library.counts() == {"pending": 100, "succeeded": 1, "not put": 0})
-    wait_until(lambda: not toc.unwritten("celery")[0].entries)
+    wait_until(lambda: not toc.queues.unwritten("celery")[0].entries)
     toc.client.flushdb()
     assert library.rebuild().put == 100
     entries = journal.wait_for("lost-", 100)
@@ -94,6 +94,6 @@ def test_recorders_that_are_killed_leave_what_they_have_not_written_to_others(
     wait_until(
         lambda: library.counts() == {"pending": sent, "not put": 0},
         seconds=40,
-        what=lambda: (library.counts(), toc.unwritten()),
+        what=lambda: (library.counts(), toc.queues.unwritten()),
     )
     assert library.check() == []

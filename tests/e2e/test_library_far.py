@@ -123,7 +123,7 @@ def test_a_killed_loader_is_followed_by_another_and_nothing_is_late_or_run_twice
     [loader] = loaders()
     due_us = bring_near(far, ids, 180)
     center = celery_toc.timeout_center(app)
-    center.alter("celery", horizon=3600)
+    center.queues.alter("celery", horizon=3600)
     wait_until(lambda: far.count("celery") < number, 60)  # it has begun
     loader.container.kill()
     wait_until(lambda: not far.count("celery"), 120)
@@ -131,7 +131,7 @@ def test_a_killed_loader_is_followed_by_another_and_nothing_is_late_or_run_twice
     assert len(found) == number
     assert max(abs(one.time_us - due_us) for one in found) < 3000  # 968 have one millisecond
     assert not journal.entries("far-")
-    center.reschedule_found(found)
+    center.reschedule(found)
     journal.wait_for("far-", number, timeout=60)
     wait_until(lambda: sum(toc.counts("celery")) == 0)
     entries = journal.entries("far-")

@@ -62,7 +62,7 @@ def test_a_task_that_is_lost_with_its_worker_was_never_done_and_runs_when_it_is_
     [second] = start_workers(1, *POOLS[pool], **options)
     assert dead(toc, sent.id).error == "the worker that ran it is gone: its lease ended"
     assert not {"done", "succeeded"} & set(statuses(library, sent.id))
-    assert celery_toc.timeout_center(app).center.requeue_dead("celery", ids=[sent.id]) == 1
+    assert celery_toc.timeout_center(app).center.dead.requeue("celery", ids=[sent.id]) == 1
     journal.wait_for("early", 2)
     wait_until(lambda: statuses(library, sent.id)[-1] == "succeeded", what=second.logs)
     assert len(journal.entries("early")) == 2
@@ -109,9 +109,9 @@ def test_schedules_pauses_and_limits_come_back_after_redis_has_lost_everything(
     center.schedules.put("monthly", "e2e.note", crontab(0, 3, day_of_month=1), args=("month",))
     center.schedules.put("paused", "e2e.note", 0.2, args=("paused",))
     center.schedules.pause("paused")
-    center.center.alter("celery", rate="50/s")
-    toc.declare("later")
-    center.center.pause("later")
+    center.center.queues.alter("celery", rate="50/s")
+    toc.queues.declare("later")
+    center.center.queues.pause("later")
     app.tasks["e2e.note"].apply_async(("held",), queue="later")
     stopping, sent = threading.Event(), []
 
@@ -139,8 +139,8 @@ def test_schedules_pauses_and_limits_come_back_after_redis_has_lost_everything(
     assert again.schedules.get("monthly") == monthly
     assert [one.id for one in again.get(monthly.next_id)] == [monthly.next_id]
     assert again.schedules.get("paused").state == "paused"
-    assert toc.paused() == {"later"}
-    assert toc.describe("celery").limits["rate"].value == "50/s"
+    assert toc.queues.paused() == {"later"}
+    assert toc.queues.describe("celery").limits["rate"].value == "50/s"
     again.schedules.delete("often")
     names = [entry["name"] for entry in journal.entries("often@")]
     assert len(set(names)) == len(names)

@@ -24,7 +24,7 @@ StartWorkers = Callable[..., list[Worker]]
 
 def taken(toc: kombu_toc.TimeoutCenter, queue: str = "celery") -> int:
     """How many places are taken."""
-    topic = toc.topic(queue)
+    topic = toc.registry.topic(queue)
     return sum(int(toc.client.hget(topic.slot(n).busy, "") or 0) for n in range(topic.slots))
 
 
@@ -43,7 +43,7 @@ def most_at_once(entries: list[dict[str, Any]]) -> int:
 
 def marked(toc: kombu_toc.TimeoutCenter) -> list[str]:
     """Tokens of what is acknowledged and runs on."""
-    topic = toc.topic("celery")
+    topic = toc.registry.topic("celery")
     tokens = [
         t.decode() for n in range(topic.slots) for t in toc.client.hvals(topic.slot(n).tokens)
     ]
@@ -62,7 +62,7 @@ def test_a_place_is_held_until_the_task_has_ended_however(
     def send(name: str, *args: Any, **options: Any) -> Any:
         return app.tasks[f"e2e.{name}"].apply_async(args, **options)
 
-    toc.declare("celery", concurrency=10, requeue_limit=3)
+    toc.queues.declare("celery", concurrency=10, requeue_limit=3)
     [worker] = start_workers(1, *POOLS[pool])
     send("nap", "early", 1.5)
     send("late_ack", "late", 1.5)
@@ -104,7 +104,7 @@ def test_a_place_is_free_when_its_process_is_ended(
     how: str,
 ) -> None:
     limit = {"soft": {"soft_time_limit": 1}, "hard": {"time_limit": 1}}.get(how, {})
-    toc.declare("celery", concurrency=10)
+    toc.queues.declare("celery", concurrency=10)
     [worker] = start_workers(1, *POOLS["prefork"])
     sent = [
         app.tasks[f"e2e.{name}"].apply_async((name, 60), **limit) for name in ("nap", "late_ack")
@@ -131,7 +131,7 @@ def test_a_task_that_goes_on_when_it_is_terminated_keeps_its_place(
     task: str,
 ) -> None:
     """Celery takes it for ended as soon as it has sent the signal."""
-    toc.declare("celery", concurrency=1)
+    toc.queues.declare("celery", concurrency=1)
     start_workers(1, *POOLS["prefork"])
     sent = app.tasks[f"e2e.{task}"].delay("stubborn", 3)
     journal.wait_for("stubborn", 1)
@@ -152,7 +152,7 @@ def test_while_a_worker_waits_for_its_tasks_to_end_each_leaves_its_place(
     toc: kombu_toc.TimeoutCenter,
     pool: str,
 ) -> None:
-    toc.declare("celery", concurrency=10)
+    toc.queues.declare("celery", concurrency=10)
     [worker] = start_workers(1, *POOLS[pool])
     app.tasks["e2e.nap"].apply_async(("short", 2))
     app.tasks["e2e.nap"].apply_async(("long", 6))
@@ -176,7 +176,7 @@ def test_a_worker_that_ends_leaves_no_place_behind(
     pool: str,
     number: int,
 ) -> None:
-    toc.declare("celery", concurrency=10)
+    toc.queues.declare("celery", concurrency=10)
     [worker] = start_workers(1, *POOLS[pool])
     app.tasks["e2e.nap"].apply_async(("short", 2))
     journal.wait_for("short", 1)
@@ -194,7 +194,7 @@ def test_places_are_freed_although_the_connection_was_cut_meanwhile(
     client: redis.Redis,
     pool: str,
 ) -> None:
-    toc.declare("celery", concurrency=10)
+    toc.queues.declare("celery", concurrency=10)
     [worker] = start_workers(1, *POOLS[pool])
     app.tasks["e2e.nap"].apply_async(("short", 2))
     journal.wait_for("short", 1)
@@ -208,7 +208,7 @@ def test_no_more_run_at_once_than_the_queue_allows_over_all_workers(
     start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
 ) -> None:
     """Acknowledged before they run, or after"""
-    toc.declare("celery", concurrency=3)
+    toc.queues.declare("celery", concurrency=3)
     for i in range(24):
         app.tasks["e2e.told" if i % 2 else "e2e.late_ack"].delay(f"run-{i}", 0.1)
     start_workers(2, *POOLS["prefork"])
@@ -220,7 +220,7 @@ def test_no_more_run_at_once_than_the_queue_allows_over_all_workers(
 def test_a_worker_takes_no_more_of_a_limited_queue_than_it_can_start(
     start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
 ) -> None:
-    toc.declare("celery", concurrency=10)
+    toc.queues.declare("celery", concurrency=10)
     for i in range(8):
         app.tasks["e2e.late_ack"].delay(f"run-{i}", 0.3)
     start_workers(1, "-P", "prefork", "-c", "2")
@@ -243,7 +243,7 @@ def test_what_a_killed_worker_ran_leaves_its_place_when_its_lease_ends(
     late: bool,
 ) -> None:
     """What was acknowledged before it ran does not run again."""
-    toc.declare("celery", concurrency=1, visibility=2)
+    toc.queues.declare("celery", concurrency=1, visibility=2)
     [first] = start_workers(1, *POOLS["prefork"])
     app.tasks["e2e.hang" if late else "e2e.nap"].delay("long", 60)
     journal.wait_for("long", 1)
@@ -269,7 +269,7 @@ def test_no_more_start_than_the_rate_and_its_burst_allow(
     pool: str,
 ) -> None:
     number, interval, burst = 150, 0.02, 5
-    toc.declare("celery", rate=f"{1 / interval:g}/s", rate_burst=burst)
+    toc.queues.declare("celery", rate=f"{1 / interval:g}/s", rate_burst=burst)
     start_workers(2, *POOLS[pool])
     begins = now_us(toc.client) / 1e6
     for i in range(number):
@@ -284,22 +284,22 @@ def test_no_more_start_than_the_rate_and_its_burst_allow(
 def test_limits_are_taken_away_and_set_while_a_worker_runs(
     start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
 ) -> None:
-    toc.declare("celery", rate="1/h")
+    toc.queues.declare("celery", rate="1/h")
     start_workers(1, *POOLS["prefork"])
     note = app.tasks["e2e.note"]
     for i in range(3):
         note.delay(f"before-{i}")
     journal.wait_for("before-", 1)
-    toc.alter("celery", rate=None)
+    toc.queues.alter("celery", rate=None)
     journal.wait_for("before-", 3)
-    toc.alter("celery", concurrency=1)
+    toc.queues.alter("celery", concurrency=1)
     time.sleep(5)  # by then every worker has read it
     long = app.tasks["e2e.nap"].delay("long", 60)
     journal.wait_for("long", 1)
     note.delay("beside")
     time.sleep(0.5)  # in which an idle process would have started it
     raised = now_us(toc.client) / 1e6
-    toc.alter("celery", concurrency=2)
+    toc.queues.alter("celery", concurrency=2)
     [beside] = journal.wait_for("beside", 1)
     assert beside["by_redis"] >= raised
     long.revoke(terminate=True)
@@ -309,7 +309,7 @@ def test_limits_are_taken_away_and_set_while_a_worker_runs(
 def test_a_worker_that_stood_still_loses_its_places_and_leaves_none(
     start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
 ) -> None:
-    toc.declare("celery", concurrency=1, visibility=2)
+    toc.queues.declare("celery", concurrency=1, visibility=2)
     [first] = start_workers(1, *POOLS["prefork"])
     app.tasks["e2e.told"].delay("stopped", 1)
     journal.wait_for("stopped", 1)
@@ -332,7 +332,7 @@ def test_celerys_own_rate_limit_of_a_task_holds_too(
     start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
 ) -> None:
     """It is of each worker, which keeps the task meanwhile, with its place."""
-    toc.declare("celery", concurrency=3)
+    toc.queues.declare("celery", concurrency=3)
     [worker] = start_workers(1, *POOLS["prefork"])
     told = {"destination": [worker.hostname()], "reply": True, "timeout": 3}
     [answer] = app.control.rate_limit("e2e.note", "5/s", **told)
@@ -365,7 +365,7 @@ def send(app: Celery, name: str, key: str, number: int, *args: Any) -> None:
 def test_of_a_key_no_more_run_at_once_than_it_may_and_no_key_waits_for_another(
     start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
 ) -> None:
-    toc.declare("celery", key_concurrency=1)
+    toc.queues.declare("celery", key_concurrency=1)
     for number in range(6):
         for key in "ab":
             send(app, "told" if number % 2 else "late_ack", key, number, 0.1)
@@ -385,7 +385,7 @@ def test_keys_take_turns_so_that_a_large_one_delays_a_small_one_by_a_few(
     toc: kombu_toc.TimeoutCenter,
     pool: str,
 ) -> None:
-    toc.declare("celery", key_fair=True, concurrency=2)
+    toc.queues.declare("celery", key_fair=True, concurrency=2)
     for number in range(600):
         send(app, "nap", "large", number, 0.01)
     start_workers(2, *POOLS[pool])
@@ -401,7 +401,7 @@ def test_keys_take_turns_so_that_a_large_one_delays_a_small_one_by_a_few(
     for entry in journal.entries("small"):
         before = [at for at in large if sent[entry["name"]] < at < entry["by_redis"]]
         assert len(before) <= 10, entry
-    toc.purge("celery")
+    toc.queues.purge("celery")
 
 
 @pytest.mark.cluster
@@ -416,7 +416,7 @@ def test_what_is_rejected_or_retried_keeps_its_place_in_a_serial_key(
     pool: str,
 ) -> None:
     """Celery acknowledges the one task before it runs, and has rejected the other when it does."""
-    toc.declare("celery", key_order="serial")
+    toc.queues.declare("celery", key_order="serial")
     again = {1: "retry"} if task == "step" else {1: "retry", 3: "reject", 4: "retry"}
     for number in range(6):
         for key in "abc":
@@ -441,7 +441,7 @@ def test_a_serial_key_keeps_its_order_although_workers_are_killed(
     task: str,
 ) -> None:
     """What was acknowledged before is not run again; what was not, is, and before the others."""
-    toc.declare("celery", key_order="serial", visibility=2)
+    toc.queues.declare("celery", key_order="serial", visibility=2)
     keys, number = "abcdef", 12
     for i in range(number):
         for key in keys:

@@ -74,8 +74,8 @@ def test_the_counts_in_redis_agree_with_what_producers_and_workers_did(
     journal.wait_for("last", 1)
     with app.connection_for_write() as connection:
         producer = connection.default_channel.center
-    producer.metrics.send(producer)  # the last seconds of this process
-    toc.metrics.send(toc)
+    producer.metrics.send(producer.runner)  # the last seconds of this process
+    toc.metrics.send(toc.runner)
     expected = {"put": 23, "delivered": 22, "acked": 21, "dead": 1, "cancelled": 1}
     wait_until(lambda: totals(toc) == expected, 20, lambda: totals(toc))
     measured = kombu_toc.read_metrics(toc)["celery"]
@@ -252,7 +252,7 @@ def test_a_worker_says_at_its_start_what_has_no_effect(
     start_workers: StartWorkers, toc: kombu_toc.TimeoutCenter
 ) -> None:
     """Options that are misspelt or another transport's, and limits that others have declared."""
-    toc.declare("celery", slots=4, retries=2, visibility=20)
+    toc.queues.declare("celery", slots=4, retries=2, visibility=20)
     options = {
         "visibilty_timeout": 3600,
         "sep": ":",

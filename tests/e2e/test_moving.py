@@ -106,7 +106,7 @@ def test_a_topic_is_resharded_up_and_down_while_it_is_in_use(
     assert lateness[-1] < 5
     for id in held:
         [found] = toc.get(id)
-        assert found.slot == toc.topic("celery").slot_for(id).number
+        assert found.slot == toc.registry.topic("celery").slot_for(id).number
     assert sum(one.deleted for one in toc.cancel(held)) == len(held)
 
 
@@ -120,7 +120,7 @@ def test_a_worker_whose_settings_say_the_old_number_of_slots_reconnects(
     """It declares its queues again, with that number."""
     options = {"broker_transport_options": {"toc_slots": 4}}
     [worker] = start_workers(1, "-c", "1", **options)
-    assert toc.declared("celery").slots == 4
+    assert toc.registry.declared("celery").slots == 4
     kombu_toc.reshard_topic(toc, "celery", 16, settle=0)
     for one in client.client_list():
         if int(one["id"]) != client.client_id():
@@ -158,7 +158,7 @@ def test_reshard_tells_what_it_has_done_and_what_is_wrong(
     run("reshard", "celery", *options).fails(2, "--slots")
     run("reshard", "celry", "-s", 8, *options).fails(3, "'celry'", "do you mean 'celery'")
     run("reshard", "celery", "-s", 8).fails(2, "--yes")
-    toc.declare("reply", slots=1, expires=60_000)
+    toc.queues.declare("reply", slots=1, expires=60_000)
     run("reshard", "reply", "-s", 8, *options).fails(1, "'reply' goes away by itself")
     assert "celery -A shop toc reshard mail --slots 32" in run("reshard", "--help").out
 

@@ -102,7 +102,7 @@ def test_a_task_is_sent_to_the_target_of_its_queue_when_it_is_due(
         )
         toc("topic", "set", "mail", "--target", "none")
         assert toc("topic", "show", "mail")["limits"]["target"]["value"] is None
-        timeout_center(app).purge("mail")
+        timeout_center(app).queues.purge("mail")
     assert timeout_center(app).counts("mail") == (0, 0, 0, 0)
 
 
@@ -114,7 +114,7 @@ def test_a_server_of_an_apps_http_api_may_send_too(
     command = ("-m", "celery", "-A", "hookshop", "toc", "web", "--notify")
     options = (str(tmp_path / "secrets.txt"), "--notify-allow", "127.0.0.1")
     with Target() as target:
-        timeout_center(app).declare("mail", target=target.url)
+        timeout_center(app).queues.declare("mail", target=target.url)
         with HttpServer(
             single_server.toc_url, command=(*command, *options), environment=environment
         ) as api:
@@ -152,7 +152,7 @@ def test_a_worker_has_the_rights_that_a_notifier_needs(tmp_path: Path) -> None:
             NotifierProcess(url, "--backoff", "0") as notifier,
         ):
             center = timeout_center(app)
-            center.declare("mail", target=target.url)
+            center.queues.declare("mail", target=target.url)
             center.put("mail", "order-7", b"remind")
             target.take(2)
             center.put("mail", "order-8", b"remind")

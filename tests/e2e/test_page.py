@@ -104,11 +104,11 @@ def page(shared: Any, browser: Browser) -> str:
     """The address of the page, whose queues are empty."""
     made, app = shared
     center = timeout_center(app)
-    for queue in center.topics():
-        center.purge(queue)
-        center.purge_dead(queue)
+    for queue in center.queues.names():
+        center.queues.purge(queue)
+        center.dead.purge(queue)
         center.ack(center.pop(queue, 1000).messages)
-        center.pause(queue, False)
+        center.queues.resume(queue)
     for schedule in center.schedules.each():
         center.schedules.delete(schedule.name)
     browser.complaints()
@@ -194,7 +194,7 @@ def test_what_changes_is_seen_without_a_reload_by_two_viewers(
         browser.press("Cancel 1 message")
         browser.wait_text("1 message cancelled.")
         other.wait(lambda: id not in other.text())
-        assert other.run("return window.stays")
+        assert other.runner.run("return window.stays")
     finally:
         other.close()
 
@@ -409,7 +409,7 @@ def test_all_that_match_are_moved_and_run(
     browser.wait_text("700 messages match.")
     browser.press("Reschedule 700")
     browser.wait_text("Done: 700 messages rescheduled.")
-    assert center.coming("mail", [2.9 * HOUR, 3.1 * HOUR]) == [0, 700]
+    assert center.queues.coming("mail", [2.9 * HOUR, 3.1 * HOUR]) == [0, 700]
     browser.press("To the queue")
     browser.press("To all that match")
     browser.press("Run now all that match")
@@ -476,8 +476,8 @@ def test_one_dead_letter_is_shown_with_its_error_and_put_back(
 def test_limits_show_what_is_used_and_waits_and_are_changed_in_use(
     browser: Browser, page: str, center: Any
 ) -> None:
-    center.declare("api")
-    center.alter("api", concurrency=2, key_order="serial")
+    center.queues.declare("api")
+    center.queues.alter("api", concurrency=2, key_order="serial")
     for number in range(5):
         center.put("api", f"call-{number}", b"{}", key="anna" if number < 3 else f"key-{number}")
     taken = center.pop("api", 10).messages
@@ -494,22 +494,22 @@ def test_limits_show_what_is_used_and_waits_and_are_changed_in_use(
         browser.type("input[name='limit.rate']", "100/s")
         browser.press("Change", "form.limits")
         browser.wait_text("Changed: ")
-        assert center.describe("api").limits["concurrency"].value == 3
-        assert center.describe("api").limits["rate"].value == "100/s"
+        assert center.queues.describe("api").limits["concurrency"].value == 3
+        assert center.queues.describe("api").limits["rate"].value == "100/s"
         browser.type("input[name='limit.rate']", "often")
         browser.press("Change", "form.limits")
         browser.wait_text("must be a rate such as 100/s")
-        assert center.describe("api").limits["rate"].value == "100/s"
+        assert center.queues.describe("api").limits["rate"].value == "100/s"
         browser.open(f"{page}limits?queue=api")
         browser.type("input[name='limit.rate']", "")
         browser.type("input[name='limit.concurrency']", "none")
         browser.press("Change", "form.limits")
         browser.wait_text("concurrency none")
-        assert center.describe("api").limits["concurrency"].value is None
+        assert center.queues.describe("api").limits["concurrency"].value is None
         assert entries(browser, page)[0][1:3] == ["alter", "api"]
     finally:
         center.ack(taken)
-        center.delete("api")
+        center.queues.delete("api")
 
 
 def test_a_queue_is_paused_and_resumed(
@@ -519,13 +519,13 @@ def test_a_queue_is_paused_and_resumed(
     browser.open(f"{page}queue?queue=mail")
     browser.press("Pause")
     browser.wait_text("mail is paused.")
-    assert center.paused() == {"mail"}
+    assert center.queues.paused() == {"mail"}
     browser.open(page)
     browser.wait_text("paused", "#queues")
     browser.open(f"{page}queue?queue=mail")
     browser.press("Resume")
     browser.wait_text("mail is resumed.")
-    assert not center.paused()
+    assert not center.queues.paused()
 
 
 def test_schedules_are_paused_resumed_skipped_and_run(
@@ -665,7 +665,7 @@ def test_a_broker_that_goes_away_is_told_and_the_page_goes_on_when_it_is_back(
         assert "mail" in browser.text("#queues")  # what was known is still shown
     finally:
         own_server.start()
-    center.declare("mail")
+    center.queues.declare("mail")
     remind(app, 2)
     browser.wait(lambda: not browser.text("#trouble"))
     browser.wait_text("mail", "#queues")
@@ -679,7 +679,7 @@ def test_a_broker_that_goes_away_is_told_and_the_page_goes_on_when_it_is_back(
         assert "shop.mail.remind" in browser.text("#messages")
     finally:
         own_server.start()
-    center.declare("mail")
+    center.queues.declare("mail")
     browser.wait(lambda: not browser.text("#trouble"))
 
 

@@ -107,7 +107,7 @@ def test_a_revoke_asks_each_queue_once(
 ) -> None:
     """Whether the task is in one of them or in none"""
     for number in range(queues):
-        toc.declare(f"queue-{number}")
+        toc.queues.declare(f"queue-{number}")
     sent = note(app, "x", countdown=HOUR, queue="queue-7")
     for id in (sent.id, "none"):
         client.config_resetstat()

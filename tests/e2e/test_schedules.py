@@ -222,7 +222,9 @@ def test_a_firing_whose_worker_was_killed_does_not_run_beside_the_next_one(
     start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
 ) -> None:
     """It comes back, for it is acknowledged late, and waits until the other one has ended."""
-    toc.declare("celery", visibility=2, retry_backoff=3)  # the next one begins before it is back
+    toc.queues.declare(
+        "celery", visibility=2, retry_backoff=3
+    )  # the next one begins before it is back
     workers = start_workers(2, *POOLS["prefork"])
     center = timeout_center(app)
     period = timedelta(seconds=4)

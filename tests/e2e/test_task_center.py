@@ -129,7 +129,7 @@ def test_a_task_that_is_dead_or_elsewhere_is_not_sent_again(
     assert not center.ensure_task(note.s("x"), task_id="1")
     center.reject(center.pop("urgent").messages[0], requeue=False)
     assert not center.ensure_task(note.s("x"), task_id="1")
-    center.purge_dead()
+    center.dead.purge()
     assert center.ensure_task(note.s("x"), task_id="1")
 
 
@@ -168,8 +168,8 @@ def test_dead_tasks_are_replayed(
     app.tasks["e2e.refuse"].delay("no room")
     app.send_task("e2e.unheard_of")
     wait_until(lambda: center.counts("celery").dead == 2)
-    assert center.purge_dead(where=lambda task: task.name == "e2e.unheard_of") == 1
-    assert center.requeue_dead(where=lambda task: task.name == "e2e.refuse") == 1
+    assert center.dead.purge(where=lambda task: task.name == "e2e.unheard_of") == 1
+    assert center.dead.requeue(where=lambda task: task.name == "e2e.refuse") == 1
     journal.wait_for("refused", 2)
     wait_until(lambda: center.counts("celery").dead == 1)
     assert [one.error for one in center.scan(state=DEAD).messages] == ["no room"]

@@ -58,7 +58,7 @@ def test_a_running_worker_and_a_sender_know_within_five_seconds(
     [held] = toc.get("held")
     assert 15 < held.time_us / 1e6 - time.time() <= 25.5
     app.tasks["e2e.note"].apply_async(("later",), task_id="later", countdown=600, priority=9)
-    [slot] = [toc.topic("celery").slot(found.slot) for found in toc.get("later")]
+    [slot] = [toc.registry.topic("celery").slot(found.slot) for found in toc.get("later")]
     assert client.zrange(slot.store(5), 0, -1) == [b"later"]
     assert sent.id not in {found.id for found in toc.scan("celery").messages}
 
@@ -131,9 +131,9 @@ def test_what_limits_starts_and_keys_is_set_shown_and_taken_away(run: Run) -> No
 def test_what_makes_no_sense_is_one_line_and_changes_nothing(
     run: Run, toc: kombu_toc.TimeoutCenter, words: tuple[str, ...], code: int, said: str
 ) -> None:
-    before = toc.declared("celery")
+    before = toc.registry.declared("celery")
     told = run("topic", *words)
     assert (told.code, told.out) == (code, "")
     assert said in told.err
     assert told.err.count("\n") == 1
-    assert kombu_toc.TimeoutCenter(toc.client).declared("celery") == before
+    assert kombu_toc.TimeoutCenter(toc.client).registry.declared("celery") == before

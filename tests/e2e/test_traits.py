@@ -64,7 +64,7 @@ def test_a_retry_keeps_the_visibility_the_max_lease_and_the_key_of_its_task(
     sent = app.tasks["e2e.again"].apply_async((1, 3600), **{**key, "headers": headers})
     wait_until(lambda: len(journal.entries(f"again-{sent.id}")) == 1)
     wait_until(lambda: [found.state for found in toc.get(sent.id)] == ["waiting"])
-    slots = toc.topic("celery").all_slots()
+    slots = toc.registry.topic("celery").all_slots()
     [retry] = toc.get(sent.id)
     tokens = [toc.client.hget(slot.tokens, retry.id) for slot in slots]
     assert [token for token in tokens if token] == [b";v200000,m300000,kc%201"]
@@ -99,5 +99,5 @@ def test_what_celery_lets_expire_is_marked_by_a_worker_and_what_kombu_does_is_a_
         wait_until(lambda: line in worker.logs(), what=worker.logs)  # noqa: B023
     toc.reschedule(later.id)
     assert later.get(timeout=10) == 2
-    assert toc.requeue_dead("celery") == toc.requeue_dead("urgent") == 1
+    assert toc.dead.requeue("celery") == toc.dead.requeue("urgent") == 1
     assert expiration.get(timeout=10) == queue.get(timeout=10) == 2

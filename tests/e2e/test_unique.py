@@ -61,7 +61,7 @@ def test_a_key_is_held_until_the_task_is_done_or_until_it_starts(
     assert is_held(app, toc, done.id)
     assert holder(app, "s") != start.id
     wait_until(lambda: not is_held(app, toc, done.id))
-    toc.purge("celery")
+    toc.queues.purge("celery")
     wait_until(lambda: toc.counts("celery")[:3] == (0, 0, 0))
 
 

@@ -107,8 +107,8 @@ def app(folder: Path, shared: HttpServer) -> Iterator[Celery]:
 def api(shared: HttpServer, app: Celery) -> HttpServer:
     """A server of an app whose queues are empty. Both go on to know what they have declared."""
     center = timeout_center(app)
-    for queue in center.topics():
-        center.purge(queue)
+    for queue in center.queues.names():
+        center.queues.purge(queue)
         center.ack(center.pop(queue, 1000).messages)
     return shared
 
@@ -164,7 +164,7 @@ def test_a_task_over_http_is_what_celery_sends(
     center = timeout_center(app)
     [found] = center.get(id)
     assert found.topic == made.json["queue"] == fields.get("queue", "celery")
-    center.purge(found.topic)
+    center.queues.purge(found.topic)
     app.tasks["shop.add"].apply_async(
         tuple(fields["args"]), fields.get("kwargs", {}), task_id=id, **options
     )
@@ -182,7 +182,7 @@ def test_a_task_over_http_is_what_celery_sends(
     for part in ("headers", "properties"):
         assert over_http[part] == celerys[part]
     assert over_http == celerys
-    center.purge(found.topic)
+    center.queues.purge(found.topic)
 
 
 def test_a_task_runs_and_its_result_and_trace_come_back(
@@ -225,7 +225,7 @@ def test_what_may_not_be_sent_is_refused_and_nothing_is(
 ) -> None:
     reply = api.post(TASKS, fields)
     assert (reply.status, reply.json["field"]) == (status, field)
-    assert sum(found.counts.waiting for found in timeout_center(app).summary()) == 0
+    assert sum(found.counts.waiting for found in timeout_center(app).queues.summary()) == 0
 
 
 HEADERS = {"task": "secret.drop", "id": "one"}
@@ -270,7 +270,7 @@ def test_a_message_that_a_worker_would_read_as_a_task_is_refused(
         reply = api.post(f"/v1/queues/celery/{path}", document)
         assert reply.status == 403, reply
         assert "/v1/apps/shop/tasks" in reply.json["detail"]
-    assert sum(found.counts.waiting for found in timeout_center(app).summary()) == 0
+    assert sum(found.counts.waiting for found in timeout_center(app).queues.summary()) == 0
 
 
 def nested(line: str, depth: int) -> str:
@@ -298,7 +298,7 @@ def test_what_this_server_cannot_parse_is_not_let_in(
         reply = api.post(f"/v1/queues/celery/{path}", document)
         assert reply.status == 403, reply
         assert "/v1/apps/shop/tasks" in reply.json["detail"]
-    assert sum(found.counts.waiting for found in timeout_center(app).summary()) == 0
+    assert sum(found.counts.waiting for found in timeout_center(app).queues.summary()) == 0
 
 
 @pytest.mark.parametrize(
@@ -605,7 +605,7 @@ for line in sys.argv[1:]:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    center.purge_dead("mail")
+    center.dead.purge("mail")
     assert file is None or not file.exists()
 
 

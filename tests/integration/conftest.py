@@ -60,7 +60,7 @@ def page_server(server: Server | Cluster) -> Iterator[HttpServer]:
 def local(page_server: HttpServer, center: TimeoutCenter) -> Visitor:
     """Who sits at the machine; on the page_server server, which is empty."""
     for queue in ("mail", "sms"):
-        center.declare(queue)
+        center.queues.declare(queue)
     made = Visitor(page_server)
     made.get("queue?queue=mail")
     return made
@@ -92,7 +92,7 @@ def signed_in(
     guarded_page: HttpServer, tokens: dict[str, tuple[str, str]], center: TimeoutCenter
 ) -> Any:
     for queue in ("mail", "sms"):
-        center.declare(queue)
+        center.queues.declare(queue)
 
     def sign_in(name: str) -> Visitor:
         made = Visitor(guarded_page)

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import redis
 
-from kombu_toc import Delivery, TimeoutCenter
+from kombu_toc import Delivery, TimeoutCenter, Topic
+from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.model import scores
 from kombu_toc.model.topic import base_of
+from kombu_toc.scripts.call import ScriptCall
+
+
+def put_call(center: TimeoutCenter, topic: Topic, id: str, body: bytes, **how: Any) -> ScriptCall:
+    """The call that puts a message."""
+    return center.commands.put(topic, PutRequest(id, body, **how))
+
+
+def pop_call(center: TimeoutCenter, topic: Topic, *slots: Any, **how: Any) -> ScriptCall:
+    """The call that pops messages."""
+    return center.commands.pop(topic, PopRequest(center.deliveries.names.next(), *slots, **how))
 
 
 def now_us(client: redis.Redis) -> int:
@@ -109,7 +122,7 @@ def script_calls(client: redis.Redis) -> int:
 def time_passes(center: TimeoutCenter, topic: str, seconds: float) -> None:
     """Make everything of a topic that much older: as if the server's clock had gone on."""
     client, ms = center.client, int(seconds * 1000)
-    for slot in center.topic(topic).all_slots():
+    for slot in center.registry.topic(topic).all_slots():
         for key in (*slot.stores, slot.prepare, slot.dead):
             for id, score in client.zrange(key, 0, -1, withscores=True):
                 if score >= 1000:  # what is due at once remains so
@@ -161,7 +174,7 @@ def forget_late(center: TimeoutCenter, topic: str) -> None:
     if center.clustered:
         armed = {
             (slot.number, int(us))
-            for slot in center.topic(topic).all_slots()
+            for slot in center.registry.topic(topic).all_slots()
             for us in center.client.zrange(slot.announced_times, 0, -1)
         }
         for slot, us in announced(center, topic) - armed:
@@ -178,7 +191,7 @@ def check_slots(center: TimeoutCenter, topic: str) -> None:
     client = center.client
     now = now_us(client)
     armed: set[tuple[int, int]] = set()
-    for slot in center.topic(topic).all_slots():
+    for slot in center.registry.topic(topic).all_slots():
         sets = [client.zrange(key, 0, -1) for key in (*slot.stores, slot.prepare, slot.dead)]
         ids = [id for one in sets for id in one]
         assert len(ids) == len(set(ids)), f"an id in two places: {sorted(ids)}"

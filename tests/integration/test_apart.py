@@ -42,7 +42,7 @@ def order(popped: Popped) -> list[tuple[int, int]]:
 def test_messages_of_several_nodes_come_in_the_order_of_one_pop(
     center: TimeoutCenter, slots: int, limit: int
 ) -> None:
-    center.declare("mail", slots=slots)
+    center.queues.declare("mail", slots=slots)
     for number, id in enumerate(IDS):
         center.put("mail", id, b"", priority=(0, 9, 3)[number % 3])
     found = []
@@ -70,7 +70,7 @@ def test_what_came_back_goes_before_what_is_due_on_other_nodes(center: TimeoutCe
 
 def test_a_slot_with_most_of_what_is_due_gives_most(center: TimeoutCenter) -> None:
     """However much more than its share a slot has to give, it is all in its turn."""
-    topic = center.declare("mail", slots=8)
+    topic = center.queues.declare("mail", slots=8)
     one = next(id for id in IDS if topic.slot_for(id).number == 5)
     for number in range(150):
         center.put("mail", f"n{number}", b"", basis=one)
@@ -109,7 +109,7 @@ def refusing(node: Node, command: str) -> Iterator[None]:
 
 
 def of_others(cluster: Cluster, center: TimeoutCenter, node: Node) -> list[str]:
-    topic = center.topic("mail")
+    topic = center.registry.topic("mail")
     return [id for id in IDS if cluster.node_of(topic.slot_for(id).body) is not node]
 
 
@@ -119,7 +119,7 @@ def test_what_other_nodes_gave_is_returned_with_the_error_of_one_that_fails(
 ) -> None:
     for id in IDS:
         center.put("mail", id, b"")
-    failing = cluster.node_of(center.topic("mail").slot(3).body)
+    failing = cluster.node_of(center.registry.topic("mail").slot(3).body)
     others = of_others(cluster, center, failing)
     with refusing(failing, "hstrlen"), caplog.at_level(logging.WARNING, "kombu_toc"):
         popped = center.pop("mail", 100, **how)
@@ -144,7 +144,7 @@ def test_a_node_that_has_died_keeps_nothing_back_that_others_have(
     for id in IDS:
         center.put("mail", id, b"")
     home = cluster.node_of(center.keys.topics)
-    topic = center.topic("mail")
+    topic = center.registry.topic("mail")
     nodes = [cluster.node_of(slot.body) for slot in topic.all_slots()]
     dead = next(node for node in nodes if node is not home)  # no topic is found without that
     others = of_others(cluster, center, dead)
@@ -160,7 +160,7 @@ def test_what_a_pop_had_when_it_was_interrupted_is_given_back(
     cluster: Cluster, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupt cannot be timed from outside: it comes with the reply of the first slots."""
-    topic = center.declare("mail", slots=8)
+    topic = center.queues.declare("mail", slots=8)
     one = next(id for id in IDS if topic.slot_for(id).number == 5)
     for number in range(150):
         center.put("mail", f"n{number}", b"", basis=one)

@@ -45,7 +45,7 @@ STILL = 0.4
 @contextlib.asynccontextmanager
 async def center_at(url: str, **options: Any) -> AsyncIterator[AsyncTimeoutCenter]:
     async with AsyncTimeoutCenter.from_url(url, **options) as made:
-        made.grace = 0
+        made.center.leases.grace = 0
         yield made
 
 
@@ -61,8 +61,8 @@ def test_every_operation_works_and_is_that_of_the_center(
 ) -> None:
     async def use() -> None:
         async with center_at(url) as toc:
-            await toc.declare("mail", slots=slots)
-            assert await toc.topics() == ["mail"]
+            await toc.queues.declare("mail", slots=slots)
+            assert await toc.queues.names() == ["mail"]
             ids = [f"m{i}" for i in range(60)]
             for number, id in enumerate(ids):
                 delay = 3600 if number < 20 else 0
@@ -72,15 +72,17 @@ def test_every_operation_works_and_is_that_of_the_center(
             await toc.put("mail", "m0", b"another body", delay=3600)  # a copy
             assert (await toc.put("mail", "m1", b"body", if_exists="keep")).added is False
             assert await toc.counts("mail") == center.counts("mail")
-            assert await toc.counts_by_slot("mail") == center.counts_by_slot("mail")
+            assert await toc.queues.counts_by_slot("mail") == center.queues.counts_by_slot("mail")
             assert await toc.get("m0") == center.get("m0") != []
             assert (await toc.scan("mail", limit=200)).messages == center.scan(
                 "mail", limit=200
             ).messages
             assert await toc.count("mail", where=lambda found: found.id == "m3") == 1
-            assert [one.topic for one in await toc.summary("mail")] == ["mail"]
-            assert await toc.coming("mail", [10, 7200]) == center.coming("mail", [10, 7200])
-            assert await toc.check("mail") == await toc.repair("mail") == []
+            assert [one.topic for one in await toc.queues.summary("mail")] == ["mail"]
+            assert await toc.queues.coming("mail", [10, 7200]) == center.queues.coming(
+                "mail", [10, 7200]
+            )
+            assert await toc.admin.check("mail") == await toc.admin.repair("mail") == []
 
             messages: list[Any] = []
             while popped := (await toc.pop("mail", 7)).messages:
@@ -98,8 +100,8 @@ def test_every_operation_works_and_is_that_of_the_center(
             assert await toc.release(messages[20:30]) == 10
             for message in messages[30:]:
                 assert await toc.reject(message, requeue=False, reason="done for") == DEAD
-            assert await toc.requeue_dead("mail", ids=[messages[30].id]) == 1
-            assert await toc.purge_dead("mail") == 9
+            assert await toc.dead.requeue("mail", ids=[messages[30].id]) == 1
+            assert await toc.dead.purge("mail") == 9
 
             [moved] = await toc.reschedule("m5", delay=10)
             assert moved.moved
@@ -107,13 +109,13 @@ def test_every_operation_works_and_is_that_of_the_center(
             [gone] = await toc.cancel("m5")
             assert gone.deleted
             assert await toc.get("m5") == []
-            assert await toc.pause("mail") is True
-            assert await toc.paused() == {"mail"}
-            await toc.remember_cancelled(["m5"], most=5, seconds=60)
-            assert await toc.cancelled_lately(60) == ["m5"]
-            assert await toc.purge("mail") > 0
-            await toc.delete("mail")
-            assert await toc.topics() == []
+            assert await toc.queues.pause("mail") is True
+            assert await toc.queues.paused() == {"mail"}
+            await toc.notes.remember_cancelled(["m5"], most=5, seconds=60)
+            assert await toc.notes.cancelled_lately(60) == ["m5"]
+            assert await toc.queues.purge("mail") > 0
+            await toc.queues.delete("mail")
+            assert await toc.queues.names() == []
 
     in_loop(use())
 
@@ -152,9 +154,9 @@ def test_a_client_of_redis_asyncio_says_where_the_server_is(single_server: Serve
         async with AsyncTimeoutCenter(client, "own:") as toc:
             await toc.put("mail", "a", b"x")
             assert toc.client.most == 2
-            assert await toc.topics() == ["mail"]
+            assert await toc.queues.names() == ["mail"]
             assert await client.hexists("own:{toc}:topics", "mail")
-            await toc.delete("mail")
+            await toc.queues.delete("mail")
         await client.aclose()
 
     in_loop(use())
@@ -181,7 +183,7 @@ def test_a_wrong_option_is_refused_before_it_connects() -> None:
 def test_what_is_not_awaited_says_so(url: str) -> None:
     toc = AsyncTimeoutCenter.from_url(url)
     with pytest.raises(ConfigurationError, match="with await"):
-        toc.center.topics()
+        toc.center.queues.names()
 
 
 def test_a_function_that_takes_a_center_can_be_called(url: str) -> None:
@@ -236,7 +238,7 @@ def test_each_put_is_a_message_and_a_token_names_one(url: str, center: TimeoutCe
             assert await toc.ack([job]) == 1
             made = await toc.put("mail", "refund-7", b"look", delay=5, if_exists="replace")
             assert made.outcome == "replaced"
-            assert center.coming("mail", [30]) == [1]
+            assert center.queues.coming("mail", [30]) == [1]
             await toc.put("mail", "x", b"")
             [job] = (await toc.pop("mail")).messages
             await toc.reject(job, requeue=False)
@@ -303,7 +305,7 @@ def test_a_cut_connection_is_an_error_for_those_who_wait_and_opened_again(
             proxy.refuse()
             async with center_at(proxy.toc_url) as toc:
                 with pytest.raises(redis.ConnectionError):
-                    await toc.topics()
+                    await toc.queues.names()
 
     in_loop(use())
 
@@ -326,7 +328,7 @@ def test_it_is_closed_while_what_was_asked_for_ends(url: str) -> None:
 def test_a_cancelled_task_leaves_no_reply_unread(url: str) -> None:
     async def use() -> None:
         async with center_at(url, max_connections=1) as toc:
-            await toc.declare("mail", slots=4)
+            await toc.queues.declare("mail", slots=4)
             for number in range(50):
                 task = asyncio.create_task(toc.put("mail", f"c{number}", b"x", delay=60, token="t"))
                 for _ in range(number % 5):
@@ -377,7 +379,7 @@ def test_a_task_that_is_cancelled_while_it_connects_ends(
 def test_a_task_that_is_cancelled_before_the_loop_turns_sends_nothing(url: str) -> None:
     async def use() -> None:
         async with center_at(url) as toc:
-            await toc.declare("mail")
+            await toc.queues.declare("mail")
             task = asyncio.create_task(toc.put("mail", "a", b"x"))
             await asyncio.sleep(0)  # it has asked; what was asked leaves at the end of the turn
             task.cancel()
@@ -391,13 +393,13 @@ def test_a_task_that_is_cancelled_before_the_loop_turns_sends_nothing(url: str) 
 def test_a_timeout_of_the_callers_ends_what_blocks(single_server: Server) -> None:
     async def use() -> None:
         async with center_at(single_server.toc_url, max_connections=2) as toc:
-            await toc.topics()
+            await toc.queues.names()
             for _ in range(3):
                 with pytest.raises(asyncio.TimeoutError):
                     await asyncio.wait_for(
                         toc.call(lambda center: center.client.bzpopmin("none", 30)), 0.1
                     )
-                await toc.topics()
+                await toc.queues.names()
             assert toc.client.links.count <= 2
 
     in_loop(use())
@@ -411,7 +413,7 @@ def test_who_blocks_leaves_a_connection_to_the_others(single_server: Server) -> 
             blocked = [asyncio.create_task(toc.call(block)) for _ in range(2)]
             await asyncio.sleep(0.05)
             began = time.monotonic()
-            await toc.topics()
+            await toc.queues.names()
             assert time.monotonic() - began < 0.5
             found = await asyncio.gather(*blocked, return_exceptions=True)
             assert None in found
@@ -461,7 +463,7 @@ def test_tls_and_what_is_wrong_with_it(tmp_path: Path) -> None:
             assert len(await toc.get("a")) == 1
         async with center_at(url) as toc:
             with pytest.raises(ServerError, match="the server's certificate is not trusted"):
-                await toc.topics()
+                await toc.queues.names()
 
     try:
         in_loop(use())
@@ -476,15 +478,15 @@ def test_users_passwords_and_databases(server: Server, client: redis.Redis) -> N
 
     async def use() -> None:
         async with center_at(f"toc+redis://ann:secret@{place}/2") as toc:
-            assert await toc.topics() == []
+            assert await toc.queues.names() == []
             [who] = await toc.call(lambda center: [center.client.acl_whoami()])
             assert who in (b"ann", "ann")
         async with center_at(f"toc+redis://ann:wrong@{place}/0") as toc:
             with pytest.raises(redis.AuthenticationError):
-                await toc.topics()
+                await toc.queues.names()
         async with center_at(f"toc+redis://{place}/999") as toc:
             with pytest.raises(ConfigurationError, match="has no database 999"):
-                await toc.topics()
+                await toc.queues.names()
 
     try:
         in_loop(use())
@@ -497,7 +499,7 @@ def test_an_option_that_redis_asyncio_does_not_know_is_refused(single_server: Se
         async with center_at(single_server.toc_url, redis_connect_func=print) as toc:
             toc.client.connection_pool.connection_kwargs["ssl_validate_ocsp"] = True
             with pytest.raises(ConfigurationError, match="knows no 'ssl_validate_ocsp'"):
-                await toc.topics()
+                await toc.queues.names()
 
     in_loop(use())
 
@@ -508,12 +510,12 @@ def test_an_option_that_redis_asyncio_does_not_know_is_refused(single_server: Se
 def test_another_loop_is_refused_while_the_first_one_lives(url: str) -> None:
     async def use() -> None:
         toc = AsyncTimeoutCenter.from_url(url)
-        await toc.topics()
+        await toc.queues.names()
         caught: list[BaseException] = []
 
         def elsewhere() -> None:
             try:
-                asyncio.run(toc.topics())
+                asyncio.run(toc.queues.names())
             except ConfigurationError as exc:
                 caught.append(exc)
 
@@ -535,7 +537,7 @@ def test_a_loop_after_the_first_one_may_use_it(url: str) -> None:
         # asyncio's transports warn of a loop that ended before they were closed.
         warnings.simplefilter("ignore", ResourceWarning)
         for _ in range(3):
-            assert asyncio.run(toc.topics()) == []
+            assert asyncio.run(toc.queues.names()) == []
         del toc
         gc.collect()
 
@@ -598,6 +600,6 @@ def test_a_wrong_name_of_a_master_is_explained(failing: Deployment) -> None:
     async def use() -> None:
         async with center_at(failing.toc_url.replace(NAME, "other")) as toc:
             with pytest.raises(ServerError, match="set master_name to the right one"):
-                await toc.topics()
+                await toc.queues.names()
 
     in_loop(use())

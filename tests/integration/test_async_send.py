@@ -320,10 +320,10 @@ def test_chains_groups_and_chords(app: Celery, center: TimeoutCenter) -> None:
     async def send() -> None:
         result = await aio.send(chain(add.s(1), add.s(2), add.s(3)))
         assert result.parent.parent.id == center.scan("celery").messages[0].id
-        center.purge("celery")
+        center.queues.purge("celery")
         await aio.send(group(add.s(n) for n in range(5)))
         assert center.counts("celery").ready == 5
-        center.purge("celery")
+        center.queues.purge("celery")
         # The backend is disabled: Celery refuses a chord, which it does in a thread.
         with pytest.raises(NotImplementedError, match="backend"):
             await aio.send(chord([add.s(1), add.s(2)], add.s(3)))

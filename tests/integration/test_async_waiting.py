@@ -32,7 +32,7 @@ STILL = 0.4
 @contextlib.asynccontextmanager
 async def center_at(url: str) -> AsyncIterator[AsyncTimeoutCenter]:
     async with AsyncTimeoutCenter.from_url(url) as made:
-        made.grace = 0
+        made.center.leases.grace = 0
         yield made
 
 
@@ -147,13 +147,13 @@ def test_a_task_that_is_cancelled_gives_back_what_it_was_just_delivered(
         else:  # it had ended before
             assert turn > 1 and center.counts("mail").in_flight == 1
             break
-        center.purge("mail")
+        center.queues.purge("mail")
 
 
 def test_a_loop_over_messages_renews_their_leases_and_settles_them(
     url: str, center: TimeoutCenter
 ) -> None:
-    center.declare("mail", visibility=1, slots=1, retry_backoff=HOUR, retry_backoff_max=HOUR)
+    center.queues.declare("mail", visibility=1, slots=1, retry_backoff=HOUR, retry_backoff_max=HOUR)
     for id in ("a", "b", "c", "d"):
         center.put("mail", id, b"")
 

@@ -44,16 +44,16 @@ def test_what_another_process_binds_or_unbinds_counts_from_the_next_publish_on(
     producer, other = connect(), connect()
     first = Queue("first", exchange, "key")(other.default_channel)
     second = Queue("second", exchange, "key")(other.default_channel)
-    first.declare()
+    first.queues.declare()
     publish(producer, exchange, "key")
-    second.declare()
+    second.queues.declare()
     publish(producer, exchange, "key")
     assert waiting(center, "first", "second") == [2, 1]
     first.unbind_from(exchange, "key")
     publish(producer, exchange, "key")
     assert waiting(center, "first", "second") == [2, 2]
     first.bind_to(exchange, "other")
-    second.delete()
+    second.queues.delete()
     publish(producer, exchange, "key")
     publish(producer, exchange, "other")
     assert waiting(center, "first") == [3]
@@ -66,7 +66,7 @@ def test_a_binding_that_goes_stale_ends_the_routing(
     exchange = Exchange("work", kind)
     connection = connect()
     Queue("stays", exchange, "key")(connection.default_channel).declare()
-    center.declare("brief")
+    center.queues.declare("brief")
     pattern = TopicExchange(None).key_to_pattern("key")
     member = binding(kind, "key", pattern, "brief")
     Bindings(center).add("work", member, 60_000)
@@ -86,7 +86,7 @@ def test_as_many_bindings_as_before_are_seen_to_be_others(
     exchange = Exchange("work", "direct")
     connection = connect()
     for queue in ("stays", "goes", "comes"):
-        center.declare(queue)
+        center.queues.declare(queue)
     stays, goes, comes = (binding("direct", "a", None, name) for name in ("stays", "goes", "comes"))
     Bindings(center).add("work", stays)
     Bindings(center).add("work", goes)
@@ -141,7 +141,7 @@ def test_a_publish_asks_for_the_version_and_reads_no_bindings(
         binding(kind, f"key{n}.x", pattern(f"key{n}.x"), f"queue{n}"): "inf" for n in range(1000)
     }
     client.zadd(center.keys.bindings("work"), members)
-    center.declare("queue7")
+    center.queues.declare("queue7")
     publish(connection, exchange, "key7.x")
     before, sent = commands(client), client.info("stats")["total_net_output_bytes"]
     for _ in range(50):

@@ -20,6 +20,7 @@ from kombu_toc.center.schedules import RecurringCommands
 from kombu_toc.metrics.counters import Metrics
 
 from ..servers import Server
+from .inspection import put_call
 
 pytestmark = pytest.mark.one_server("MONITOR tells of one")
 
@@ -77,25 +78,27 @@ def watch(server: Server) -> Iterator[Callable[..., object]]:
 
 def fill(center: TimeoutCenter, others: int, **limits: object) -> None:
     """Messages that wait for hours, that are due, in flight and dead; and one of each to act on."""
-    topic = center.declare("mail", slots=2, **limits)
+    topic = center.queues.declare("mail", slots=2, **limits)
     for start in range(0, others, 500):
         numbers = range(start, min(start + 500, others))
-        center.run_all(
-            [center.putting(topic, f"later-{n}", b"", delay_us=10**10 + n) for n in numbers]
+        center.runner.run_all(
+            [put_call(center, topic, f"later-{n}", b"", delay_us=10**10 + n) for n in numbers]
         )
-        center.run_all([center.putting(topic, f"flying-{n}", b"") for n in numbers])
+        center.runner.run_all([put_call(center, topic, f"flying-{n}", b"") for n in numbers])
         flying = center.pop("mail", 500, recover=0).messages
         assert len(flying) == len(numbers)
         half = flying[: len(flying) // 2]
-        center.run_all([center.rejecting(one, requeue=False, reason="test") for one in half])
-        center.run_all([center.putting(topic, f"due-{n}", b"") for n in numbers])
+        center.runner.run_all(
+            [center.commands.reject(one, requeue=False, reason="test") for one in half]
+        )
+        center.runner.run_all([put_call(center, topic, f"due-{n}", b"") for n in numbers])
         # What is in flight was put before what is due, and that stays.
     commands = RecurringCommands(center.context)
     changes = [
         ScheduleChange(f"s{n}", "", f"s{n}@1", 10**15 + 10 * (n // 9), fired=[f"s{n}@{n}\tx"])
         for n in range(others)
     ]
-    center.run_all([commands.changing(topic, one) for one in changes])
+    center.runner.run_all([commands.changing(topic, one) for one in changes])
     for one in changes:
         center.recurring.places.note("mail", one.name)
     for id in ("cancelled", "moved", "seen"):
@@ -138,17 +141,17 @@ OPERATIONS: dict[str, Callable[[TimeoutCenter], object]] = {
         center.bury(one, reason="failed") for one in center.pop("mail", 2).messages
     ],
     "counts": lambda center: center.counts("mail"),
-    "summary": lambda center: center.summary("mail"),
-    "usage": lambda center: center.usage("mail"),
-    "coming": lambda center: center.coming("mail", [60, 3600]),
+    "summary": lambda center: center.queues.summary("mail"),
+    "usage": lambda center: center.queues.usage("mail"),
+    "coming": lambda center: center.queues.coming("mail", [60, 3600]),
     "a page": lambda center: center.scan("mail", limit=10),
-    "alter": lambda center: center.alter("mail", retries=9),
+    "alter": lambda center: center.queues.alter("mail", retries=9),
     "read a schedule": lambda center: center.recurring.read("mail", ["s1"], fired=True),
     "a page of schedules": lambda center: center.recurring.page("mail", 10, (str(10**15), "s5")),
     "a page of schedules by name": lambda center: center.recurring.by_name(["mail"], 10, "s2"),
     "find a schedule": lambda center: center.recurring.find("s1"),
     "queues with schedules": lambda center: center.recurring.topics(limit=10),
-    "is paused": lambda center: center.is_paused("mail"),
+    "is paused": lambda center: center.queues.is_paused("mail"),
     "change a schedule": lambda center: center.recurring.change(
         "mail",
         ScheduleChange(
@@ -161,7 +164,7 @@ OPERATIONS: dict[str, Callable[[TimeoutCenter], object]] = {
             fired=[f"s1@{n}\tx" for n in range(30)],
         ),
     ),
-    "delete if empty": lambda center: center.delete("mail", if_empty=True),
+    "delete if empty": lambda center: center.queues.delete("mail", if_empty=True),
 }
 
 
@@ -211,13 +214,13 @@ def test_a_plain_put_runs_seven_commands_at_most(
             assert center.put("mail", id, b"", **when).outcome == "added"
         return [command[0] for command in commands if command[0].upper() != "EVALSHA"]
 
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     center.put("mail", "load", b"")
     center.ack(center.pop("mail").messages)
     center.put("mail", "later", b"", delay=HOUR)
     assert len(put("behind it", delay=HOUR)) <= 6
     assert len(put("before it", delay=5)) <= 9
-    center.purge("mail")
+    center.queues.purge("mail")
     assert len(put("alone")) <= 7
     assert len(put("beside it")) <= 6
     assert client.zpopmin(center.keys.wake("mail"))  # it is claimed
@@ -257,7 +260,7 @@ def test_nothing_depends_on_how_much_else_waits(
     fill(center, 40)
     few = run(center, watch)
     client.flushall()
-    center.forget("mail")
+    center.registry.forget("mail")
     fill(center, 4000)
     many = run(center, watch)
     for name in OPERATIONS:
@@ -267,23 +270,23 @@ def test_nothing_depends_on_how_much_else_waits(
 
 def written(center: TimeoutCenter) -> None:
     """Read some entries of each log and delete them."""
-    for slot in center.topic("mail").all_slots():
-        entries = center.run(read_call(slot, 10, 10**6)).entries
+    for slot in center.registry.topic("mail").all_slots():
+        entries = center.runner.run(read_call(slot, 10, 10**6)).entries
         names = [one.name for one in entries]
         if names:
-            center.run(written_call(slot, names, [one.id for one in entries]))
+            center.runner.run(written_call(slot, names, [one.id for one in entries]))
 
 
 def test_nothing_depends_on_how_much_is_logged(
     center: TimeoutCenter, client: redis.Redis, watch: Callable[..., object]
 ) -> None:
     operations = {name: OPERATIONS[name] for name in LOGGED}
-    operations["unwritten"] = lambda center: center.unwritten("mail")
+    operations["unwritten"] = lambda center: center.queues.unwritten("mail")
     operations["written"] = written
     found = []
     for others in (40, 4000):
         client.flushall()
-        center.forget("mail")
+        center.registry.forget("mail")
         fill(center, others, library="behind")
         found.append(run(center, watch, operations))
     few, many = found
@@ -303,7 +306,7 @@ LIMITED = (
 
 def fill_limited(center: TimeoutCenter, others: int, **limits: object) -> None:
     """As many wait in lanes as are due and in none; each key has a few."""
-    center.declare("mail", slots=2, **limits)
+    center.queues.declare("mail", slots=2, **limits)
     for part in ("due", "more"):
         for start in range(0, others, 500):
             center.put_many(
@@ -341,7 +344,7 @@ def test_nothing_depends_on_how_much_else_waits_for_a_limit(
     found = []
     for others in (400, 4000):
         client.flushall()
-        center.forget("mail")
+        center.registry.forget("mail")
         fill_limited(center, others, **limits)
         # What is sorted by and by, a bounded number at a time, is sorted now.
         for _ in range(100):

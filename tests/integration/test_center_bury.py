@@ -16,7 +16,7 @@ HOUR = 3600.0
 @pytest.fixture
 def one(center):
     """A center with a topic 'one' of a single slot."""
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     return center
 
 
@@ -37,11 +37,11 @@ def test_it_is_dead_whether_it_was_acknowledged_or_not(one, client, acknowledged
     assert (found.state, found.body, found.step) == (DEAD, b"body", 3)
     assert (found.reason, found.error) == ("failed", "ValueError: boom\nTraceback")
     check_slots(one, "one")
-    assert one.check("one") == []
+    assert one.admin.check("one") == []
     assert announced(one, "one") == set()
     assert one.ack(message) == 0  # what was on its way for long
     assert one.counts("one").dead == 1
-    assert one.requeue_dead("one") == 1
+    assert one.dead.requeue("one") == 1
     [again] = one.pop("one").messages
     assert (again.id, again.body, again.step) == ("x", b"body", 3)
     assert one.ack([again]) == 1
@@ -54,12 +54,12 @@ def test_it_may_be_said_twice(one, acknowledged):
     message = taken(one)
     if acknowledged:
         one.ack(message)
-    before = one.metrics.counts(one.topic("one")).dead
+    before = one.metrics.counts(one.registry.topic("one")).dead
     for _ in range(2):
         assert one.bury(message, reason="failed") == "x"
     assert one.counts("one") == (0, 0, 0, 1)
-    assert one.metrics.counts(one.topic("one")).dead == before + 1
-    one.requeue_dead("one")
+    assert one.metrics.counts(one.registry.topic("one")).dead == before + 1
+    one.dead.requeue("one")
     assert one.bury(message, reason="failed") == "x"
     assert one.counts("one").ready == 1  # it was replayed meanwhile, and that stays
 
@@ -69,7 +69,7 @@ def test_a_replayed_message_that_fails_again_is_dead_again(one):
     for _ in range(3):
         one.ack(message)
         one.bury(message, reason="failed")
-        one.requeue_dead("one")
+        one.dead.requeue("one")
         [message] = one.pop("one").messages
     assert one.bury(message, reason="failed at last") == "x"
     assert [found.reason for found in one.get("x", topic="one")] == ["failed at last"]
@@ -97,7 +97,7 @@ def test_what_has_its_id_since_stays_and_it_is_found_beside_that(one, client):
     }
     assert one.bury(message, reason="failed") == copy
     check_slots(one, "one")
-    assert one.purge_dead("one") == 1
+    assert one.dead.purge("one") == 1
     assert len(one.cancel("x", topic="one")) == 1
     assert residue(client) == []
 
@@ -111,7 +111,7 @@ def test_a_copy_dies_as_a_copy(one, client):
         assert one.bury(message, reason="failed") == message.id
     assert {found.id for found in one.get("x", topic="one")} == {"x", copy}
     check_slots(one, "one")
-    assert one.purge_dead("one") == 2
+    assert one.dead.purge("one") == 2
     assert residue(client) == []
 
 
@@ -120,18 +120,18 @@ def test_what_it_had_of_its_own_it_has_again_but_does_not_expire_at_once(one):
     one.ack(message)
     message = aged(message, HOUR)  # it has expired since
     one.bury(message, reason="failed")
-    one.requeue_dead("one")
+    one.dead.requeue("one")
     [again] = one.pop("one").messages
     assert again.visibility == 7
     assert again.expires_us > message.expires_us + 3_000_000_000
 
 
 def test_what_expires_by_its_topic_can_be_run_again(center, client):
-    center.declare("one", slots=1, message_ttl=60_000)
+    center.queues.declare("one", slots=1, message_ttl=60_000)
     message = taken(center)
     center.ack(message)
     center.bury(aged(message, HOUR), reason="failed")
-    center.requeue_dead("one")
+    center.dead.requeue("one")
     [again] = center.pop("one").messages
     assert again.expires_us > message.expires_us - 1_000_000
     assert center.ack(again) == 1
@@ -149,7 +149,7 @@ def test_a_full_server_keeps_it(one, client):
 
 
 def test_dead_letters_are_limited_as_others(center):
-    center.declare("one", slots=1, dead_limit=2)
+    center.queues.declare("one", slots=1, dead_limit=2)
     for id in "abcd":
         center.bury(taken(center, id), reason="failed")
     center.pop("one", 1)
@@ -157,7 +157,7 @@ def test_dead_letters_are_limited_as_others(center):
 
 
 def test_a_slot_that_the_topic_has_no_more_gets_none(center):
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     gone = taken(center)._replace(slot=5)
     assert center.bury(gone, reason="failed") == "x"
     assert len(center.get("x", topic="one")) == 1

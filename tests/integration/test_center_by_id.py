@@ -11,7 +11,7 @@ import pytest
 
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, ActionTimeError, TimeoutCenter, TocError
 
-from .inspection import announced, check_slots, keys_left, now_us, residue, script_calls
+from .inspection import announced, check_slots, keys_left, now_us, put_call, residue, script_calls
 
 HOUR = 3600.0
 
@@ -61,14 +61,14 @@ def moved(rescheduled):
         (lambda center: center.reschedule(7, delay=5), "id must be a str, or several"),
         (lambda center: center.pop(7), "a queue is named by a str, not 7"),
         (lambda center: center.counts(7), "a queue is named by a str, not 7"),
-        (lambda center: center.declare(7), "a queue is named by a str, not 7"),
-        (lambda center: center.pause(7), "a queue is named by a str, not 7"),
+        (lambda center: center.queues.declare(7), "a queue is named by a str, not 7"),
+        (lambda center: center.queues.pause(7), "a queue is named by a str, not 7"),
     ],
 )
 def test_what_is_not_of_its_type_is_named_and_nothing_is_done(center, call, said):
     with pytest.raises(TocError, match=said):
         call(center)
-    assert center.topics() in ([], ["mail"])
+    assert center.queues.names() in ([], ["mail"])
     assert center.count() == 0
 
 
@@ -120,7 +120,7 @@ def test_looking_up_declares_nothing(center, client):
     center.cancel("x", topic="mail")
     center.reschedule("x", topic="mail")
     center.counts("mail")
-    center.purge("mail")
+    center.queues.purge("mail")
     assert keys_left(client) == []
 
 
@@ -166,7 +166,7 @@ def test_without_a_topic_a_message_is_found_wherever_it_is(center):
 def test_messages_that_share_an_id_are_found_in_different_slots_too(center, client):
     """Each sender gave his own slot basis."""
     bases = ["order-1", "order-2", "order-3", None]
-    numbers = {center.topic("mail").slot_for(basis or "x").number for basis in bases}
+    numbers = {center.registry.topic("mail").slot_for(basis or "x").number for basis in bases}
     assert len(numbers) > 2
     for number, basis in enumerate(bases):
         for body in (b"a", b"b"):
@@ -174,7 +174,7 @@ def test_messages_that_share_an_id_are_found_in_different_slots_too(center, clie
     assert len(center.get("x")) == 8
     assert {one.slot for one in center.get("x")} == numbers
     [one] = {one.slot for one in center.get("x", basis="order-2")}
-    assert one == center.topic("mail").slot_for("order-2").number
+    assert one == center.registry.topic("mail").slot_for("order-2").number
     assert [one.moved for one in center.reschedule("x", delay=2 * HOUR)] == [True] * 8
     check_slots(center, "mail")
     assert [one.deleted for one in center.cancel("x")] == [True] * 8
@@ -182,9 +182,9 @@ def test_messages_that_share_an_id_are_found_in_different_slots_too(center, clie
 
 
 def test_several_ids_are_looked_for_at_once(center, client):
-    topic = center.topic("mail")
+    topic = center.registry.topic("mail")
     ids = [f"{n}" for n in range(250)]
-    center.run_all([center.putting(topic, id, b"", delay_us=10**9) for id in ids])
+    center.runner.run_all([put_call(center, topic, id, b"", delay_us=10**9) for id in ids])
     assert sorted(one.id for one in center.get([*ids, "none", "0"])) == sorted(ids)
     assert sorted(one.id for one in center.cancel(iter(ids[:200]))) == sorted(ids[:200])
     assert center.counts("mail").scheduled == 50
@@ -193,10 +193,10 @@ def test_several_ids_are_looked_for_at_once(center, client):
 
 def test_a_topic_that_was_declared_anew_is_asked_as_it_is_now(center):
     """By somebody else, with more slots than it had."""
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     other = TimeoutCenter(center.client)
-    other.delete("mail")
-    other.declare("mail", slots=16)
+    other.queues.delete("mail")
+    other.queues.declare("mail", slots=16)
     for number in range(20):
         other.put("mail", f"{number}", b"", delay=HOUR)
     assert all(center.get(f"{number}", topic="mail") for number in range(20))
@@ -208,13 +208,13 @@ def test_a_topic_that_was_declared_anew_is_asked_as_it_is_now(center):
 def test_each_topic_is_asked_once_for_an_id(center, client, topics, most):
     """Also if it is found: by every call that takes an id"""
     for number in range(topics):
-        center.declare(f"queue-{number}")
+        center.queues.declare(f"queue-{number}")
     for number in range(50):
-        center.declare(f"{number}.reply.celery.pidbox", slots=1, expires=60_000)
+        center.queues.declare(f"{number}.reply.celery.pidbox", slots=1, expires=60_000)
     for call in (center.get, center.cancel, center.reschedule):
         center.put("queue-7", "x", b"", delay=HOUR, if_exists="keep")
         assert call("none") == []  # a server that has not the script yet is asked twice
-        center.metrics.send(center)
+        center.metrics.send(center.runner)
         client.config_resetstat()
         assert [one.id for one in call("x")] == ["x"]
         assert script_calls(client) <= most
@@ -222,9 +222,9 @@ def test_each_topic_is_asked_once_for_an_id(center, client, topics, most):
 
 def test_a_first_slot_basis_is_known_to_who_looks_from_then_on(center, client):
     """Although its center, and the sender's, remember the declaration from before"""
-    looker, topic = TimeoutCenter(client), center.declare("mail")
+    looker, topic = TimeoutCenter(client), center.queues.declare("mail")
     center.put("mail", "own", b"", delay=HOUR)
-    assert looker.topic("mail").declaration.bases is False
+    assert looker.registry.topic("mail").declaration.bases is False
     bases = {topic.slot_for(f"order-{n}").number: f"order-{n}" for n in range(50)}
     del bases[topic.slot_for("x").number]
     assert len(bases) == 7
@@ -232,7 +232,7 @@ def test_a_first_slot_basis_is_known_to_who_looks_from_then_on(center, client):
         center.put("mail", "x", basis.encode(), delay=HOUR, basis=basis)
         assert {one.body for one in looker.get("x")} >= {basis.encode()}
     assert len(looker.get("x")) == len(looker.cancel("x")) == 7
-    assert looker.topic("mail").declaration.bases is True
+    assert looker.registry.topic("mail").declaration.bases is True
     assert [one.moved for one in looker.reschedule("own")] == [True]
 
 
@@ -240,7 +240,7 @@ def test_a_declaration_is_written_once_for_all_that_have_a_slot_basis(center, cl
     ran = []
     runner, run = center.runner, center.runner.run
     monkeypatch.setattr(runner, "run", lambda call: ran.append(call.script.name) or run(call))
-    center.declare("mail")
+    center.queues.declare("mail")
     for number in range(5):
         center.put("mail", f"own-{number}", b"", basis=f"own-{number}")
     assert set(ran) == {"declare", "put"}
@@ -255,7 +255,7 @@ def test_what_an_older_release_has_declared_is_asked_in_all_slots(center, client
     for basis in ("order-1", "order-2", "order-3"):
         center.put("mail", f"of-{basis}", b"", delay=HOUR, basis=basis)
         [found] = TimeoutCenter(client).get(f"of-{basis}")
-        assert found.slot == center.topic("mail").slot_for(basis).number
+        assert found.slot == center.registry.topic("mail").slot_for(basis).number
     assert json.loads(client.hget(center.keys.topics, "mail")) == {"slots": 8, "retries": 16}
 
 
@@ -274,21 +274,23 @@ def test_a_copy_is_found_by_its_own_id_and_so_is_an_id_that_reads_like_one(cente
 def test_who_has_not_heard_of_a_reshard_puts_where_it_is_found(center, client, slots):
     """It is over for everybody else: nothing was left to be moved."""
     late = TimeoutCenter(client)
-    topic = late.declare("mail", slots=4)
-    assert center.redeclare(topic, replace(topic.declaration, slots=slots, previous_counts=(4,)))
+    topic = late.queues.declare("mail", slots=4)
+    assert center.registry.redeclare(
+        topic, replace(topic.declaration, slots=slots, previous_counts=(4,))
+    )
     for number in range(20):
         late.put("mail", f"{number}", b"", delay=HOUR)
-    center.reach("mail", 3)  # who consumes has seen what it announced
+    center.registry.reach("mail", 3)  # who consumes has seen what it announced
     assert all(center.get(f"{number}") for number in range(20))
     assert {one.slot for one in center.scan("mail").messages} == {0, 1, 2, 3}
 
 
 def test_queues_that_go_away_by_themselves_are_asked_once_a_task_was_sent_there(center, client):
     """Their names are for one consumer, and its tasks can be revoked like any."""
-    center.declare("reply", slots=1, expires=60_000)
-    center.declare("worker-1.dq", slots=1, expires=60_000)
+    center.queues.declare("reply", slots=1, expires=60_000)
+    center.queues.declare("worker-1.dq", slots=1, expires=60_000)
     client.hset(center.keys.topics, "older", json.dumps({"slots": 1, "expires": 60_000}))
-    center.run(center.putting(center.topic("reply"), "7", b"an answer"))
+    center.runner.run(put_call(center, center.registry.topic("reply"), "7", b"an answer"))
     for topic in ("worker-1.dq", "older"):
         center.put(topic, "x", b"", delay=HOUR)
     looker = TimeoutCenter(client)
@@ -356,12 +358,10 @@ def test_just_the_messages_that_were_found_are_cancelled(center, client):
     copy = center.put("mail", "x", b"2", delay=HOUR).id
     dead(center, "mail", "dead")
     found = center.scan("mail").messages
-    assert done(center.cancel_found(one for one in found if one.body == b"1")) == [
-        ("x", WAITING, True)
-    ]
+    assert done(center.cancel(one for one in found if one.body == b"1")) == [("x", WAITING, True)]
     assert {one.id for one in center.scan("mail").messages} == {copy, "dead"}
     check_slots(center, "mail")
-    assert len(center.cancel_found(found)) == 2
+    assert len(center.cancel(found)) == 2
     assert residue(client) == []
 
 
@@ -399,7 +399,7 @@ def test_a_copy_cancelled_by_its_own_id_leaves_nothing_behind(center, client, co
 
 def test_cancelling_one_message_leaves_the_others_announced(center):
     """A8"""
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     center.put("one", "a", b"", at=2e9)
     center.put("one", "b", b"", at=2.1e9)
     center.cancel("a", topic="one")
@@ -496,28 +496,32 @@ def test_an_announced_time_that_was_rescheduled_away_leaves_nothing_behind(cente
 
 
 def test_the_latest_cancelled_ids_are_remembered_for_a_while(center, client):
-    center.remember_cancelled((f"{n}" for n in range(1200)), most=1000, seconds=60)
-    assert len(center.cancelled_lately(60)) == len(set(center.cancelled_lately(60))) == 1000
+    center.notes.remember_cancelled((f"{n}" for n in range(1200)), most=1000, seconds=60)
+    assert (
+        len(center.notes.cancelled_lately(60))
+        == len(set(center.notes.cancelled_lately(60)))
+        == 1000
+    )
     until = now_us(client) + 2_000
     while now_us(client) < until:  # the server's clock has gone on
         pass
-    center.remember_cancelled(["again", "1199"], most=1000, seconds=60)
-    assert center.cancelled_lately(60)[-2:] == ["1199", "again"]
+    center.notes.remember_cancelled(["again", "1199"], most=1000, seconds=60)
+    assert center.notes.cancelled_lately(60)[-2:] == ["1199", "again"]
     assert 0 < client.pttl(center.keys.cancelled) <= 60_000
-    center.remember_cancelled([], most=1000, seconds=60)
-    center.remember_cancelled(["new"], most=1, seconds=60)
-    assert center.cancelled_lately(60) == ["new"]
-    center.remember_cancelled(["old"], most=10, seconds=0)
+    center.notes.remember_cancelled([], most=1000, seconds=60)
+    center.notes.remember_cancelled(["new"], most=1, seconds=60)
+    assert center.notes.cancelled_lately(60) == ["new"]
+    center.notes.remember_cancelled(["old"], most=10, seconds=0)
     assert client.exists(center.keys.cancelled) == 0
 
 
 def test_one_of_many_speaks_for_a_topic_until_it_is_not_heard_for_a_while(center, client):
-    assert center.speaks_for(["a", "b"], "one", 60) == ["a", "b"]
-    assert center.speaks_for(["a", "c"], "two", 60) == ["c"]
-    assert center.speaks_for(["a", "b", "c"], "one", 60) == ["a", "b"]
-    assert center.speaks_for([], "one", 60) == []
+    assert center.notes.speaks_for(["a", "b"], "one", 60) == ["a", "b"]
+    assert center.notes.speaks_for(["a", "c"], "two", 60) == ["c"]
+    assert center.notes.speaks_for(["a", "b", "c"], "one", 60) == ["a", "b"]
+    assert center.notes.speaks_for([], "one", 60) == []
     client.pexpire(center.keys.speaker("a"), 0)  # its time is over
-    assert center.speaks_for(["a", "b"], "two", 60) == ["a"]
+    assert center.notes.speaks_for(["a", "b"], "two", 60) == ["a"]
 
 
 # -- ensure
@@ -541,16 +545,16 @@ def test_a_message_is_ensured_once_whatever_state_it_is_in(center, make):
 @pytest.mark.parametrize("resharded", [False, True])
 def test_what_a_copy_has_left_behind_keeps_nobody_from_ensuring(center, client, resharded):
     """Its message was consumed, and its name is among the copies still."""
-    topic = center.declare("mail", slots=1)
+    topic = center.queues.declare("mail", slots=1)
     if resharded:
-        assert center.redeclare(topic, replace(topic.declaration, draining_counts=(2,)))
+        assert center.registry.redeclare(topic, replace(topic.declaration, draining_counts=(2,)))
     copies = topic.slot(0).copies("x")
     client.hset(copies, mapping={"x#1": "", "x#2": ""})
     assert center.put("mail", "x", b"", delay=HOUR, if_exists="keep").id == "x"
     assert client.exists(copies) == 0
     copy = center.put("mail", "x", b"other", delay=HOUR).id
     client.hset(copies, "x#1", "")
-    center.cancel_found([one for one in center.get("x") if one.id == "x"])
+    center.cancel([one for one in center.get("x") if one.id == "x"])
     assert center.put("mail", "x", b"", delay=HOUR, if_exists="keep").outcome == "kept", (
         "there is the copy"
     )
@@ -574,3 +578,16 @@ def test_of_many_that_ensure_at_once_one_adds(center, server):
         thread.join()
     assert sorted(added) == list(range(50))
     assert center.counts("mail").scheduled == 50
+
+
+def test_what_was_found_may_be_cancelled_beside_ids_and_alone(center):
+    for id in "aab":
+        center.put("mail", id, b"", delay=HOUR)
+    [first, copy] = center.get("a")
+    assert {one.id for one in center.cancel([first, "b"]) if one.deleted} == {first.id, "b"}
+    assert center.get("a") == [copy]
+    assert [one.id for one in center.reschedule(copy, delay=2 * HOUR)] == [copy.id]
+    assert [one.id for one in center.cancel(copy)] == [copy.id]
+    assert center.cancel([]) == center.reschedule([]) == []
+    with pytest.raises(TocError, match="id must be a str"):
+        center.cancel([copy, 7])

@@ -36,7 +36,7 @@ from .test_schedule_commands import APART
 @pytest.fixture
 def slot(center):
     """The only slot of a topic 'one', in which a message 'x' waits."""
-    slot = center.declare("one", slots=1).slot(0)
+    slot = center.queues.declare("one", slots=1).slot(0)
     center.put("one", "x", b"body", delay=60)
     return slot
 
@@ -50,21 +50,21 @@ def faults(found):
 def test_a_key_that_another_program_has_written_is_named_and_set_aside(
     center: TimeoutCenter, client: redis.Redis, part: str
 ) -> None:
-    slot = center.declare("mail", slots=1).slot(0)
+    slot = center.queues.declare("mail", slots=1).slot(0)
     center.put("mail", "m", b"x")
     key = f"{slot.stem}{part}"
     client.delete(key)
     client.set(key, "something else")
-    [fault] = center.check("mail")
+    [fault] = center.admin.check("mail")
     assert (fault.kind, fault.id) == ("other type", key)
     if part in ("store", "body"):
         with pytest.raises(redis.ResponseError, match=f"the key '{re.escape(key)}' is no"):
             center.pop("mail")
-    faults = center.repair("mail")
+    faults = center.admin.repair("mail")
     assert [one.id for one in faults if one.kind == "other type"] == [key]
     [aside] = client.scan_iter("*aside*")
     assert client.get(aside) == b"something else"
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
     center.put("mail", "n", b"y")
     assert "n" in [message.id for message in center.pop("mail", 9).messages]
 
@@ -81,7 +81,7 @@ def test_status_shows_the_other_queues_beside_a_key_that_another_program_has_wri
             done = CliRunner(**APART).invoke(toc, words, obj=context, catch_exceptions=False)
             return done.exit_code, json.loads(done.stdout), done.stderr
 
-    slot = center.declare("broken", slots=1).slot(0)
+    slot = center.queues.declare("broken", slots=1).slot(0)
     center.put("broken", "lost", b"x")
     center.put("mail", "m", b"x")
     key = slot.stores[0]
@@ -106,29 +106,29 @@ def test_a_sound_topic_has_no_faults(center, slot):
     center.put("one", "z", b"", priority=9)
     center.reject(center.pop("one").messages[0], requeue=False)
     center.put("one", "y", b"another")
-    assert center.check("one") == center.repair("one") == []
+    assert center.admin.check("one") == center.admin.repair("one") == []
 
 
 def test_a_topic_that_nobody_declared_has_no_faults_and_is_not_declared(center):
-    assert center.check("none") == center.repair("none") == []
-    assert center.topics() == []
+    assert center.admin.check("none") == center.admin.repair("none") == []
+    assert center.queues.names() == []
 
 
 def test_an_id_without_a_body_is_removed(center, client, slot):
     client.hdel(slot.body, "x")
     client.hset(slot.reasons, "x", "\nan earlier error")
     expected = [Fault("one", 0, NO_BODY, "x", (slot.stores[0],))]
-    assert center.check("one") == expected
-    assert center.check("one") == expected, "check changes nothing"
-    assert center.repair("one") == expected
-    assert center.check("one") == []
+    assert center.admin.check("one") == expected
+    assert center.admin.check("one") == expected, "check changes nothing"
+    assert center.admin.repair("one") == expected
+    assert center.admin.check("one") == []
     assert residue(client) == []
 
 
 def test_a_body_without_an_id_goes_to_dead_queue(center, client, slot):
     client.zrem(slot.stores[0], "x")
-    assert faults(center.check("one")) == [(NO_ENTRY, "x", (slot.body,))]
-    center.repair("one")
+    assert faults(center.admin.check("one")) == [(NO_ENTRY, "x", (slot.body,))]
+    center.admin.repair("one")
     [found] = center.get("x", topic="one")
     assert (found.state, found.body) == (DEAD, b"body")
     assert found.reason == "found in no queue: its entry was lost"
@@ -144,12 +144,12 @@ def test_an_id_in_two_places_stays_in_the_one_nearest_to_delivery(
     [(_, score)] = client.zrange(slot.stores[0], 0, -1, withscores=True)
     key = slot.stores[2] if also == "other step" else getattr(slot, also)
     client.zadd(key, {"x": score})
-    [fault] = center.check("one")
-    assert center.check("one") == [fault], "check changes nothing"
+    [fault] = center.admin.check("one")
+    assert center.admin.check("one") == [fault], "check changes nothing"
     assert (fault.kind, fault.id, set(fault.places)) == (TWICE, "x", {slot.stores[0], key})
-    center.repair("one")
+    center.admin.repair("one")
     assert [found.state for found in center.get("x", topic="one")] == [stays]
-    assert center.check("one") == []
+    assert center.admin.check("one") == []
 
 
 def test_what_was_dead_and_alive_leaves_no_reason_behind(center, client, slot):
@@ -157,15 +157,15 @@ def test_what_was_dead_and_alive_leaves_no_reason_behind(center, client, slot):
     center.reject(center.pop("one").messages[0], requeue=False, reason="why")
     center.cancel("x", topic="one")
     client.zadd(slot.stores[0], {"y": 40})
-    center.repair("one")
+    center.admin.repair("one")
     assert center.ack(center.pop("one").messages) == 1
     assert residue(client) == []
 
 
 def test_a_reason_of_no_message_is_removed(center, client, slot):
     client.hset(slot.reasons, "gone", "why\n")
-    assert center.check("one") == center.check("one"), "check changes nothing"
-    assert faults(center.repair("one")) == [(STRAY_REASON, "gone", (slot.reasons,))]
+    assert center.admin.check("one") == center.admin.check("one"), "check changes nothing"
+    assert faults(center.admin.repair("one")) == [(STRAY_REASON, "gone", (slot.reasons,))]
     assert not client.exists(slot.reasons)
 
 
@@ -174,21 +174,21 @@ def test_a_copy_that_is_gone_is_forgotten(center, client, slot):
     client.hset(slot.copies("x"), "x#gone", "")
     key = slot.copies("x")
     for _ in range(2):  # check changes nothing
-        assert faults(center.check("one")) == [(STRAY_COPY, "x#gone", (key,))]
-    center.repair("one")
-    assert center.check("one") == []
+        assert faults(center.admin.check("one")) == [(STRAY_COPY, "x#gone", (key,))]
+    center.admin.repair("one")
+    assert center.admin.check("one") == []
     assert len(client.hkeys(key)) == 1
 
 
 def test_copies_are_looked_for_once_among_all_keys_whatever_the_slots(center, client):
-    center.declare("one", slots=64)
-    center.declare("one:1", slots=1)
+    center.queues.declare("one", slots=64)
+    center.queues.declare("one:1", slots=1)
     client.mset({f"another's:{i}": "" for i in range(1000)})
     for name in ("one", "one:1"):
-        for slot in center.topic(name).all_slots():
+        for slot in center.registry.topic(name).all_slots():
             client.hset(slot.copies("x}:copies:"), f"x}}:copies:#{name}", "")
     client.config_resetstat()
-    found = center.repair("one", step=100)
+    found = center.admin.repair("one", step=100)
     assert client.info("commandstats")["cmdstat_scan"]["calls"] < 50
     assert sorted((fault.slot, fault.id) for fault in found) == [
         (slot, "x}:copies:#one") for slot in range(64)
@@ -203,34 +203,34 @@ def test_a_slot_that_has_not_announced_its_next_time_does_so(center, client, slo
     if said == "later":
         client.zadd(slot.announced_times, {str(first + 10**6): first + 10**6})
     for _ in range(2):  # check changes nothing
-        assert faults(center.check("one")) == [(UNANNOUNCED, "", ())]
-    center.repair("one")
-    assert center.check("one") == []
+        assert faults(center.admin.check("one")) == [(UNANNOUNCED, "", ())]
+    center.admin.repair("one")
+    assert center.admin.check("one") == []
     [(number, us)] = announced(center, "one")
     assert (number, abs(us - first) <= 3) == (0, True)
 
 
 def test_many_faults_are_found_in_small_steps(center, client):
-    center.declare("one", slots=2)
+    center.queues.declare("one", slots=2)
     for i in range(1000):
         center.put("one", str(i), b"")
     bare = [str(i) for i in range(0, 1000, 3)]
     lost = [str(i) for i in range(1, 1000, 3)]
-    for slot in center.topic("one").all_slots():
+    for slot in center.registry.topic("one").all_slots():
         client.hdel(slot.body, *bare)
         client.zrem(slot.stores[0], *lost)
-    found = center.check("one", step=10)
+    found = center.admin.check("one", step=10)
     assert sorted(fault.id for fault in found if fault.kind == NO_BODY) == sorted(bare)
     assert sorted(fault.id for fault in found if fault.kind == NO_ENTRY) == sorted(lost)
-    assert set(center.repair("one", step=10)) == set(found)
-    assert center.check("one", step=10) == []
+    assert set(center.admin.repair("one", step=10)) == set(found)
+    assert center.admin.check("one", step=10) == []
     assert center.counts("one").dead == len(lost)
     check_slots(center, "one")
 
 
 def test_a_topic_in_use_has_no_faults_and_loses_nothing_to_repair(server, center):
     """Messages come and go while it is looked through."""
-    center.declare("one", slots=2)
+    center.queues.declare("one", slots=2)
     end = threading.Event()
     done = []
 
@@ -254,8 +254,8 @@ def test_a_topic_in_use_has_no_faults_and_loses_nothing_to_repair(server, center
         thread.start()
     try:
         for _ in range(15):
-            assert center.check("one", step=20) == []
-            assert center.repair("one", step=20) == []
+            assert center.admin.check("one", step=20) == []
+            assert center.admin.repair("one", step=20) == []
     finally:
         end.set()
         for thread in threads:

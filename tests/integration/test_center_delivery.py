@@ -13,11 +13,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from kombu_toc import ActionTimeError, ConfigurationError, MessageError, Put, TimeoutCenter
+from kombu_toc.center.requests import PutRequest
 from kombu_toc.model import scores
 from kombu_toc.model.results import DEAD, IN_FLIGHT, WAITING
 
 from ..proxy import Proxy
-from .inspection import birth_of, check_slots, now_us, residue, time_passes
+from .inspection import birth_of, check_slots, now_us, pop_call, put_call, residue, time_passes
 
 pytestmark = pytest.mark.versions
 
@@ -27,7 +28,7 @@ HOUR = 3600.0
 @pytest.fixture
 def one(center):
     """A center with a topic 'one' of a single slot."""
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     return center
 
 
@@ -37,8 +38,8 @@ def pop_ids(center, topic="one", limit=100, **kwargs):
 
 def pop_now(center, topic="one", *, visibility=60.0, **kwargs):
     """Pop through the lower level, which allows leases of less than a second."""
-    declared = center.topic(topic)
-    return center.run(center.popping(declared, visibility=visibility, **kwargs))
+    declared = center.registry.topic(topic)
+    return center.runner.run(pop_call(center, declared, visibility=visibility, **kwargs))
 
 
 def end_lease(center, *deliveries):
@@ -172,7 +173,7 @@ def test_a_handler_may_put_its_job_again_for_later_and_then_acknowledge(one):
 def test_a_put_for_sooner_is_not_held_by_the_one_for_later(one):
     one.put("one", "x", b"same", delay=3600)
     one.put("one", "x", b"same", delay=5)
-    assert one.coming("one", [60]) == [1]
+    assert one.queues.coming("one", [60]) == [1]
 
 
 def test_a_dead_letter_swallows_no_put(one):
@@ -191,7 +192,7 @@ def test_a_put_that_the_client_repeats_after_a_lost_reply_is_one_message(server,
         errors = [redis.ConnectionError]
         with redis.Redis(port=proxy.port, retry=retry, retry_on_error=errors) as behind:
             center = TimeoutCenter(behind)
-            center.declare("one", slots=1)
+            center.queues.declare("one", slots=1)
             for how in ("add", "replace"):  # a server that has not the script yet runs nothing
                 center.put("one", "warm-up", b"", if_exists=how)
             lost = proxy.drop_replies(b"the only one")
@@ -266,7 +267,7 @@ def test_a_waiting_message_gets_body_and_time_of_another(one):
     assert one.put("one", "x", b"new", delay=5, if_exists="replace") == Put("x", "replaced")
     [found] = one.get("x", topic="one")
     assert (found.body, found.visibility) == (b"new", None)
-    assert one.coming("one", [60]) == [1]
+    assert one.queues.coming("one", [60]) == [1]
     assert one.put("one", "y", b"", if_exists="replace").outcome == "added"
     check_slots(one, "one")
 
@@ -319,7 +320,7 @@ def test_what_came_back_is_replaced_and_its_late_ack_touches_nothing(one):
 
 
 def test_under_another_basis_nothing_is_replaced(center):
-    topic = center.declare("mail", slots=2)
+    topic = center.queues.declare("mail", slots=2)
     other = next(f"{n}" for n in range(9) if topic.slot_for(f"{n}") != topic.slot_for("x"))
     center.put("mail", "x", b"old", basis=other, delay=HOUR)
     with pytest.raises(MessageError, match=r"waits in slot .* another slot basis"):
@@ -395,7 +396,7 @@ def test_a_basis_puts_messages_into_one_slot(center):
     """A2, A7"""
     for number in range(20):
         center.put("mail", str(number), b"", basis="order-7")
-    slot = center.topic("mail").slot_for("order-7").number
+    slot = center.registry.topic("mail").slot_for("order-7").number
     assert {message.slot for message in center.pop("mail", 50).messages} == {slot}
 
 
@@ -473,7 +474,7 @@ def test_any_number_of_messages_with_one_action_time_keep_their_publish_order(
     one, client, there, plain
 ):
     """K5, whatever is taken out of them, and whatever lies behind them"""
-    topic = one.topic("one")
+    topic = one.registry.topic("one")
     slot = topic.slot(0)
     fill(client, slot, there)
     if there:
@@ -484,10 +485,13 @@ def test_any_number_of_messages_with_one_action_time_keep_their_publish_order(
     ids = [f"{(number * 3701) % 4999}" for number in range(4999)]
     some = 500
     for start in range(0, len(ids), some):
-        one.run_all(
+        one.runner.run_all(
             [
-                one.putting(
-                    topic, id, b"", at_us=AT * 1000, publish=("me", f"me.{id}") if plain else None
+                one.commands.put(
+                    topic,
+                    PutRequest(
+                        id, b"", at_us=AT * 1000, publish=("me", f"me.{id}") if plain else None
+                    ),
                 )
                 for id in ids[start:][:some]
             ]
@@ -506,11 +510,11 @@ def test_any_number_of_messages_with_one_action_time_keep_their_publish_order(
 
 def test_others_are_not_overtaken_by_more_than_must_be(one, client):
     """K5: they lie behind a full millisecond for reasons of their own"""
-    topic = one.topic("one")
+    topic = one.registry.topic("one")
     slot = topic.slot(0)
     client.zadd(slot.stores[0], {f"other {ms}": (AT + ms) * 1000 + 40 for ms in range(1, 60_000)})
     ids = [f"{number}" for number in range(2000)]
-    one.run_all([one.putting(topic, id, b"", at_us=AT * 1000) for id in ids])
+    one.runner.run_all([put_call(one, topic, id, b"", at_us=AT * 1000) for id in ids])
     scores = placed(client, slot, ids)
     assert scores == sorted(set(scores))
     assert scores[-1] < (AT + 4) * 1000
@@ -519,7 +523,7 @@ def test_others_are_not_overtaken_by_more_than_must_be(one, client):
 @pytest.mark.one_server("commands are counted at it")
 @pytest.mark.parametrize("there", [1000, 62_000, 600_000])
 def test_a_put_takes_a_bounded_number_of_commands_however_many_have_its_time(one, client, there):
-    topic = one.topic("one")
+    topic = one.registry.topic("one")
     fill(client, topic.slot(0), there)
     one.put("one", "x", b"", at=AT / 1000)
     client.config_resetstat()
@@ -534,8 +538,10 @@ def test_a_put_takes_a_bounded_number_of_commands_however_many_have_its_time(one
 def test_messages_put_for_now_keep_their_publish_order_within_a_slot(one):
     """K5"""
     ids = [f"{(number * 37) % 101}" for number in range(101)]
-    topic = one.topic("one")
-    one.run_all([one.putting(topic, id, b"", publish=("me", f"me.{id}")) for id in ids])
+    topic = one.registry.topic("one")
+    one.runner.run_all(
+        [one.commands.put(topic, PutRequest(id, b"", publish=("me", f"me.{id}"))) for id in ids]
+    )
     assert pop_ids(one, limit=101) == ids
 
 
@@ -570,8 +576,8 @@ def test_the_limit_bounds_a_pop_and_more_says_that_something_was_left(center):
 
 def test_a_limit_of_thousands_delivers_thousands(one, client):
     """W7, D7; once, Lua unpacked too much at a time and the messages were lost"""
-    declared = one.topic("one")
-    one.run_all([one.putting(declared, f"{number}", b"b") for number in range(9000)])
+    declared = one.registry.topic("one")
+    one.runner.run_all([put_call(one, declared, f"{number}", b"b") for number in range(9000)])
     popped = one.pop("one", 9000)
     assert len(popped.messages) == 9000
     assert [message.id for message in popped.messages[:2]] == ["0", "1"]
@@ -599,11 +605,13 @@ def test_soon_reaches_ahead_and_late_only_behind(one, client):
     one.put("one", "old", b"")
     one.put("one", "ahead", b"", at=now + 20)
     one.put("one", "far", b"", at=now + HOUR)
-    declared = one.topic("one")
+    declared = one.registry.topic("one")
 
-    late = one.run(one.popping(declared, soon=0, late=5, behind_us=15_000_000))
+    late = one.runner.run(
+        pop_call(one, declared, ready_limit=0, overdue_limit=5, behind_us=15_000_000)
+    )
     assert late.messages == []
-    soon = one.run(one.popping(declared, soon=3, lookahead_us=60_000_000))
+    soon = one.runner.run(pop_call(one, declared, ready_limit=3, lookahead_us=60_000_000))
     assert [message.id for message in soon.messages] == ["old", "ahead"]
     assert not soon.more
     check_slots(one, "one")
@@ -615,7 +623,7 @@ def test_late_takes_what_has_been_due_for_long_and_leaves_the_rest_to_idle_worke
     for id, ago in (("a", 30), ("b", 20), ("c", 10), ("d", 0.5)):
         one.put("one", id, b"", at=now + HOUR - ago)
     time_passes(one, "one", HOUR)
-    popped = pop_now(one, soon=1, late=4, behind_us=15_000_000)
+    popped = pop_now(one, ready_limit=1, overdue_limit=4, behind_us=15_000_000)
     assert [message.id for message in popped.messages] == ["a", "b"]
     assert popped.more
     check_slots(one, "one")
@@ -626,8 +634,8 @@ def test_the_two_counts_include_each_other(one, client):
     for number in range(10):
         one.put("one", f"{number}", b"", at=now + HOUR - 100 + number)
     time_passes(one, "one", HOUR)
-    assert len(pop_now(one, soon=2, late=5, behind_us=1000).messages) == 5
-    assert len(pop_now(one, soon=3, late=1, behind_us=1000).messages) == 3
+    assert len(pop_now(one, ready_limit=2, overdue_limit=5, behind_us=1000).messages) == 5
+    assert len(pop_now(one, ready_limit=3, overdue_limit=1, behind_us=1000).messages) == 3
 
 
 def test_the_counts_hold_over_priority_steps(one, client):
@@ -635,15 +643,15 @@ def test_the_counts_hold_over_priority_steps(one, client):
     for id, ago, priority in (("fresh", 1, 0), ("old", 50, 9), ("new", 0.9, 9)):
         one.put("one", id, b"", at=now + HOUR - ago, priority=priority)
     time_passes(one, "one", HOUR)
-    popped = pop_now(one, soon=1, late=5, behind_us=10_000_000)
+    popped = pop_now(one, ready_limit=1, overdue_limit=5, behind_us=10_000_000)
     assert [message.id for message in popped.messages] == ["fresh", "old"]
     check_slots(one, "one")
 
 
 def test_a_pop_that_wants_nothing_takes_nothing_and_says_what_is_due(one):
     one.put("one", "x", b"")
-    assert pop_now(one, soon=0).messages == []
-    assert pop_now(one, soon=0).more
+    assert pop_now(one, ready_limit=0).messages == []
+    assert pop_now(one, ready_limit=0).more
     check_slots(one, "one")
 
 
@@ -718,7 +726,7 @@ def test_a_message_is_delivered_17_times_at_most_then_it_is_dead(one):
 
 def test_a_topic_may_allow_no_redelivery_at_all(center):
     """W2"""
-    center.declare("once", slots=1, retries=0)
+    center.queues.declare("once", slots=1, retries=0)
     center.put("once", "x", b"")
     [message] = center.pop("once").messages
     assert message.retries_left == 0
@@ -803,7 +811,7 @@ def test_a_message_held_ahead_and_released_is_not_due_earlier_than_it_was(one, c
     """A3"""
     one.put("one", "x", b"", delay=30)
     [found] = one.get("x", topic="one")
-    [message] = pop_now(one, soon=1, lookahead_us=60_000_000).messages
+    [message] = pop_now(one, ready_limit=1, lookahead_us=60_000_000).messages
     assert one.release([message]) == 1
     [again] = one.get("x", topic="one")
     assert again._replace(token=found.token) == found
@@ -834,7 +842,7 @@ def test_releasing_what_is_gone_brings_nothing_back(center, client):
 def test_a_message_comes_back_by_itself_when_its_lease_ends(one):
     """A5, Y3; sleeps, for the lease must end by itself"""
     one.put("one", "x", b"")
-    assert len(pop_now(one, soon=1, visibility=0.05).messages) == 1
+    assert len(pop_now(one, ready_limit=1, visibility=0.05).messages) == 1
     assert pop_ids(one) == []
     time.sleep(0.06)
     popped = one.pop("one")
@@ -846,7 +854,7 @@ def test_a_message_comes_back_by_itself_when_its_lease_ends(one):
 @pytest.mark.parametrize("said_by", ["the topic", "who takes it"])
 def test_a_lease_lasts_for_the_visibility_timeout_to_the_millisecond(center, said_by):
     """A5: from the moment of the delivery, or of its renewal"""
-    center.declare("brief", slots=1, visibility=5 if said_by == "the topic" else 50)
+    center.queues.declare("brief", slots=1, visibility=5 if said_by == "the topic" else 50)
     center.put("brief", "x", b"")
     popped = center.pop("brief", visibility=None if said_by == "the topic" else 5)
     [found] = center.get("x", topic="brief")
@@ -916,7 +924,7 @@ def test_renewing_names_the_leases_that_had_ended(center):
 
 def test_a_topic_may_have_a_visibility_timeout_of_its_own(center, client):
     """W2"""
-    center.declare("slow", slots=1, visibility=500)
+    center.queues.declare("slow", slots=1, visibility=500)
     center.put("slow", "x", b"")
     messages = center.pop("slow").messages
     for _ in range(2):
@@ -933,7 +941,7 @@ def test_an_id_without_a_body_is_named_and_removed(center, client):
     """D4"""
     center.put("mail", "x", b"")
     center.put("mail", "y", b"")
-    client.hdel(center.topic("mail").slot_for("x").body, "x")
+    client.hdel(center.registry.topic("mail").slot_for("x").body, "x")
     popped = center.pop("mail", 5)
     assert popped.bare == ["x"]
     assert [message.id for message in popped.messages] == ["y"]
@@ -951,29 +959,29 @@ def test_a_server_that_forgot_the_scripts_is_told_them_again(one, client):
 
 
 def test_a_batch_to_a_server_that_forgot_the_scripts_is_complete_and_in_order(center, client):
-    topics = [center.declare(name, slots=1) for name in "abc"]
+    topics = [center.queues.declare(name, slots=1) for name in "abc"]
     client.script_flush()
-    made = center.run_all([center.putting(topic, topic.name, b"") for topic in topics])
+    made = center.runner.run_all([put_call(center, topic, topic.name, b"") for topic in topics])
     assert [(put.id, put.added) for put in made] == [("a", True), ("b", True), ("c", True)]
     client.script_flush()
-    popped = center.run_all([center.popping(topic, soon=1) for topic in topics])
+    popped = center.runner.run_all([pop_call(center, topic, ready_limit=1) for topic in topics])
     assert [one.messages[0].id for one in popped] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_a_batch_runs_as_a_whole_and_raises_the_first_error(center, client, forgotten):
-    topics = [center.declare(name, slots=1) for name in "abc"]
+    topics = [center.queues.declare(name, slots=1) for name in "abc"]
     center.put("a", "y", b"", delay=HOUR)
     if forgotten:
         client.script_flush()
     client.set(topics[1].slot(0).body, "not a hash")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        center.run_all([center.putting(topic, "x", b"") for topic in topics])
+        center.runner.run_all([put_call(center, topic, "x", b"") for topic in topics])
     assert center.counts("a").ready == center.counts("c").ready == 1
 
 
 def test_an_empty_batch_is_no_round_trip(center):
-    assert center.run_all([]) == []
+    assert center.runner.run_all([]) == []
     assert center.ack([]) == center.release([]) == 0
     assert center.extend([]) == []
 

@@ -19,12 +19,13 @@ from kombu_toc import (
     TimeoutCenter,
     center_for,
 )
+from kombu_toc.center.calls import add_counters
 from kombu_toc.center.exchanges import Bindings, binding, broadcast_call
 from kombu_toc.model import scores
 from kombu_toc.model.results import DEAD, WAITING
 
 from ..servers import Server
-from .inspection import announced, check_slots, now_us, residue, slot_keys, time_passes
+from .inspection import announced, check_slots, now_us, put_call, residue, slot_keys, time_passes
 
 DAY = 86400.0
 
@@ -46,7 +47,7 @@ def wait_of(center, client, id="x", topic="one"):
 
 
 def test_each_redelivery_waits_twice_as_long_up_to_the_longest_wait(center, client):
-    center.declare("one", slots=1, retry_backoff=2, retry_backoff_max=10)
+    center.queues.declare("one", slots=1, retry_backoff=2, retry_backoff_max=10)
     center.put("one", "x", b"")
     for expected in (2, 4, 8, 10, 10):
         assert fail(center) == WAITING
@@ -57,7 +58,7 @@ def test_each_redelivery_waits_twice_as_long_up_to_the_longest_wait(center, clie
 
 
 def test_an_ended_lease_waits_as_a_rejection_does(center, client):
-    center.declare("one", slots=1, retry_backoff=3)
+    center.queues.declare("one", slots=1, retry_backoff=3)
     center.put("one", "x", b"")
     [message] = center.pop("one").messages
     time_passes(center, "one", 61)
@@ -76,8 +77,8 @@ def test_an_ended_lease_waits_as_a_rejection_does(center, client):
 
 def test_a_connection_sets_the_back_off_where_the_topic_does_not(client):
     center = TimeoutCenter(client, limits=Limits(retry_backoff=5))
-    center.declare("one", slots=1)
-    center.declare("own", slots=1, retry_backoff=0)
+    center.queues.declare("one", slots=1)
+    center.queues.declare("own", slots=1, retry_backoff=0)
     for topic in ("one", "own"):
         center.put(topic, "x", b"")
         fail(center, topic)
@@ -101,10 +102,10 @@ def test_a_connection_sets_the_back_off_where_the_topic_does_not(client):
 def test_a_limit_that_makes_no_sense_is_refused_by_its_name(center, limits):
     [name] = limits
     with pytest.raises(ConfigurationError, match=f"'mail'.*{name}"):
-        center.declare("mail", **limits)
+        center.queues.declare("mail", **limits)
     with pytest.raises(ConfigurationError, match=name):
         TimeoutCenter(center.client, limits=Limits(**limits))
-    assert center.topics() == []
+    assert center.queues.names() == []
 
 
 # -- DeadQueue
@@ -112,7 +113,7 @@ def test_a_limit_that_makes_no_sense_is_refused_by_its_name(center, limits):
 
 def test_a_dead_message_keeps_its_reason_its_time_and_the_last_error(center, client):
     """A6"""
-    center.declare("one", slots=1, retries=2)
+    center.queues.declare("one", slots=1, retries=2)
     center.put("one", "x", b"body")
     fail(center, error="ValueError: first")
     [found] = center.get("x", topic="one")
@@ -130,12 +131,12 @@ def test_a_dead_message_keeps_its_reason_its_time_and_the_last_error(center, cli
 
 def test_a_dead_letter_that_is_replayed_keeps_its_last_error_and_has_all_its_retries(center):
     """A6: the error until another one comes; it dies with it again if none does."""
-    center.declare("one", slots=1, retries=3)
+    center.queues.declare("one", slots=1, retries=3)
     center.put("one", "x", b"")
     fail(center)
     [message] = center.pop("one").messages
     assert center.reject(message, requeue=False, error="ValueError: first") == DEAD
-    assert center.requeue_dead("one") == 1
+    assert center.dead.requeue("one") == 1
     [found] = center.get("x", topic="one")
     assert (found.state, found.reason, found.error) == (WAITING, "", "ValueError: first")
     [message] = center.pop("one").messages
@@ -146,7 +147,7 @@ def test_a_dead_letter_that_is_replayed_keeps_its_last_error_and_has_all_its_ret
 
 
 def test_an_error_that_utf_8_cannot_hold_is_kept_all_the_same(center):
-    center.declare("one", slots=1, retries=0)
+    center.queues.declare("one", slots=1, retries=0)
     center.put("one", "x", b"")
     assert fail(center, error="ValueError: caf\udce9", reason="caf\udce9") == DEAD
     [found] = center.get("x", topic="one")
@@ -156,7 +157,7 @@ def test_an_error_that_utf_8_cannot_hold_is_kept_all_the_same(center):
 
 @pytest.mark.parametrize("requeue", [False, True])
 def test_a_reason_and_an_error_are_kept_up_to_a_length(center, client, requeue):
-    center.declare("mail", slots=1, retries=0)
+    center.queues.declare("mail", slots=1, retries=0)
     center.put("mail", "x", b"")
     [message] = center.pop("mail").messages
     center.reject(message, requeue=requeue, reason="why " * 1_000_000, error="what " * 1_000_000)
@@ -164,11 +165,11 @@ def test_a_reason_and_an_error_are_kept_up_to_a_length(center, client, requeue):
     assert found.state == DEAD
     assert found.reason.startswith("no retries left: why why" if requeue else "why why")
     assert (len(found.reason), len(found.error)) == (1000, 4000)
-    assert client.memory_usage(center.topic("mail").slot(0).reasons) < 10_000
+    assert client.memory_usage(center.registry.topic("mail").slot(0).reasons) < 10_000
 
 
 def test_a_lease_that_ends_for_the_last_time_keeps_the_error_of_an_earlier_try(center):
-    center.declare("one", slots=1, retries=1)
+    center.queues.declare("one", slots=1, retries=1)
     center.put("one", "x", b"")
     fail(center, error="OSError: disk")
     assert len(center.pop("one").messages) == 1
@@ -182,7 +183,7 @@ def test_a_lease_that_ends_for_the_last_time_keeps_the_error_of_an_earlier_try(c
 @pytest.mark.parametrize("overtaken", [False, True])
 def test_a_dead_message_keeps_its_priority_and_its_retries(center, overtaken):
     """Also one whose lease had ended when it was rejected."""
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     center.put("one", "x", b"", priority=9)
     [message] = center.pop("one").messages
     if overtaken:
@@ -197,7 +198,7 @@ def test_a_dead_message_keeps_its_priority_and_its_retries(center, overtaken):
 
 @pytest.mark.parametrize("end", ["ack", "cancel", "cancel in flight", "purge"])
 def test_the_error_goes_with_the_message(center, client, end):
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     center.put("one", "x", b"")
     fail(center, error="ValueError: no")
     if end == "ack":
@@ -208,7 +209,7 @@ def test_the_error_goes_with_the_message(center, client, end):
         assert len(center.pop("one").messages) == 1
         center.cancel("x", topic="one", in_flight=True)
     else:
-        assert center.purge("one") == 1
+        assert center.queues.purge("one") == 1
     assert residue(client) == []
 
 
@@ -220,7 +221,7 @@ def bury(center, *ids):
 
 
 def test_dead_messages_are_kept_for_seven_days(center, client):
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     bury(center, "old")
     time_passes(center, "one", 6 * DAY)
     bury(center, "young")
@@ -236,7 +237,7 @@ def test_dead_messages_are_kept_for_seven_days(center, client):
 
 def test_a_full_dead_queue_drops_its_oldest(client):
     center = TimeoutCenter(client, limits=Limits(dead_limit=3), grace=0)
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     for id in "abcde":
         bury(center, id)
         time_passes(center, "one", 1)
@@ -248,7 +249,7 @@ def test_a_full_dead_queue_drops_its_oldest(client):
 
 def test_what_is_too_old_goes_also_where_fewer_are_too_many(client):
     center = TimeoutCenter(client, limits=Limits(dead_limit=3, dead_age=5), grace=0)
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     bury(center, "a", "b", "c")
     time_passes(center, "one", 6)
     keeping = TimeoutCenter(client, limits=Limits(dead_limit=9, dead_age=60), grace=0)
@@ -259,7 +260,7 @@ def test_what_is_too_old_goes_also_where_fewer_are_too_many(client):
 
 def test_the_slots_share_what_dead_queue_keeps(client):
     center = TimeoutCenter(client, limits=Limits(dead_limit=4), grace=0)
-    center.declare("one", slots=4)
+    center.queues.declare("one", slots=4)
     for id in "abc":
         center.put("one", id, b"", basis="same")
     for message in center.pop("one", 3).messages:
@@ -268,7 +269,7 @@ def test_the_slots_share_what_dead_queue_keeps(client):
 
 
 def test_one_pop_drops_a_bounded_number(center):
-    center.declare("one", slots=1, dead_age=5, dead_limit=4)
+    center.queues.declare("one", slots=1, dead_age=5, dead_limit=4)
     keeping = TimeoutCenter(center.client, grace=0)
     bury(center, *(f"{i:02}" for i in range(4)))
     time_passes(center, "one", 6)
@@ -279,7 +280,7 @@ def test_one_pop_drops_a_bounded_number(center):
 
 
 def test_a_copy_that_dead_queue_drops_is_forgotten_as_a_copy(center, client):
-    center.declare("one", slots=1, dead_age=5)
+    center.queues.declare("one", slots=1, dead_age=5)
     center.put("one", "x", b"first")
     [first] = center.pop("one").messages
     center.put("one", "x", b"second")
@@ -296,7 +297,7 @@ def test_a_copy_that_dead_queue_drops_is_forgotten_as_a_copy(center, client):
 
 def publish(center, id, name):
     """As the transport does, whose producers name their publishes."""
-    center.run_puts([center.putting(center.topic("one"), id, b"", publish=name)])
+    center.runner.run_puts([put_call(center, center.registry.topic("one"), id, b"", publish=name)])
 
 
 def test_the_latest_publish_is_not_added_again_although_it_is_acknowledged(center, client):
@@ -318,7 +319,7 @@ def test_another_publish_of_the_same_bytes_is_another_message(center):
 
 def test_a_publish_that_two_producers_interleave_is_never_lost(center):
     """Whoever shares a producer between threads may get a message twice, but not less."""
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     for name in ("p.1", "p.2", "p.1"):
         publish(center, name, ("p", name))
         assert center.ack(center.pop("one").messages) == 1
@@ -401,7 +402,7 @@ def test_a_repeated_broadcast_waits_for_the_replicas_too(client, frozen):
     frozen()
     for _ in range(2):
         with pytest.raises(ReplicationError):
-            center.run_puts([call])
+            center.runner.run_puts([call])
         client.connection_pool.disconnect()
     assert 0 < client.ttl(center.keys.sent("p")) <= 60
     assert client.xlen(center.keys.fanout("news")) == 1
@@ -418,11 +419,11 @@ def full(client):
 
 
 def test_whatever_a_consumer_does_works_although_the_server_is_full(center, client, full):
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     for id in "abcd":
         center.put("one", id, b"")
     center.put("one", "later", b"", delay=60)
-    client.delete(center.topic("one").slot(0).announced_times, center.keys.wake("one"))
+    client.delete(center.registry.topic("one").slot(0).announced_times, center.keys.wake("one"))
     full()
     assert center.pop("one", 0).messages == []
     assert announced(center, "one") != set(), "a pop that takes nothing announces"
@@ -436,7 +437,9 @@ def test_whatever_a_consumer_does_works_although_the_server_is_full(center, clie
     assert center.reject(messages[2], requeue=True, error="e") == WAITING
     [(slot, us), *_] = sorted(announced(center, "one"))
     client.delete(center.keys.wake("one"))
-    assert center.run_all(center.handing_back("one", [(slot, us)])) == [1]
+    assert center.runner.run_all(
+        center.commands.reannounce(center.registry.resolved("one"), [(slot, us)])
+    ) == [1]
     assert center.pop("one", 1).messages
     check_slots(center, "one")
 
@@ -458,12 +461,12 @@ def test_messages_are_picked_although_the_server_is_full(center, client, full):
 
 def test_a_topic_that_expires_is_kept_although_the_server_is_full(center, client, full):
     """Its consumer lives: it must not lose the topic and what is in it."""
-    center.declare("one", expires=60_000)
+    center.queues.declare("one", expires=60_000)
     client.zadd(center.keys.expiring, {"topic:one": 1})
     full()
-    center.refresh("one", 60_000)
-    assert center.declare("one", expires=60_000).declaration.expires == 60_000
-    assert center.stale() == []
+    center.expiring.refresh("one", 60_000)
+    assert center.queues.declare("one", expires=60_000).declaration.expires == 60_000
+    assert center.expiring.stale() == []
 
 
 def test_a_message_is_moved_although_the_server_is_full(center, client, full):
@@ -477,13 +480,13 @@ def test_what_replaces_a_delivered_message_is_taken_although_the_server_is_full(
     server, client, full
 ):
     center = center_for(server.toc_url)
-    topic = center.declare("one", slots=1)
+    topic = center.queues.declare("one", slots=1)
     full()
     with pytest.raises(ServerError, match=r"is full .*nothing was kept.* raise its maxmemory"):
         center.put("one", "refused", b"")
     for number in range(3):
-        call = center.putting(topic, f"retry {number}", b"", replaces=True)
-        assert center.run_puts([call])[0].added
+        call = put_call(center, topic, f"retry {number}", b"", replaces=True)
+        assert center.runner.run_puts([call])[0].added
     assert center.get("refused") == []
     assert center.ack(center.pop("one", 5).messages) == 3
 
@@ -505,12 +508,12 @@ def test_a_retry_with_an_id_of_its_sender_s_is_taken_although_the_server_is_full
 
 
 def test_it_is_counted_although_the_server_is_full(center, client, full):
-    center.declare("one")
+    center.queues.declare("one")
     full()
     # By a name of its own: the process counts all the time, and tells it when it likes.
     for topic in ("one", None):
         client.delete(*center.keys.minutes("one"))
-        center.run(center.counting(topic, {"seen": 1}))
+        center.runner.run(add_counters(center.keys, topic, {"seen": 1}))
     assert client.hget(center.keys.counted("one"), "seen") == b"1"
     assert client.hget(center.keys.scripts, "seen") == b"1"
 
@@ -519,8 +522,8 @@ def test_an_older_declaration_is_completed_although_the_server_is_full(center, c
     client.hset(center.keys.topics, "one", '{"slots":1,"retries":16}')
     full()
     named = TimeoutCenter(client, steps=range(10))
-    assert named.declare("one").steps == tuple(range(10))
-    assert TimeoutCenter(client).declare("one").steps == tuple(range(10))
+    assert named.queues.declare("one").steps == tuple(range(10))
+    assert TimeoutCenter(client).queues.declare("one").steps == tuple(range(10))
 
 
 @pytest.mark.parametrize("wait_replicas", [0, 1])
@@ -529,10 +532,10 @@ def test_what_a_full_server_refuses_is_a_lost_connection_to_kombu(
     server, client, full, wait_replicas, many
 ):
     center = center_for(server.toc_url, toc_wait_replicas=wait_replicas)
-    topic = center.declare("one")
+    topic = center.queues.declare("one")
     full()
     with pytest.raises(ServerError, match="memory"):
-        center.run_puts([center.putting(topic, str(i), b"") for i in range(many)])
+        center.runner.run_puts([put_call(center, topic, str(i), b"") for i in range(many)])
     with (
         pytest.raises(ServerError, match="memory"),
         center.client.pipeline(transaction=False) as pipe,
@@ -546,11 +549,11 @@ def test_the_error_of_a_message_goes_with_it_although_its_first_delivery_was_rel
     """No residue: who had it first gives it back after it died, was replayed and is delivered; by
     then it is another delivery's"""
     one = center
-    one.declare("one", slots=1)
+    one.queues.declare("one", slots=1)
     one.put("one", "x", b"")
     [first] = one.pop("one").messages
     assert one.reject(first, requeue=False, reason="broken", error="e") == "dead"
-    assert one.requeue_dead("one") == 1
+    assert one.dead.requeue("one") == 1
     [last] = one.pop("one").messages
     assert one.release([first]) == 0
     assert one.ack([last]) == 1

@@ -169,7 +169,7 @@ class Machine(RuleBasedStateMachine):
     )
     def begin(self, puts, ttl, to_dead):
         self.ttl, self.to_dead = ttl, to_dead
-        self.topic = self.center.declare(
+        self.topic = self.center.queues.declare(
             TOPIC,
             slots=SLOTS,
             retries=RETRIES,
@@ -545,7 +545,9 @@ class Machine(RuleBasedStateMachine):
         """As a release, by who has handed it to a consumer."""
         delivery = self.pick(number)
         held = self.holds(delivery)
-        [released] = self.center.run_all(self.center.commands.release([delivery], handed=True))
+        [released] = self.center.runner.run_all(
+            self.center.commands.release([delivery], handed=True)
+        )
         assert released == held
         if held:
             message = self.live[delivery.id]
@@ -560,7 +562,7 @@ class Machine(RuleBasedStateMachine):
         delivery = self.pick(number)
         call = self.center.commands.reject(delivery, requeue=True, on_purpose=True)
         held = self.holds(delivery)
-        assert self.center.run(call) == (WAITING if held else None)
+        assert self.center.runner.run(call) == (WAITING if held else None)
         if held:
             message = self.live[delivery.id]
             message.state, message.due, message.left = WAITING, True, delivery.retries_left
@@ -661,7 +663,7 @@ class Machine(RuleBasedStateMachine):
         if not copies:  # by a predicate, which does not take those that share an id
             among = [one for one in among if one == id]
         dead = [one for one in among if one in self.live and self.live[one].state == DEAD]
-        operation = self.center.purge_dead if purge else self.center.requeue_dead
+        operation = self.center.dead.purge if purge else self.center.dead.requeue
         if not copies:
             done = operation(TOPIC, where=lambda one: one.id == id)
         else:
@@ -686,7 +688,7 @@ class Machine(RuleBasedStateMachine):
     @rule(picked=st.sets(st.sampled_from(["1", "2", "3"])), in_flight=flags)
     def cancel_found(self, picked, in_flight):
         found = [one for one in self.center.scan(TOPIC).messages if one.body.decode() in picked]
-        cancelled = self.center.cancel_found(found, in_flight=in_flight)
+        cancelled = self.center.cancel(found, in_flight=in_flight)
         expected = []
         for one in found:
             state = self.live[one.id].state
@@ -702,7 +704,7 @@ class Machine(RuleBasedStateMachine):
         if sure:  # seldom: a full topic is the interesting one
             return
         waiting = [id for id, message in self.live.items() if message.state == WAITING]
-        assert self.center.purge(TOPIC) == len(waiting)
+        assert self.center.queues.purge(TOPIC) == len(waiting)
         for id in waiting:
             del self.live[id]
 
@@ -715,7 +717,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def every_message_is_in_one_place_with_its_body_and_every_slot_is_announced(self):
         check_slots(self.center, TOPIC)
-        assert self.center.check(TOPIC) == []
+        assert self.center.admin.check(TOPIC) == []
 
     @invariant()
     def the_counts_are_right(self):
@@ -733,7 +735,7 @@ class Machine(RuleBasedStateMachine):
                 self.center.cancel(id, topic=TOPIC, in_flight=True)
         while messages := self.center.pop(TOPIC, 100).messages:
             self.center.ack(messages)
-        self.center.purge(TOPIC)
+        self.center.queues.purge(TOPIC)
         for id in self.live:
             self.center.cancel(id, topic=TOPIC, in_flight=True)
         assert residue(self.client) == []

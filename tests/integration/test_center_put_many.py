@@ -41,7 +41,7 @@ MANY = 3 * put_many.MESSAGES_PER_CALL + 7
 @pytest.fixture
 def one(center):
     """A center with a topic 'one' of a single slot."""
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     return center
 
 
@@ -67,7 +67,7 @@ def test_each_message_is_answered_for_in_the_order_of_the_list(center, client):
     assert [answer.id for answer in answers] == [message.id for message in messages]
     assert all(isinstance(answer, Put) and answer.added and answer.now_us for answer in answers)
     check_slots(center, "mail")
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
     assert sorted(drained(center, "mail")) == sorted((m.id, m.body) for m in messages)
     assert residue(client) == []
     assert center.put_many("mail", []) == []
@@ -85,7 +85,7 @@ def test_a_message_may_be_a_mapping_or_a_tuple_or_have_names(center):
             NewMessage("d", b"4", priority=3, basis="x"),
         ],
     )
-    topic = center.topic("mail")
+    topic = center.registry.topic("mail")
     [a], [b], [c], [d] = (center.get(id, topic="mail") for id in "abcd")
     assert (a.slot, a.step, a.body) == (topic.slot_for("x").number, 3, b"1")
     assert abs(a.time_us / 1e6 - time.time() - HOUR) < 10
@@ -99,7 +99,7 @@ def test_a_message_may_be_a_mapping_or_a_tuple_or_have_names(center):
 @pytest.mark.parametrize("scattered", [False, True])
 def test_messages_with_one_action_time_keep_the_order_of_the_list(one, client, there, scattered):
     """K5, also among those of other times, and behind as many as there are"""
-    slot = one.topic("one").slot(0)
+    slot = one.registry.topic("one").slot(0)
     fill(client, slot, there)
     ids = [f"{(number * 3701) % 4999}" for number in range(4999)]
     messages = [NewMessage(id, b"", at=AT / 1000) for id in ids]
@@ -142,7 +142,7 @@ def test_a_message_among_many_is_never_early(center, client):
 @pytest.mark.one_server("on a Cluster nobody knows there what is claimed, and it stays announced")
 def test_what_is_due_first_is_announced(center, client):
     """The earliest of each slot; what a slot had announced later is taken back."""
-    center.declare("mail", slots=2)
+    center.queues.declare("mail", slots=2)
     center.put_many("mail", [(f"a{n}", b"", time.time() + HOUR + n) for n in range(100)])
     check_slots(center, "mail")
     wake = center.keys.wake("mail")
@@ -183,7 +183,7 @@ def test_copies_keep_the_order_of_the_list(one):
 
 def test_an_id_in_several_slots_is_several_messages(center):
     """As by put: another slot basis, another slot"""
-    topic = center.topic("mail")
+    topic = center.registry.topic("mail")
     other = next(f"{n}" for n in range(99) if topic.slot_for(f"{n}") != topic.slot_for("a"))
     answers = center.put_many("mail", [("a", b"1"), NewMessage("a", b"1", basis=other)])
     assert [answer.id for answer in answers] == ["a", "a"]
@@ -223,11 +223,11 @@ def test_a_list_goes_beside_what_is_in_flight_or_dead(center):
 
 def test_it_is_counted(center):
     center.put("mail", "m0", b"another")
-    before = center.metrics.counts(center.topic("mail")).put
+    before = center.metrics.counts(center.registry.topic("mail")).put
     center.put_many("mail", numbered(), token="t")
     center.put_many("mail", numbered(), token="t")
     center.put_many("mail", numbered(5))
-    assert center.metrics.counts(center.topic("mail")).put - before == MANY + 5
+    assert center.metrics.counts(center.registry.topic("mail")).put - before == MANY + 5
 
 
 def test_bodies_may_be_of_any_size(center, client):
@@ -242,7 +242,7 @@ def test_a_server_that_has_just_come_knows_no_script(center, client):
 
 
 def test_a_topic_that_expires_goes_with_what_was_put_together(center, client):
-    center.declare("reply", expires=60_000)
+    center.queues.declare("reply", expires=60_000)
     center.put_many("reply", numbered(20))
     keys = [key for key in client.scan_iter() if b"reply" in key and b"counted" not in key]
     assert len(keys) > 8
@@ -258,11 +258,11 @@ def test_a_topic_that_is_resharded_gets_them_where_they_belong(center):
         bodies = [envelope.pack(message, deflate=False) for message in messages]
         return [(id, body, None, HOUR) for id, body in zip(ids, bodies, strict=True)]
 
-    center.declare("mail", slots=2)
+    center.queues.declare("mail", slots=2)
     center.put_many("mail", packed(50))
     reshard_topic(center, "mail", 8, settle=0.0)
     center.put_many("mail", packed(60)[50:])
-    assert [counts.scheduled > 0 for counts in center.counts_by_slot("mail")] == [True] * 8
+    assert [counts.scheduled > 0 for counts in center.queues.counts_by_slot("mail")] == [True] * 8
     assert center.counts("mail").scheduled == 60
 
 
@@ -303,7 +303,7 @@ def test_a_trait_that_makes_no_sense_says_which_and_nothing_is_put(center, other
 
 
 def test_what_an_expired_slot_left_is_no_trait_of_a_later_message(center, client):
-    topic = center.declare("reply", slots=1, expires=60_000)
+    topic = center.queues.declare("reply", slots=1, expires=60_000)
     client.hset(topic.slot(0).tokens, "a", ";v5000")
     center.put_many("reply", [("a", b"1")])
     [message] = center.pop("reply").messages
@@ -315,7 +315,7 @@ def test_what_an_expired_slot_left_is_no_trait_of_a_later_message(center, client
 
 @pytest.mark.one_server("commands are counted at it")
 def test_a_slot_takes_one_call_and_all_leave_together(center, client):
-    center.declare("mail", slots=4)
+    center.queues.declare("mail", slots=4)
     center.put_many("mail", numbered(10))
     client.config_resetstat()
     center.put_many("mail", [NewMessage(f"n{n}", b"", delay=n) for n in range(1000)])
@@ -326,7 +326,7 @@ def test_a_slot_takes_one_call_and_all_leave_together(center, client):
 @pytest.mark.one_server("commands are counted at it")
 @pytest.mark.parametrize("there", [1000, 62_000])
 def test_it_looks_for_few_places_however_many_have_their_time(one, client, there):
-    fill(client, one.topic("one").slot(0), there)
+    fill(client, one.registry.topic("one").slot(0), there)
     client.config_resetstat()
     one.put_many("one", numbered(at=AT / 1000))
     stats = client.info("commandstats")
@@ -410,7 +410,7 @@ def test_of_copies_too(center, client, full):
 
 def test_nothing_more_is_sent_when_some_were_refused(center, full, monkeypatch):
     monkeypatch.setattr(put_many, "MESSAGES_TOGETHER", 10)
-    center.declare("mail", slots=8)
+    center.queues.declare("mail", slots=8)
     full()
     with pytest.raises(PutManyError) as caught:
         center.put_many("mail", numbered(200))
@@ -420,7 +420,7 @@ def test_nothing_more_is_sent_when_some_were_refused(center, full, monkeypatch):
 
 @pytest.mark.one_server("the proxy that loses replies stands before one")
 def test_a_lost_reply_is_told_and_the_list_can_be_put_again(server, client, center):
-    center.declare("mail", slots=2)
+    center.queues.declare("mail", slots=2)
     center.put_many("mail", numbered(10, delay=HOUR))
     with Proxy(server.port) as proxy:
         behind = center_for(proxy.toc_url)
@@ -510,7 +510,7 @@ def test_a_call_of_a_list_that_the_client_repeats_adds_nothing(center):
 
 
 def test_what_is_remembered_of_lists_is_bounded_and_goes(center, client):
-    center.declare("mail", slots=2)
+    center.queues.declare("mail", slots=2)
     for _ in range(300):
         center.put_many("mail", numbered(3))
         drained(center, "mail")
@@ -541,7 +541,7 @@ def test_it_waits_for_replicas_and_says_if_they_are_too_few(client, server, tmp_
             center.put_many("mail", numbered(100, delay=HOUR))
             assert TimeoutCenter(follower).counts("mail").scheduled == 100
         os.kill(replica.pid, signal.SIGSTOP)
-        center.wait_timeout = 0.05
+        center.runner.wait_timeout = 0.05
         messages = numbered(200, delay=HOUR)
         for added in (200, 0):  # what is there already is waited for, too
             with pytest.raises(ReplicationError, match="only 0 of 1 replicas") as caught:

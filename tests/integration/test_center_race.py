@@ -10,7 +10,7 @@ import pytest
 
 from kombu_toc import IN_FLIGHT, WAITING, TimeoutCenter
 
-from .inspection import check_slots, forget_late, now_us, residue
+from .inspection import check_slots, forget_late, now_us, put_call, residue
 
 #: Messages, all due within a few milliseconds.
 NUMBER = 400
@@ -51,10 +51,10 @@ class Racers:
 
 def put_together(center, client, seconds):
     """Messages that become due in so many seconds, one every 10 microseconds."""
-    topic = center.declare("race", slots=4)
+    topic = center.queues.declare("race", slots=4)
     due = now_us(client) + int(seconds * 1_000_000)
-    calls = [center.putting(topic, f"{n}", b"%d" % n, at_us=due + 10 * n) for n in range(NUMBER)]
-    center.run_all(calls)
+    calls = [put_call(center, topic, f"{n}", b"%d" % n, at_us=due + 10 * n) for n in range(NUMBER)]
+    center.runner.run_all(calls)
     return due
 
 
@@ -138,8 +138,10 @@ def test_each_message_is_moved_or_delivered_and_none_is_lost(center, client, ser
 
 def test_each_message_is_run_now_or_cancelled(center, client, server):
     """X4: two operators at the same message"""
-    topic = center.declare("race", slots=4)
-    center.run_all([center.putting(topic, f"{n}", b"", delay_us=10**9) for n in range(NUMBER)])
+    topic = center.queues.declare("race", slots=4)
+    center.runner.run_all(
+        [put_call(center, topic, f"{n}", b"", delay_us=10**9) for n in range(NUMBER)]
+    )
     moved, deleted = set(), set()
 
     def run_now(mine):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, Counts, TimeoutCenter
 
-from .inspection import check_slots, now_us, residue, time_passes
+from .inspection import check_slots, now_us, put_call, residue, time_passes
 
 HOUR = 3600.0
 
@@ -29,9 +29,9 @@ def pages(center, *args, limit=7, **options):
 
 
 def fill(center, topic, number, **options):
-    declared = center.topic(topic)
-    center.run_all(
-        [center.putting(declared, f"{topic}-{n}", b"%d" % n, **options) for n in range(number)]
+    declared = center.registry.topic(topic)
+    center.runner.run_all(
+        [put_call(center, declared, f"{topic}-{n}", b"%d" % n, **options) for n in range(number)]
     )
 
 
@@ -74,7 +74,7 @@ def test_without_a_topic_all_are_read_together_in_the_order_of_time(center, limi
     assert [one.time_us // 1000 for one in found] == [int(t * 1000) for t in sorted(times.values())]
     assert len(set(found)) == 30
     assert center.scan("nobody declared it").messages == []
-    assert center.topics() == ["a", "b", "c"]
+    assert center.queues.names() == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("state", [WAITING, IN_FLIGHT, DEAD])
@@ -114,7 +114,7 @@ def test_of_many_topics_no_more_is_read_than_a_page_needs(center, client):
 
 
 def test_many_can_be_counted_and_given_another_time(center):
-    center.declare("mail", slots=4)
+    center.queues.declare("mail", slots=4)
     fill(center, "mail", 700, delay_us=10**10)
     fill(center, "news", 5, delay_us=10**10)
     assert center.count("mail") == 700
@@ -122,18 +122,18 @@ def test_many_can_be_counted_and_given_another_time(center):
     assert center.count(state=[IN_FLIGHT, DEAD]) == 0
     found = pages(center, "mail", where=lambda one: int(one.body) % 2, limit=500)
     center.pop("mail")
-    moved = center.reschedule_found(found, at=2.1e9)
+    moved = center.reschedule(found, at=2.1e9)
     assert [one.moved for one in moved] == [True] * 350
     assert {one.time_us // 1000 for one in moved} <= set(
         range(2_100_000_000_000, 2_100_000_000_100)
     )
     assert center.count("mail", since=2.1e9) == 350
-    assert len(center.reschedule_found(found[:10])) == 10
+    assert len(center.reschedule(found[:10])) == 10
     messages = center.pop("mail", 20).messages
     assert sorted(one.id for one in messages) == sorted(one.id for one in found[:10])
     gone, taken = found[10], found[0]
     center.cancel(gone.id, topic="mail")
-    late = center.reschedule_found([gone, taken], delay=HOUR)
+    late = center.reschedule([gone, taken], delay=HOUR)
     assert [(one.id, one.state, one.moved) for one in late] == [(taken.id, IN_FLIGHT, False)]
     check_slots(center, "mail")
 
@@ -147,11 +147,11 @@ def test_a_predicate_picks_and_pages_are_still_full(center):
 
 def test_messages_that_share_a_score_are_paged_through(center):
     """What was rolled back is due at once: its score is its retries, the same for all."""
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     fill(center, "one", 500)
     for message in center.pop("one", 500).messages:
         center.reject(message, requeue=True)
-    slot = center.topic("one").slot(0)
+    slot = center.registry.topic("one").slot(0)
     assert len({score for _, score in center.client.zrange(slot.stores[0], 0, -1, True, True)}) == 1
     found = pages(center, "one", limit=3)
     assert len(found) == len({one.id for one in found}) == 500
@@ -159,7 +159,7 @@ def test_messages_that_share_a_score_are_paged_through(center):
 
 def test_ids_that_differ_only_in_bytes_above_ascii_are_paged_through(center):
     """As Redis sorts them, not as a locale would."""
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     ids = [f"{a}{b}" for a in "aBäZé~" for b in "xXß中_"]
     for id in ids:
         center.put("one", id, b"")
@@ -194,7 +194,7 @@ def test_what_stays_is_read_once_while_others_come_and_go(center, client):
 
 def test_no_call_reads_more_than_a_bounded_number(center, client):
     """Whatever waits, and whatever is asked for: the server is never kept busy for long."""
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     fill(center, "one", 3000, delay_us=10**9)
     read = []
     run = center.runner.run
@@ -235,7 +235,7 @@ def test_what_makes_no_sense_is_refused(center, wrong, said):
 def test_dead_messages_are_delivered_again_with_all_their_retries(center, client):
     """A6"""
     kill(center, "mail", 20, error="broken")
-    assert center.requeue_dead("mail") == 20
+    assert center.dead.requeue("mail") == 20
     check_slots(center, "mail")
     assert center.counts("mail") == Counts(20, 0, 0, 0)
     messages = center.pop("mail", 50).messages
@@ -249,7 +249,7 @@ def test_dead_messages_are_delivered_again_with_all_their_retries(center, client
 def test_a_requeued_message_is_announced_and_keeps_its_priority(center):
     center.put("mail", "x", b"", priority=9)
     center.reject(center.pop("mail").messages[0], requeue=False)
-    center.requeue_dead("mail", ids=["x"])
+    center.dead.requeue("mail", ids=["x"])
     check_slots(center, "mail")
     assert [(one.state, one.step) for one in center.get("x")] == [(WAITING, 3)]
 
@@ -259,11 +259,11 @@ def test_dead_messages_are_picked_by_id_or_by_a_predicate(center, topic):
     for name in ("a", "b"):
         kill(center, name, 10, reason=f"of {name}")
     many = 1 if topic else 2
-    assert center.requeue_dead(topic, where=lambda one: one.body == b"3") == many
-    assert center.purge_dead(topic, where=lambda one: one.body == b"4") == many
-    assert center.requeue_dead(topic, ids=["a-5", "b-5", "none"]) == many
-    assert center.purge_dead(topic, ids=["a-6", "b-6"], where=lambda one: one.body == b"6") == many
-    assert center.purge_dead(topic, ids=["a-7"], where=lambda one: False) == 0
+    assert center.dead.requeue(topic, where=lambda one: one.body == b"3") == many
+    assert center.dead.purge(topic, where=lambda one: one.body == b"4") == many
+    assert center.dead.requeue(topic, ids=["a-5", "b-5", "none"]) == many
+    assert center.dead.purge(topic, ids=["a-6", "b-6"], where=lambda one: one.body == b"6") == many
+    assert center.dead.purge(topic, ids=["a-7"], where=lambda one: False) == 0
     assert center.counts("a") == Counts(2, 0, 0, 6)
     for name in ("a", "b"):
         check_slots(center, name)
@@ -274,8 +274,8 @@ def test_only_dead_messages_are_requeued_or_purged(center):
     center.put("mail", "f", b"")
     center.pop("mail")
     before = center.scan("mail").messages
-    assert center.requeue_dead(ids=["w", "f"]) == center.purge_dead(ids=["w", "f"]) == 0
-    assert center.requeue_dead() == center.purge_dead() == 0
+    assert center.dead.requeue(ids=["w", "f"]) == center.dead.purge(ids=["w", "f"]) == 0
+    assert center.dead.requeue() == center.dead.purge() == 0
     assert center.scan("mail").messages == before
 
 
@@ -284,15 +284,15 @@ def test_of_messages_that_share_an_id_only_the_picked_one_is_purged(center, clie
     copy = center.put("mail", "x", b"2").id
     for message in center.pop("mail", 2).messages:
         center.reject(message, requeue=False)
-    assert center.purge_dead("mail", where=lambda one: one.body == b"1") == 1
+    assert center.dead.purge("mail", where=lambda one: one.body == b"1") == 1
     assert [one.id for one in center.get("x")] == [copy]
-    assert center.purge_dead("mail", where=lambda one: one.body == b"2") == 1
+    assert center.dead.purge("mail", where=lambda one: one.body == b"2") == 1
     assert residue(client) == []
 
 
 def test_many_dead_messages_are_purged_and_leave_nothing(center, client):
     kill(center, "mail", 1000)
-    assert center.purge_dead() == 1000
+    assert center.dead.purge() == 1000
     assert residue(client) == []
 
 
@@ -301,12 +301,12 @@ def test_many_dead_messages_are_purged_and_leave_nothing(center, client):
 
 def test_a_summary_tells_what_there_is_and_how_late_it_is(center, client):
     """D1"""
-    center.declare("empty", slots=2)
+    center.queues.declare("empty", slots=2)
     center.put("mail", "later", b"", delay=HOUR)
     center.put("mail", "due", b"", at=now_us(client) / 1e6 - 1)
     time_passes(center, "mail", 20)
     kill(center, "mail", 0)
-    empty, mail = center.summary()
+    empty, mail = center.queues.summary()
     assert (empty.topic, empty.slots, empty.counts, empty.oldest_us) == (
         "empty",
         2,
@@ -315,17 +315,17 @@ def test_a_summary_tells_what_there_is_and_how_late_it_is(center, client):
     )
     assert (mail.topic, mail.slots, mail.counts) == ("mail", 8, Counts(1, 1, 0, 0))
     assert 20_000_000 <= mail.oldest_us < 25_000_000
-    assert [one.topic for one in center.summary("mail")] == ["mail"]
+    assert [one.topic for one in center.queues.summary("mail")] == ["mail"]
 
 
 def test_what_was_rolled_back_does_not_hide_how_long_others_have_been_due(center):
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     center.put("one", "back", b"")
     center.reject(center.pop("one").messages[0], requeue=True)
-    assert center.summary("one")[0].oldest_us == 0
+    assert center.queues.summary("one")[0].oldest_us == 0
     center.put("one", "due", b"")
     time_passes(center, "one", 20)
-    assert 20_000_000 <= center.summary("one")[0].oldest_us < 25_000_000
+    assert 20_000_000 <= center.queues.summary("one")[0].oldest_us < 25_000_000
 
 
 # -- against a list
@@ -359,7 +359,7 @@ def test_whatever_is_in_there_a_scan_reads_what_was_asked_for(
     expected = []
     for number, (topic, when, priority, dies) in enumerate(puts):
         name, id = f"t{topic}", f"{number % 30}"
-        center.declare(name, slots=2)
+        center.queues.declare(name, slots=2)
         if dies:
             made = center.put(name, id, b"%d" % number).id
             for message in center.pop(name, 100).messages:

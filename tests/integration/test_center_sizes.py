@@ -7,7 +7,7 @@ import redis
 
 from kombu_toc import DEAD, TimeoutCenter
 
-from .inspection import check_slots, residue
+from .inspection import check_slots, put_call, residue
 
 #: More than Lua unpacks.
 MANY = 8500
@@ -28,12 +28,14 @@ IDS = {
 def test_the_widest_topic_is_popped_and_kept_up_by_who_has_just_come(client: redis.Redis) -> None:
     """Who looks at leases does so in all slots and priority steps at once."""
     center = TimeoutCenter(client)
-    topic = center.declare("wide", slots=512, steps=range(10))
+    topic = center.queues.declare("wide", slots=512, steps=range(10))
     for number in range(20):
         center.put("wide", f"{number}", b"", priority=number % 10)
     messages = center.pop("wide", 20).messages
     assert [message.step for message in messages] == sorted([*range(10)] * 2)
-    assert any(kept.holding for kept in center.run_all(center.leases.look_calls(topic, range(512))))
+    assert any(
+        kept.holding for kept in center.runner.run_all(center.leases.look_calls(topic, range(512)))
+    )
     assert center.ack(messages) == 20
     assert residue(client) == []
 
@@ -41,7 +43,7 @@ def test_the_widest_topic_is_popped_and_kept_up_by_who_has_just_come(client: red
 def test_dead_messages_are_dropped_however_many_at_once(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
-    topic = center.declare("mail", slots=1, dead_limit=1)
+    topic = center.queues.declare("mail", slots=1, dead_limit=1)
     slot = topic.slot(0)
     ids = [f"{number}" for number in range(MANY + 1)]
     for key, value in ((slot.body, "body"), (slot.tokens, "somebody.1"), (slot.reasons, "why\n")):
@@ -52,18 +54,18 @@ def test_dead_messages_are_dropped_however_many_at_once(
     [left] = center.scan("mail").messages
     assert (left.id, left.state) == (ids[-1], DEAD)
     check_slots(center, "mail")
-    assert center.purge_dead("mail") == 1
+    assert center.dead.purge("mail") == 1
     assert residue(client) == []
 
 
 def test_any_number_of_messages_and_copies_is_acknowledged_at_once(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
-    topic = center.declare("mail", slots=2)
+    topic = center.queues.declare("mail", slots=2)
     for start in range(0, MANY, 500):
         ids = [f"{number // 2}" for number in range(start, start + 500)]
-        calls = [center.putting(topic, id, b"%d" % at) for at, id in enumerate(ids)]
-        center.run_all(calls)
+        calls = [put_call(center, topic, id, b"%d" % at) for at, id in enumerate(ids)]
+        center.runner.run_all(calls)
     messages = center.pop("mail", 2 * MANY).messages
     assert len(messages) == MANY
     assert sum("#" in message.id for message in messages) == MANY / 2
@@ -77,7 +79,7 @@ def test_any_number_of_messages_and_copies_is_acknowledged_at_once(
 def test_an_id_may_be_any_text(
     center: TimeoutCenter, client: redis.Redis, id: str, end: str
 ) -> None:
-    center.declare("mail", slots=2)
+    center.queues.declare("mail", slots=2)
     client.script_flush()  # a server that has just been promoted knows no script either
     assert center.put("mail", id, b"first").id == id
     copy = center.put("mail", id, b"second").id
@@ -90,12 +92,12 @@ def test_an_id_may_be_any_text(
         assert [one.deleted for one in center.cancel(copy, topic="mail")] == [True]
         assert [one.deleted for one in center.cancel(id, topic="mail")] == [True]
     elif end == "purge":
-        assert center.purge("mail") == 2
+        assert center.queues.purge("mail") == 2
     elif end == "delete":
         assert len(center.pop("mail").messages) == 1
-        center.delete("mail")
+        center.queues.delete("mail")
     elif end == "bare":
-        for slot in center.topic("mail").all_slots():
+        for slot in center.registry.topic("mail").all_slots():
             client.delete(slot.body)
         assert sorted(center.pop("mail", 2).bare) == sorted([id, copy])
     else:
@@ -110,11 +112,11 @@ def test_an_id_may_be_any_text(
         else:
             for message in messages:
                 assert center.reject(message, requeue=False) == DEAD
-            assert center.purge_dead("mail", ids=[copy]) >= 1
-            center.purge_dead("mail")
+            assert center.dead.purge("mail", ids=[copy]) >= 1
+            center.dead.purge("mail")
     assert list(client.scan_iter("*copies*")) == []
     if end == "delete":
-        assert center.topics() == []
+        assert center.queues.names() == []
     else:
-        assert center.check("mail") == []
+        assert center.admin.check("mail") == []
         assert center.counts("mail") == (0, 0, 0, 0)

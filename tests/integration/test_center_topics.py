@@ -25,6 +25,8 @@ from .inspection import (
     is_memory,
     keys_left,
     now_us,
+    pop_call,
+    put_call,
     residue,
     slot_keys,
 )
@@ -35,7 +37,7 @@ HOUR = 3600.0
 @pytest.fixture
 def one(center):
     """A center with a topic 'one' of a single slot."""
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     return center
 
 
@@ -45,53 +47,53 @@ def one(center):
 def test_threads_may_use_a_topic_while_others_have_it_read_anew(server, client):
     """Each hour of this center's clock lasts for one look at it: what it knows is always old."""
     center = TimeoutCenter(client)
-    center.declare("mail")
+    center.queues.declare("mail")
     hours = itertools.count(1)
 
     def another_thread_forgets() -> float:
-        thread = threading.Thread(target=center.forget, args=("mail",))
+        thread = threading.Thread(target=center.registry.forget, args=("mail",))
         thread.start()
         thread.join()
         return next(hours) * HOUR
 
     center.registry.clock = another_thread_forgets
     # Read anew; read and gone; and not known at all: each with somebody who forgets in between.
-    assert center.topic("mail").slots == 8
-    center.declared("mail")
+    assert center.registry.topic("mail").slots == 8
+    center.registry.declared("mail")
     client.hdel(center.keys.topics, "mail")
-    assert center.topic("mail").slots == 8
-    assert center.topic("mail").slots == 8
+    assert center.registry.topic("mail").slots == 8
+    assert center.registry.topic("mail").slots == 8
 
 
 def test_a_topic_has_eight_slots_unless_somebody_says_otherwise(center, client):
     """A1"""
-    assert center.topic("mail").slots == 8
-    assert TimeoutCenter(client, slots=32).topic("other").slots == 32
-    assert center.topics() == ["mail", "other"]
+    assert center.registry.topic("mail").slots == 8
+    assert TimeoutCenter(client, slots=32).registry.topic("other").slots == 32
+    assert center.queues.names() == ["mail", "other"]
 
 
 def test_another_slot_count_is_an_error_that_names_both_and_the_remedy(center, client):
     """A1: one topic, one declaration"""
-    center.declare("mail", slots=16)
+    center.queues.declare("mail", slots=16)
     with pytest.raises(SlotCountError) as raised:
-        TimeoutCenter(client).declare("mail", slots=4)
+        TimeoutCenter(client).queues.declare("mail", slots=4)
     message = str(raised.value)
     assert "'mail'" in message
     assert "16 slots, not 4" in message
     assert "celery toc reshard mail --slots 4" in message
-    assert center.topic("mail").slots == 16
+    assert center.registry.topic("mail").slots == 16
 
 
 def test_what_a_declaration_leaves_out_agrees_with_any(center, client):
     """A1"""
-    center.declare("mail", slots=16, retries=3, visibility=90)
-    other = TimeoutCenter(client).declare("mail")
+    center.queues.declare("mail", slots=16, retries=3, visibility=90)
+    other = TimeoutCenter(client).queues.declare("mail")
     assert (other.slots, other.declaration.retries, other.declaration.visibility) == (16, 3, 90)
 
 
 def test_centers_with_different_defaults_use_one_slot_count(center, client):
     """A1, A2: a message that one puts is popped by the other"""
-    center.declare("mail", slots=2)
+    center.queues.declare("mail", slots=2)
     other = TimeoutCenter(client, slots=64)
     for number in range(20):
         other.put("mail", f"{number}", b"")
@@ -101,7 +103,7 @@ def test_centers_with_different_defaults_use_one_slot_count(center, client):
 @pytest.mark.parametrize("limits", [{"slots": 3}, {"retries": 99}, {"visibility": 0}])
 def test_a_declaration_that_makes_no_sense_leaves_nothing_behind(center, client, limits):
     with pytest.raises(ConfigurationError, match="'mail'"):
-        center.declare("mail", **limits)
+        center.queues.declare("mail", **limits)
     assert keys_left(client) == []
 
 
@@ -110,11 +112,11 @@ def test_a_topic_may_have_any_name(center, client, name):
     """A4"""
     center.put(name, "x", b"1")
     center.put(name, "x", b"2", delay=HOUR)
-    assert center.topics() == [name]
+    assert center.queues.names() == [name]
     assert center.counts(name).waiting == 2
     check_slots(center, name)
     center.ack(center.pop(name).messages)
-    assert center.purge(name) == 1
+    assert center.queues.purge(name) == 1
     assert residue(client) == []
 
 
@@ -129,7 +131,7 @@ def test_topics_do_not_see_each_other(center):
 def test_prefixes_keep_applications_apart(client):
     one, two = TimeoutCenter(client, "one:toc:"), TimeoutCenter(client, "two:toc:")
     one.put("mail", "x", b"1")
-    assert two.topics() == []
+    assert two.queues.names() == []
     assert two.pop("mail").messages == []
     assert all(key.startswith((b"one:toc:{", b"two:toc:{")) for key in client.scan_iter())
 
@@ -151,7 +153,7 @@ def test_counts_tell_the_states_apart(center):
 
 def test_what_comes_due_is_counted_by_time(center):
     """Whatever its priority, its slot, or how often it was tried; not what is in flight or dead."""
-    center.declare("wide", slots=64)
+    center.queues.declare("wide", slots=64)
     for number in range(100):
         center.put("wide", f"{number}", b"", delay=100 + 10 * number, priority=number % 10)
     for number in range(3):
@@ -159,19 +161,19 @@ def test_what_comes_due_is_counted_by_time(center):
     tried, taken = center.pop("wide", 2).messages
     center.reject(tried, requeue=True, backoff=50)
     times = [0, 10, 60, 595, 2000]  # seconds away from whatever comes due
-    assert center.coming("wide", times) == [1, 1, 2, 52, 102]
+    assert center.queues.coming("wide", times) == [1, 1, 2, 52, 102]
     center.release([taken])
-    assert center.coming("wide", times) == [2, 2, 3, 53, 103]
-    assert center.coming("nobody has declared it", [0, 1]) == [0, 0]
+    assert center.queues.coming("wide", times) == [2, 2, 3, 53, 103]
+    assert center.queues.coming("nobody has declared it", [0, 1]) == [0, 0]
 
 
 def test_counts_by_slot_add_up(center):
     """D1: shard sizes"""
     for number in range(50):
         center.put("mail", f"{number}", b"")
-    by_slot = center.counts_by_slot("mail")
+    by_slot = center.queues.counts_by_slot("mail")
     assert len(by_slot) == 8
-    topic = center.topic("mail")
+    topic = center.registry.topic("mail")
     for number, counts in enumerate(by_slot):
         ids = [str(n) for n in range(50) if topic.slot_for(str(n)).number == number]
         assert counts == Counts(len(ids), 0, 0, 0)
@@ -190,7 +192,7 @@ def test_purging_deletes_what_waits_and_nothing_else(center, client):
         center.put("mail", f"{number}", b"", delay=number and HOUR, priority=number % 10)
     copy = center.put("mail", "flight", b"2").id
     assert copy != "flight"
-    assert center.purge("mail") == 31
+    assert center.queues.purge("mail") == 31
     assert center.counts("mail") == Counts(0, 0, 1, 1)
     check_slots(center, "mail")
     center.ack([flight])
@@ -199,13 +201,13 @@ def test_purging_deletes_what_waits_and_nothing_else(center, client):
 
 
 def test_a_large_topic_is_purged_in_steps(one, client):
-    topic = one.topic("one")
+    topic = one.registry.topic("one")
     calls = [
-        one.putting(topic, f"{n}", b"", delay_us=10**9, priority=n % 2 * 9) for n in range(2500)
+        put_call(one, topic, f"{n}", b"", delay_us=10**9, priority=n % 2 * 9) for n in range(2500)
     ]
-    one.run_all(calls)
-    assert one.purge("one") == 2500
-    assert one.purge("one") == 0
+    one.runner.run_all(calls)
+    assert one.queues.purge("one") == 2500
+    assert one.queues.purge("one") == 0
     assert residue(client) == []
 
 
@@ -217,17 +219,17 @@ def test_deleting_a_topic_deletes_everything_in_it(center, client):
     messages = center.pop("mail", 3).messages
     center.reject(messages[1], requeue=False)
     center.reject(messages[2], requeue=False)
-    center.delete("mail")
-    assert center.topics() == ["other"]
+    center.queues.delete("mail")
+    assert center.queues.names() == ["other"]
     assert not [key for key in client.scan_iter("*mail*") if not is_memory(client, key)]
-    center.delete("other")
+    center.queues.delete("other")
     assert keys_left(client) == []
 
 
 def test_a_deleted_topic_may_be_declared_with_another_slot_count(center):
-    center.declare("mail", slots=16)
-    center.delete("mail")
-    assert center.declare("mail", slots=4).slots == 4
+    center.queues.declare("mail", slots=16)
+    center.queues.delete("mail")
+    assert center.queues.declare("mail", slots=4).slots == 4
 
 
 # -- nothing is left behind
@@ -245,7 +247,7 @@ def _roll_back_and_ack(center, messages):
 
 def _release_and_purge(center, messages):
     center.release(messages)
-    center.purge("mail")
+    center.queues.purge("mail")
 
 
 def _reject_and_cancel(center, messages):
@@ -357,8 +359,8 @@ def test_the_next_time_is_announced_also_if_its_first_announcement_was_settled(o
     """A8: a pop that reaches ahead passes the time of a message that it has no room for"""
     one.put("one", "a", b"", delay=10)
     one.put("one", "b", b"", delay=20)
-    declared = one.topic("one")
-    popped = one.run(one.popping(declared, soon=1, lookahead_us=60_000_000))
+    declared = one.registry.topic("one")
+    popped = one.runner.run(pop_call(one, declared, ready_limit=1, lookahead_us=60_000_000))
     assert [message.id for message in popped.messages] == ["a"]
     assert len(announced(one, "one")) == 1
     check_slots(one, "one")
@@ -396,7 +398,9 @@ def test_a_claim_that_is_handed_back_is_announced_as_it_was(one, client):
     one.put("one", "x", b"", at=2e9)
     before = announced(one, "one")
     client.zpopmin(one.keys.wake("one"))
-    assert one.run_all(one.handing_back("one", before)) == [len(before)]
+    assert one.runner.run_all(one.commands.reannounce(one.registry.resolved("one"), before)) == [
+        len(before)
+    ]
     assert announced(one, "one") == before
     check_slots(one, "one")
 
@@ -406,7 +410,7 @@ def test_a_claim_that_is_handed_back_is_announced_as_it_was(one, client):
 
 def test_the_keys_of_a_topic_that_expires_carry_a_ttl(center, client):
     """K6: a process that dies leaves nothing behind"""
-    center.declare("reply", slots=1, expires=60_000)
+    center.queues.declare("reply", slots=1, expires=60_000)
     center.put("reply", "x", b"1")
     center.put("reply", "x", b"2", delay=HOUR, priority=9)
     keys = residue(client)
@@ -418,9 +422,9 @@ def test_the_keys_of_a_topic_that_expires_carry_a_ttl(center, client):
 
 def test_a_time_that_is_announced_again_does_not_outlive_the_topic(center, client):
     """Whoever had claimed it is gone, and so is, some time later, the queue."""
-    center.declare("reply", slots=1, expires=60_000)
+    center.queues.declare("reply", slots=1, expires=60_000)
     center.put("reply", "x", b"")
-    armed = center.topic("reply").slot(0).announced_times
+    armed = center.registry.topic("reply").slot(0).announced_times
     client.zpopmin(center.keys.wake("reply"))
     [(announced, us)] = client.zrange(armed, 0, -1, withscores=True)
     earlier = int(us) - 1_000_000  # announced long ago
@@ -437,24 +441,24 @@ def test_a_time_that_is_announced_again_does_not_outlive_the_topic(center, clien
 
 def test_refreshing_a_topic_keeps_what_waits_in_it_and_what_is_in_flight(center, client):
     """A message with an action time beyond the expiry is not lost while somebody listens."""
-    center.declare("reply", slots=1, expires=60_000)
+    center.queues.declare("reply", slots=1, expires=60_000)
     center.put("reply", "now", b"")
     center.put("reply", "later", b"", delay=HOUR)
     center.pop("reply")
     for key in residue(client):
         client.pexpire(key, 100)
-    center.refresh("reply", 60_000)
+    center.expiring.refresh("reply", 60_000)
     for key in residue(client):
         if not key.endswith(":expiring"):
             assert 50_000 < client.pttl(key) <= 60_000, key
 
 
 def test_a_message_never_shortens_the_life_of_the_others(center, client):
-    center.declare("reply", slots=1, expires=60_000)
+    center.queues.declare("reply", slots=1, expires=60_000)
     center.put("reply", "a", b"")
-    center.refresh("reply", 600_000)
+    center.expiring.refresh("reply", 600_000)
     center.put("reply", "b", b"")
-    assert client.pttl(center.topic("reply").slot(0).body) > 500_000
+    assert client.pttl(center.registry.topic("reply").slot(0).body) > 500_000
 
 
 def test_a_topic_that_does_not_expire_has_no_ttl(center, client):
@@ -466,34 +470,34 @@ def test_a_topic_that_does_not_expire_has_no_ttl(center, client):
 
 def test_a_stale_topic_is_named_to_one_client_only(center, client):
     """K6; the time it went stale is set back, so that nobody has to wait"""
-    center.declare("reply", slots=1, expires=60_000)
-    center.declare("mail")
-    assert center.stale() == []
+    center.queues.declare("reply", slots=1, expires=60_000)
+    center.queues.declare("mail")
+    assert center.expiring.stale() == []
     client.zadd(center.keys.expiring, {"topic:reply": 1})
-    assert center.stale() == ["topic:reply"]
-    assert center.stale() == []
+    assert center.expiring.stale() == ["topic:reply"]
+    assert center.expiring.stale() == []
 
 
 def test_a_refreshed_topic_does_not_go_stale(center, client):
-    center.declare("reply", slots=1, expires=1000)
+    center.queues.declare("reply", slots=1, expires=1000)
     client.zadd(center.keys.expiring, {"topic:reply": 1})
-    center.refresh("reply", 60_000)
-    assert center.stale() == []
+    center.expiring.refresh("reply", 60_000)
+    assert center.expiring.stale() == []
     assert client.zscore(center.keys.expiring, "topic:reply") > now_us(client) / 1000 + 50_000
 
 
 def test_a_refresh_declares_a_topic_again_that_went_stale(center, client):
-    center.declare("reply", slots=1, retries=2, expires=60_000)
-    TimeoutCenter(client).delete("reply")
-    center.refresh("reply", 60_000)
-    standing = TimeoutCenter(client).declared("reply").declaration
+    center.queues.declare("reply", slots=1, retries=2, expires=60_000)
+    TimeoutCenter(client).queues.delete("reply")
+    center.expiring.refresh("reply", 60_000)
+    standing = TimeoutCenter(client).registry.declared("reply").declaration
     assert (standing.slots, standing.retries, standing.expires) == (1, 2, 60_000)
 
 
 def test_sweeping_names_a_bounded_number(center, client):
     client.zadd(center.keys.expiring, {f"topic:{n}": 1 for n in range(10)})
-    assert len(center.stale(4)) == 4
-    assert len(center.stale()) == 6
+    assert len(center.expiring.stale(4)) == 4
+    assert len(center.expiring.stale()) == 6
 
 
 # -- Redis Cluster
@@ -537,7 +541,7 @@ def test_every_operation_keeps_to_one_cluster_node(node, name):
     """A4, K8: the wake index aside, the keys of each script share a hash slot"""
     node.flushall()
     center = PerSlot(node)
-    center.declare(name, slots=2)
+    center.queues.declare(name, slots=2)
     for number in range(10):
         center.put(name, f"{number}", b"1", priority=number)
         center.put(name, f"{number}", b"2", delay=HOUR)
@@ -545,8 +549,8 @@ def test_every_operation_keeps_to_one_cluster_node(node, name):
     assert all(answer.added for answer in answers)
     assert sum(center.cancel(a.id, topic=name)[0].deleted for a in answers) == 5
     assert len(center.scan(name, limit=7).messages) == 7
-    assert center.summary(name)[0].counts.scheduled == 10
-    assert center.coming(name, [0, 2 * HOUR]) == [10, 20]
+    assert center.queues.summary(name)[0].counts.scheduled == 10
+    assert center.queues.coming(name, [0, 2 * HOUR]) == [10, 20]
     seen = []
     for slot in range(2):
         seen += center.pop(name, 4, slots=[slot]).messages
@@ -575,7 +579,7 @@ def test_every_operation_keeps_to_one_cluster_node(node, name):
     assert center.recurring.change(name, change).put
     assert [one.state for one in center.recurring.read(name, ["s"])[1]] == ["waiting"]
     assert center.recurring.change(name, ScheduleChange("s", "s@1", "", take_out="s@1")).taken_out
-    assert center.purge(name) > 0
+    assert center.queues.purge(name) > 0
     for batch in by_slot:
         center.cancel(batch[3].id, topic=name)
     # What remembers the latest lists goes by itself.
@@ -587,16 +591,19 @@ def test_a_script_without_the_wake_index_says_what_to_write_there(node):
     """K8: the client does it then"""
     node.flushall()
     center = PerSlot(node)
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
 
     def raw(call):
         keys = [key for key in call.keys if "{toc}:wake:" not in key]
         return node.execute_command(*call._replace(keys=keys).command(whole=True))
 
-    declared = center.topic("one")
-    assert raw(center.putting(declared, "a", b"", at_us=2 * 10**15))[3] == [0, 2 * 10**15]
-    assert raw(center.putting(declared, "b", b"", at_us=21 * 10**14))[3] == []
-    slot, us = raw(center.putting(declared, "c", b""))[3]
+    declared = center.registry.topic("one")
+    assert raw(put_call(center, declared, "a", b"", at_us=2 * 10**15))[3] == [
+        0,
+        2 * 10**15,
+    ]
+    assert raw(put_call(center, declared, "b", b"", at_us=21 * 10**14))[3] == []
+    slot, us = raw(put_call(center, declared, "c", b""))[3]
     assert (slot, us <= now_us(node)) == (0, True)
-    said, unsaid = raw(center.popping(declared, soon=1))[-2:]
+    said, unsaid = raw(pop_call(center, declared, ready_limit=1))[-2:]
     assert (said, unsaid) == ([], [0, us])

@@ -141,7 +141,9 @@ def test_leases_of_the_dead_end_no_later_although_the_clock_is_set_back(
     center = kombu_toc.center_for(stepped.toc_url)
     longest = {"own": 70, "queue": 90, "short": 30 if looked else 60}.get(how, 120)
     limits = {"key_concurrency": 1} if how == "limited" else {}
-    center.declare("mail", slots=1, visibility={"queue": 90, "short": 30}.get(how, 2), **limits)
+    center.queues.declare(
+        "mail", slots=1, visibility={"queue": 90, "short": 30}.get(how, 2), **limits
+    )
     center.put("mail", "m", b"x", visibility=70 if how == "own" else None)
     held = center.pop(
         "mail",
@@ -155,7 +157,7 @@ def test_leases_of_the_dead_end_no_later_although_the_clock_is_set_back(
         kombu_toc.center_for(stepped.toc_url).pop("mail", 0)
     stepped.step(-1000)
     kombu_toc.center_for(stepped.toc_url).pop("mail", 0)
-    ends = center.client.zscore(center.topic("mail").slot(0).prepare, "m") / 1e6
+    ends = center.client.zscore(center.registry.topic("mail").slot(0).prepare, "m") / 1e6
     assert longest - 2 < ends - now_us(stepped) / 1e6 <= longest
     center.client.close()
 
@@ -164,7 +166,7 @@ def test_a_dead_workers_message_comes_back_in_time_although_the_clock_is_set_bac
     stepped: SteppedServer,
 ) -> None:
     center = kombu_toc.center_for(stepped.toc_url)
-    center.declare("mail", slots=1, visibility=2)
+    center.queues.declare("mail", slots=1, visibility=2)
     center.put("mail", "m", b"x")
     assert center.pop("mail").messages
     other = kombu_toc.center_for(stepped.toc_url)
@@ -213,7 +215,7 @@ class Stepping(RuleBasedStateMachine):
         self.client = self.server.client()
         self.client.flushall()
         self.center = kombu_toc.TimeoutCenter(self.client)
-        self.center.declare("mail", slots=1, visibility=LASTS, retries=31)
+        self.center.queues.declare("mail", slots=1, visibility=LASTS, retries=31)
         self.live: dict[str, Sent] = {}
         self.number = 0
         #: the server's time of the last look at leases, if there were any

@@ -31,7 +31,7 @@ from ..cluster import Cluster
 from ..ports import free_port
 from ..servers import Server
 from .conftest import drain
-from .inspection import check_slots, keys_left, slot_keys
+from .inspection import check_slots, keys_left, pop_call, slot_keys
 from .test_migrate import at, hold, send, source_keys
 from .test_reshard import Killed
 from .test_schedule_commands import APART
@@ -66,8 +66,8 @@ def test_every_operation_works_whatever_the_slots(
     cluster: Cluster, center: TimeoutCenter, slots: int
 ) -> None:
     before = crossed(cluster)
-    center.declare("mail", slots=slots)
-    assert center.topics() == ["mail"]
+    center.queues.declare("mail", slots=slots)
+    assert center.queues.names() == ["mail"]
     ids = [f"m{i}" for i in range(100)]
     for number, id in enumerate(ids[:50]):
         center.put("mail", id, b"body", delay=3600 if number < 20 else 0, priority=number % 10)
@@ -76,17 +76,17 @@ def test_every_operation_works_whatever_the_slots(
     assert (center.counts("mail").scheduled, center.counts("mail").ready) == (21, 80)
     assert [center.put("mail", id, b"", unique="k", delay=60).id for id in ("u", "v")] == ["u", "u"]
     assert center.cancel("u")[0].deleted
-    assert sum(counts.waiting for counts in center.counts_by_slot("mail")) == 101
+    assert sum(counts.waiting for counts in center.queues.counts_by_slot("mail")) == 101
     assert len(center.get("m0")) == 2
     assert len(center.scan("mail", limit=200).messages) == 101
-    assert [one.topic for one in center.summary("mail")] == ["mail"]
-    assert center.usage("mail").limits == ()
-    assert center.unwritten("mail") == []
-    assert center.alter("mail", dead_age=60).declaration.dead_age == 60
-    assert center.describe("mail").counts.waiting == 101
-    assert not center.delete("mail", if_empty=True)
-    assert center.coming("mail", [10, 7200])[-1] >= 21
-    assert center.check("mail") == center.repair("mail") == []
+    assert [one.topic for one in center.queues.summary("mail")] == ["mail"]
+    assert center.queues.usage("mail").limits == ()
+    assert center.queues.unwritten("mail") == []
+    assert center.queues.alter("mail", dead_age=60).declaration.dead_age == 60
+    assert center.queues.describe("mail").counts.waiting == 101
+    assert not center.queues.delete("mail", if_empty=True)
+    assert center.queues.coming("mail", [10, 7200])[-1] >= 21
+    assert center.admin.check("mail") == center.admin.repair("mail") == []
 
     messages = []
     while popped := center.pop("mail", 7).messages:
@@ -100,14 +100,14 @@ def test_every_operation_works_whatever_the_slots(
     for message in messages[60:80]:
         center.reject(message, requeue=False, reason="done for", error="e")
     assert center.counts("mail").dead == 20
-    assert center.requeue_dead("mail", ids=[messages[60].id]) == 1
-    assert center.purge_dead("mail") == 19
+    assert center.dead.requeue("mail", ids=[messages[60].id]) == 1
+    assert center.dead.purge("mail") == 19
     assert [center.bury(message, reason="failed") for message in messages[:2]] == [
         message.id for message in messages[:2]
     ]
-    assert center.purge_dead("mail") == 2
+    assert center.dead.purge("mail") == 2
     assert center.ack(center.pop(["mail", "sms"], 100, wait=5).messages) == 21
-    center.delete("sms")
+    center.queues.delete("sms")
 
     assert [one.deleted for one in center.cancel("m1")] == [True]
     assert len(center.cancel("m0", topic="mail")) == 2
@@ -127,14 +127,14 @@ def test_every_operation_works_whatever_the_slots(
     assert len(center.recurring.page("mail", 5)[1]) == center.recurring.count("mail") == 1
     assert [one.name for one in center.recurring.by_name(["mail"], 5).schedules] == ["s"]
     assert center.recurring.topics(limit=5) == ["mail"]
-    assert not center.is_paused("mail")
+    assert not center.queues.is_paused("mail")
     gone = ScheduleChange("s", "s@1", "", take_out="s@1")
     assert center.recurring.change("mail", gone).taken_out
-    assert center.purge("mail") == 17
+    assert center.queues.purge("mail") == 17
     with cluster.client() as client:
         assert keys_left(client) == ["toc:{toc}:topics"]
-    center.delete("mail")
-    assert center.topics() == []
+    center.queues.delete("mail")
+    assert center.queues.names() == []
     assert crossed(cluster) == before
 
 
@@ -175,7 +175,7 @@ def test_kombus_operations_work_whatever_the_slots(
     assert got.pop("again") == 2
     assert len(got) == 203 and set(got.values()) == {1}
     assert center.counts("mail").dead == 1
-    center.purge_dead("mail")
+    center.dead.purge("mail")
     with cluster.client() as client:
         assert slot_keys(client) == []
     assert crossed(cluster) == before
@@ -187,8 +187,8 @@ def test_the_slots_of_a_topic_lie_evenly_on_the_nodes(
     """64 slots on 4 nodes: no node has a quarter more than its share."""
     cluster = start_cluster(primaries=4)
     center = center_for(cluster.toc_url)
-    center.declare("celery", slots=64)
-    on = Counter(cluster.node_of(slot.body) for slot in center.topic("celery").all_slots())
+    center.queues.declare("celery", slots=64)
+    on = Counter(cluster.node_of(slot.body) for slot in center.registry.topic("celery").all_slots())
     assert len(on) == 4
     assert max(on.values()) <= 20 and min(on.values()) >= 12, on
 
@@ -201,8 +201,8 @@ def test_operations_wait_while_what_they_need_is_at_two_nodes(cluster: Cluster) 
     with cluster.client() as client:
         client.flushall()
     center = center_for(cluster.toc_url)
-    center.declare("one", slots=1)
-    slot = cluster.slot_of(center.topic("one").slot(0).body)
+    center.queues.declare("one", slots=1)
+    slot = cluster.slot_of(center.registry.topic("one").slot(0).body)
     home = cluster.owner(slot)
     to = next(node for node in cluster.primaries() if node is not home)
     for i in range(5):
@@ -229,7 +229,7 @@ def test_operations_wait_while_what_they_need_is_at_two_nodes(cluster: Cluster) 
     assert center.counts("one").in_flight == 6
     cluster.migrate_slots([slot], home)
     assert center.counts("one").in_flight == 6
-    center.delete("one")
+    center.queues.delete("one")
 
 
 # -- replicas
@@ -240,7 +240,7 @@ def test_a_put_waits_for_the_replicas_of_its_own_node(
 ) -> None:
     cluster = start_cluster(replicas=1)
     center = center_for(cluster.toc_url, toc_wait_replicas=1, toc_wait_timeout=0.3)
-    topic = center.declare("mail", slots=8)
+    topic = center.queues.declare("mail", slots=8)
     for i in range(40):
         center.put("mail", f"m{i}", b"")
     frozen = cluster.replicas_of(cluster.node_of(topic.slot_for("x").body))[0]
@@ -269,28 +269,28 @@ class OneAway:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         center = center_for(cluster.toc_url)
-        center.declare("mail", slots=8, key_rate="5/s")
+        center.queues.declare("mail", slots=8, key_rate="5/s")
         self.node = next(
             node
-            for slot in center.topic("mail").all_slots()
+            for slot in center.registry.topic("mail").all_slots()
             if (node := cluster.node_of(slot.body)) is not cluster.node_of(center.keys.topics)
         )
         self.slots = tuple(
             slot.number
-            for slot in center.topic("mail").all_slots()
+            for slot in center.registry.topic("mail").all_slots()
             if cluster.node_of(slot.body) is self.node
         )
         self.here: list[str] = []
         self.there: list[str] = []
         for id in map("m{}".format, range(40)):
             center.put("mail", id, b"{}")
-            slot = center.topic("mail").slot_for(id).number
+            slot = center.registry.topic("mail").slot_for(id).number
             (self.there if slot in self.slots else self.here).append(id)
         center.bury(center.pop("mail", ids=self.here[0]).messages[0], reason="bad")
         self.dead = self.here.pop(0)
         #: who asks has not heard of it, and waits no longer than a second
         self.center = center_for(cluster.toc_url, socket_timeout=1)
-        self.center.topics()
+        self.center.queues.names()
 
 
 @pytest.fixture(params=["dead", "frozen"])
@@ -309,13 +309,13 @@ def test_while_a_node_is_away_the_others_answer_and_it_is_named(one_away: OneAwa
     center, here = one_away.center, one_away.here
     asked: dict[str, Callable[[], Any]] = {
         "counts": lambda: center.counts("mail"),
-        "summary": lambda: center.summary("mail"),
+        "summary": lambda: center.queues.summary("mail"),
         "scan": lambda: center.scan("mail", limit=100),
         "dead": lambda: center.scan("mail", state="dead"),
         "count": lambda: center.count("mail", state="waiting"),
-        "coming": lambda: center.coming("mail", [0, 60]),
-        "usage": lambda: center.usage("mail"),
-        "check": lambda: center.check("mail"),
+        "coming": lambda: center.queues.coming("mail", [0, 60]),
+        "usage": lambda: center.queues.usage("mail"),
+        "check": lambda: center.admin.check("mail"),
         "get": lambda: center.get([here[0], one_away.there[0]], topic="mail"),
         "cancel": lambda: center.cancel([here[0], one_away.there[0]], topic="mail"),
     }
@@ -327,7 +327,7 @@ def test_while_a_node_is_away_the_others_answer_and_it_is_named(one_away: OneAwa
         [missing] = said.value.missing
         slots = one_away.slots
         if name in ("get", "cancel"):  # others cannot have that id
-            slots = (center.topic("mail").slot_for(one_away.there[0]).number,)
+            slots = (center.registry.topic("mail").slot_for(one_away.there[0]).number,)
         assert (missing.topic, missing.slots) == ("mail", slots)
         assert f":{one_away.node.port}" in str(said.value) and "'mail'" in str(said.value)
         found[name] = said.value.results
@@ -365,11 +365,11 @@ def test_while_a_node_is_away_what_is_done_to_many_is_done_on_the_others(one_awa
     center, here = one_away.center, one_away.here
     done: dict[str, Any] = {}
     asked: dict[str, Callable[[], Any]] = {
-        "requeue": lambda: center.requeue_dead("mail"),
+        "requeue": lambda: center.dead.requeue("mail"),
         "dead again": lambda: center.bury(
             center.pop("mail", ids=one_away.dead).messages[0], reason="bad"
         ),
-        "purge": lambda: center.purge_dead("mail", ids=[one_away.dead, one_away.there[0]]),
+        "purge": lambda: center.dead.purge("mail", ids=[one_away.dead, one_away.there[0]]),
     }
     for name, ask in asked.items():
         try:
@@ -435,7 +435,7 @@ def test_a_publish_to_a_node_that_hangs_takes_as_long_as_connecting_may(
         producer = connection.Producer()
         queue = Queue("mail", queue_arguments={"x-slots": 1})
         producer.publish("before", routing_key="mail", declare=[queue])
-        hangs = cluster.node_of(center_for(cluster.toc_url).topic("mail").slot(0).body)
+        hangs = cluster.node_of(center_for(cluster.toc_url).registry.topic("mail").slot(0).body)
         os.kill(hangs.pid, signal.SIGSTOP)
         try:
             began = time.monotonic()
@@ -452,7 +452,7 @@ def test_a_publish_that_a_primary_answers_when_it_was_replaced_is_sent_to_its_su
     """A primary that was suspended executes what is in its sockets before it learns of that."""
     cluster = start_cluster(replicas=1)
     center = center_for(cluster.toc_url)
-    slot = center.declare("mail", slots=1).slot(0)
+    slot = center.queues.declare("mail", slots=1).slot(0)
     was = cluster.node_of(slot.body)
     other = next(node for node in cluster.primaries() if node is not was)
     failed: list[Exception] = []
@@ -501,7 +501,7 @@ def test_whether_one_dead_node_stops_the_others_is_warned_of(
     options = () if coverage == "yes" else ("--cluster-require-full-coverage", "no")
     cluster = start_cluster(*options)
     center = center_for(cluster.toc_url)
-    center.declare("mail", slots=8)
+    center.queues.declare("mail", slots=8)
     dead = next(
         node for node in cluster.primaries() if node is not cluster.node_of(center.keys.topics)
     )
@@ -515,7 +515,7 @@ def test_whether_one_dead_node_stops_the_others_is_warned_of(
     stays = next(
         id
         for id in map("m{}".format, range(100))
-        if cluster.node_of(center.topic("mail").slot_for(id).body) is not dead
+        if cluster.node_of(center.registry.topic("mail").slot_for(id).body) is not dead
     )
     cluster.kill(dead)
     cluster._until(
@@ -524,7 +524,7 @@ def test_whether_one_dead_node_stops_the_others_is_warned_of(
     time.sleep(0.3)  # the others have heard, too
     if coverage == "no":
         center.put("mail", stays, b"")
-        assert center.counts_by_slot("mail", reachable=True)
+        assert center.queues.counts_by_slot("mail", reachable=True)
         return
     with pytest.raises(kombu_toc.ServerError, match=r"CLUSTERDOWN|cluster is down"):
         center.put("mail", stays, b"")
@@ -537,7 +537,7 @@ def test_who_has_not_heard_of_a_promotion_asks_where_the_slots_are_now(
     cluster = start_cluster(replicas=1)
     center = center_for(cluster.toc_url)
     center.put("mail", "x", b"")
-    dead = cluster.node_of(center.topic("mail").slot_for("x").body)
+    dead = cluster.node_of(center.registry.topic("mail").slot_for("x").body)
     [heir] = cluster.replicas_of(dead)
     cluster.kill(dead)
     cluster._until(lambda: heir in cluster.primaries(), "nobody is promoted")
@@ -550,15 +550,15 @@ def test_who_takes_a_part_of_what_is_due_announces_the_rest(
     cluster: Cluster, center: TimeoutCenter
 ) -> None:
     """A8: an idle consumer need not wait until it looks into all slots"""
-    topic, wake = center.declare("mail", slots=1), center.keys.wake("mail")
+    topic, wake = center.queues.declare("mail", slots=1), center.keys.wake("mail")
     for id in "abc":
         center.put("mail", id, b"")
     with cluster.client() as client:
         client.delete(wake)  # it was claimed
-        center.run(center.popping(topic, [0], soon=1))
+        center.runner.run(pop_call(center, topic, [0], ready_limit=1))
         assert client.zcard(wake) == 1
         client.delete(wake)  # again, by somebody else, who will look for the rest
-        center.run(center.popping(topic, [0], soon=1, claimed=False))
+        center.runner.run(pop_call(center, topic, [0], ready_limit=1, claimed=False))
         assert client.zcard(wake) == 0
 
 
@@ -663,14 +663,14 @@ def test_one_node_that_can_be_reached_is_enough(cluster: Cluster) -> None:
     url = f"toc+cluster://127.0.0.1:{free_port()},127.0.0.1:{cluster.port}"
     with Connection(url) as connection:
         connection.connect()
-    assert center_for(url).topics() is not None
+    assert center_for(url).queues.names() is not None
 
 
 def test_a_node_that_never_answers_does_not_keep_the_others_from_it(cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"toc+cluster://127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{cluster.port}"
         began = time.monotonic()
-        center_for(url, socket_timeout=2).topics()
+        center_for(url, socket_timeout=2).queues.names()
         assert time.monotonic() - began < 8
 
 
@@ -728,8 +728,8 @@ def test_a_lease_is_renewed_while_its_slot_is_about_to_move(cluster: Cluster) ->
     with cluster.client() as client:
         client.flushall()
     center = center_for(cluster.toc_url)
-    center.declare("one", slots=1)
-    slot = cluster.slot_of(center.topic("one").slot(0).body)
+    center.queues.declare("one", slots=1)
+    slot = cluster.slot_of(center.registry.topic("one").slot(0).body)
     home = cluster.owner(slot)
     to = next(node for node in cluster.primaries() if node is not home)
     center.put("one", "m", b"")
@@ -745,4 +745,4 @@ def test_a_lease_is_renewed_while_its_slot_is_about_to_move(cluster: Cluster) ->
                 client.execute_command("CLUSTER", "SETSLOT", slot, "STABLE")
     assert center.counts("one").in_flight == 1
     assert center.ack(held) == 1
-    center.delete("one")
+    center.queues.delete("one")

@@ -167,7 +167,7 @@ def test_what_is_used_of_limits_is_told_as_the_page_has_it(
 ) -> None:
     assert run("limits") == {"limits": []}
     limits = {"rate": "100/s", "concurrency": 3, "key_concurrency": 1}
-    center.declare("mail", **limits)
+    center.queues.declare("mail", **limits)
     for number in range(3):
         center.put("mail", f"m-{number}", b"", key="k")
     center.pop("mail", 10)
@@ -175,7 +175,7 @@ def test_what_is_used_of_limits_is_told_as_the_page_has_it(
     assert_alike(*SAMPLES["limits"], told)
     assert {one["limit"]: one["value"] for one in told["limits"][0]["limits"]} == limits
     assert told["limits"][0]["limits"][1]["used"] == told["limits"][0]["running"] == 1
-    center.declare("plain")
+    center.queues.declare("plain")
     assert run("limits", "plain")["limits"][0]["limits"] == []
 
 

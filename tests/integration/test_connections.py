@@ -67,7 +67,7 @@ def test_a_database_that_the_server_has_not_is_named(single_server: Server) -> N
     ):
         connection.ensure_connection(max_retries=1)
     with pytest.raises(kombu_toc.ConfigurationError, match=said):
-        kombu_toc.center_for(url).topics()
+        kombu_toc.center_for(url).queues.names()
     with pytest.raises(kombu_toc.ConfigurationError, match=said):
         kombu_toc.center_for(url).put("mail", "order-7", b"remind")
 
@@ -154,7 +154,7 @@ def test_who_was_let_in_otherwise_before_has_his_queues_kept(
             ).declare()
             time.sleep(2.5)  # the server's own clock decides what is stale
             sweep(after.transport.center)
-            assert after.transport.center.topics() == ["b"]
+            assert after.transport.center.queues.names() == ["b"]
     client.execute_command("ACL", "DELUSER", "gone")
 
 
@@ -197,7 +197,7 @@ def test_an_embedded_server_leads_to_itself(tmp_path: Path) -> None:
     url = f"toc+embedded://{tmp_path / 'data'}"
     round_trip(Connection(url))
     center = kombu_toc.center_for(url)
-    assert center.topics() == ["trip"]
+    assert center.queues.names() == ["trip"]
     center.client.close()
     kombu_toc.EmbeddedServer.join(str(tmp_path / "data")).leave()
 
@@ -242,7 +242,7 @@ def test_what_somebody_has_planted_for_the_embedded_server_is_refused(
     elif planted == "socket":
         (shared / "server.sock").symlink_to("/run/anothers.sock")
     with pytest.raises(kombu_toc.EmbeddedServerError, match=f"{shared}.* {said}.*planted"):
-        kombu_toc.center_for("toc+embedded://").topics()
+        kombu_toc.center_for("toc+embedded://").queues.names()
 
 
 def test_an_embedded_server_that_cannot_keep_its_data_says_so(tmp_path: Path) -> None:

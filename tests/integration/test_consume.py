@@ -115,7 +115,7 @@ def test_a_message_that_the_body_settles_is_left_alone(center: TimeoutCenter) ->
 def test_the_message_whose_body_raises_comes_back_with_one_retry_less_and_the_others_as_they_were(
     center: TimeoutCenter,
 ) -> None:
-    center.declare("mail", slots=1, retries=5, retry_backoff=HOUR, retry_backoff_max=HOUR)
+    center.queues.declare("mail", slots=1, retries=5, retry_backoff=HOUR, retry_backoff_max=HOUR)
     put(center, "first", "second", "third")
     with (
         pytest.raises(ValueError, match="broken"),
@@ -164,7 +164,7 @@ def test_without_auto_ack_the_body_says_when_a_message_is_done(center: TimeoutCe
 def test_leases_are_renewed_while_the_body_runs_also_of_what_was_fetched_ahead(
     center: TimeoutCenter, other: TimeoutCenter
 ) -> None:
-    center.declare("mail", visibility=1)
+    center.queues.declare("mail", visibility=1)
     put(center, "a", "b")
     with center.consume("mail", limit=10, idle=0) as messages:
         for message in messages:
@@ -179,7 +179,7 @@ def test_leases_are_renewed_while_the_body_runs_also_of_what_was_fetched_ahead(
 def test_each_lease_is_as_long_as_its_message_says(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
-    center.declare("mail", visibility=60)
+    center.queues.declare("mail", visibility=60)
     put(center, "short", visibility=2)
     put(center, "long", visibility=500)
     with center.consume("mail", limit=10, auto_ack=False, idle=0) as messages:
@@ -202,7 +202,7 @@ def test_each_lease_is_as_long_as_its_message_says(
 def test_a_lease_that_is_lost_is_told(
     center: TimeoutCenter, other: TimeoutCenter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    center.declare("mail", visibility=1)
+    center.queues.declare("mail", visibility=1)
     put(center, "a")
     with center.consume("mail", idle=0) as messages, caplog.at_level(logging.WARNING):
         for message in messages:
@@ -215,7 +215,7 @@ def test_a_lease_that_is_lost_is_told(
 def test_what_was_lost_before_its_turn_is_not_handed_to_the_body(
     center: TimeoutCenter, other: TimeoutCenter
 ) -> None:
-    center.declare("mail", visibility=1, slots=1)
+    center.queues.declare("mail", visibility=1, slots=1)
     put(center, "a", "b", "c")
     got = []
     with center.consume("mail", limit=3, idle=0) as messages:
@@ -299,7 +299,7 @@ def test_several_programs_share_what_comes(server: Server | Cluster, center: Tim
 def test_a_killed_consumers_messages_come_back(
     server: Server | Cluster, center: TimeoutCenter
 ) -> None:
-    center.declare("mail", visibility=1)
+    center.queues.declare("mail", visibility=1)
     code = EXAMPLE.replace('message.id == "stop"', "True").replace("message.ack()", "input()")
     process = subprocess.Popen(
         [sys.executable, "-c", code, server.toc_url],
@@ -317,7 +317,7 @@ def test_a_killed_consumers_messages_come_back(
 
 
 def test_a_forked_child_holds_nothing_of_its_parents(center: TimeoutCenter) -> None:
-    center.declare("mail", visibility=1)
+    center.queues.declare("mail", visibility=1)
     put(center, "a", "b", "c")
     with center.consume("mail", limit=10, idle=0, auto_ack=False) as messages:
         next(messages)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.cluster
 
 
 def verdict(center: TimeoutCenter, edition: str, process: str = "", **options: object) -> str:
-    return center.edition("shop", edition, process or f"{edition}@host", **options).verdict
+    return center.editions.edition("shop", edition, process or f"{edition}@host", **options).verdict
 
 
 def put(center: TimeoutCenter, edition: str, process: str = "", **options: object) -> None:
@@ -28,7 +28,7 @@ def age(center: TimeoutCenter, client: redis.Redis, seconds: int) -> None:
 
 def test_of_many_processes_one_puts_an_edition_and_the_others_have_nothing_to_do(center):
     assert verdict(center, "old", "first") == "put"
-    told = center.edition("shop", "old", "second")
+    told = center.editions.edition("shop", "old", "second")
     assert told[:5] == ("busy", 1, "old", "", "first")
     assert isinstance(told, Edition) and 25 < told.busy <= 30
     assert verdict(center, "old", "first", what="renew") == "put"
@@ -43,7 +43,7 @@ def test_the_edition_that_came_last_goes_before_those_that_were_there(center):
         *("former", "former"),
         "in force",
     ]
-    told = center.edition("shop", "one", "again")
+    told = center.editions.edition("shop", "one", "again")
     assert told[1:5] == (3, "three", "", "three@host")
 
 
@@ -61,7 +61,12 @@ def test_an_edition_that_takes_a_later_release_keeps_it(center):
     put(center, "same", release="1")
     assert verdict(center, "same", release="3") == "in force"
     assert verdict(center, "same", release="2") == "in force"
-    assert center.edition("shop", "other", "it", release="2")[:4] == ("former", 1, "same", "3")
+    assert center.editions.edition("shop", "other", "it", release="2")[:4] == (
+        "former",
+        1,
+        "same",
+        "3",
+    )
 
 
 def test_a_former_edition_comes_back_when_nobody_has_used_the_latest_for_a_while(center, client):
@@ -88,7 +93,7 @@ def test_an_edition_can_be_put_whatever_is_in_force(center):
     put(center, "old", release="1", what="force")
     put(center, "old", release="1", what="force")
     assert verdict(center, "new", release="1") == "former"
-    assert center.edition("shop", "old", "it").generation == 3
+    assert center.editions.edition("shop", "old", "it").generation == 3
 
 
 def test_who_dies_while_it_puts_is_followed_by_another(center, client):
@@ -119,7 +124,7 @@ def test_while_one_edition_is_put_the_next_one_waits(center):
 
 def test_apps_do_not_know_of_each_other(center):
     put(center, "old")
-    assert center.edition("blog", "other", "it").verdict == "put"
+    assert center.editions.edition("blog", "other", "it").verdict == "put"
 
 
 def test_a_hundred_former_editions_are_remembered(center, client):
@@ -134,7 +139,7 @@ def test_a_hundred_former_editions_are_remembered(center, client):
 def test_what_is_too_long_or_no_text_is_refused(center, names):
     source, release = names
     with pytest.raises(ConfigurationError, match="at most 200 characters"):
-        center.edition(source, "one", "it", release=release)
+        center.editions.edition(source, "one", "it", release=release)
 
 
 def test_a_release_that_was_taken_back_by_hand_does_not_return_while_its_processes_go_on(

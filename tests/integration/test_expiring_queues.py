@@ -117,7 +117,7 @@ def test_a_consumer_keeps_it_and_it_expires_when_the_last_one_leaves(
             assert sweep(TimeoutCenter(client)) == []
             assert is_there(client)
             drain(first, timeout=0.1)
-        assert len(TimeoutCenter(client).consumers()["brief"]) == 1
+        assert len(TimeoutCenter(client).queues.consumers()["brief"]) == 1
         drain(first, timeout=1.5 * EXPIRES)
         assert inbox.bodies == ["late"]
     left = time.monotonic()
@@ -130,7 +130,7 @@ def test_two_processes_that_consume_it_do_not_take_it_from_each_other(
     ours = connect()
     with Consumer(ours, [Queue("brief", expires=EXPIRES)], callbacks=[Inbox()]):
         other = TimeoutCenter(client)
-        topic = other.declared("brief")
+        topic = other.registry.declared("brief")
         assert topic is not None
         with other_process(monkeypatch):
             other.expiring.hold(topic)
@@ -144,17 +144,17 @@ def test_a_queue_that_is_declared_again_while_what_expired_is_deleted_stays(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     center, other = TimeoutCenter(client), TimeoutCenter(client)
-    center.declare("brief", slots=1, expires=1, kept=60_000)
+    center.queues.declare("brief", slots=1, expires=1, kept=60_000)
     time.sleep(0.05)  # the server's own clock decides what has expired
-    take = center.stale
+    take = center.expiring.stale
 
     def take_and_be_late(most: int) -> list[str]:
         names = take(most)
-        other.declare("brief", slots=1, expires=60_000, kept=60_000)
+        other.queues.declare("brief", slots=1, expires=60_000, kept=60_000)
         other.put("brief", "new", b"", delay=60)
         return names
 
-    monkeypatch.setattr(center, "stale", take_and_be_late)
+    monkeypatch.setattr(center.expiring, "stale", take_and_be_late)
     assert sweep(center) == ["topic:brief"]
     assert is_there(client)
     assert [one.id for one in other.get("new")] == ["new"]
@@ -191,7 +191,7 @@ def test_of_a_consumer_that_was_killed_it_is_known_for_as_long_as_of_others(
 ) -> None:
     """toc_stale_after, and not the queue's own time: a process may also stand still."""
     center = TimeoutCenter(client)
-    topic = center.declare("brief", slots=1, expires=200, kept=1500)
+    topic = center.queues.declare("brief", slots=1, expires=200, kept=1500)
     center.put("brief", "x", b"", delay=60)
     with other_process(monkeypatch):
         center.expiring.hold(topic)
@@ -211,7 +211,7 @@ def test_a_worker_deletes_what_others_have_left(connect: Connect, client: redis.
         center = TimeoutCenter(client)
         while not worker.transport.lease_keeper.keeps_up:
             drain(worker, timeout=0.05)
-        topic = center.declare("brief", slots=1, expires=int(EXPIRES * 1000), kept=60_000)
+        topic = center.queues.declare("brief", slots=1, expires=int(EXPIRES * 1000), kept=60_000)
         center.expiring.touch(topic)
         began = time.monotonic()
         while is_there(client):
@@ -235,7 +235,7 @@ def test_a_time_that_is_none_is_an_error(connect: Connect, expires: Any) -> None
     channel = connect().default_channel
     with pytest.raises(ConfigurationError, match="queue 'brief': x-expires must be a whole number"):
         channel.queue_declare("brief", arguments={"x-expires": expires})
-    assert channel.center.topics() == []
+    assert channel.center.queues.names() == []
 
 
 def test_a_declaration_without_it_stands(connect: Connect, client: redis.Redis) -> None:
@@ -248,12 +248,15 @@ def test_a_declaration_without_it_stands(connect: Connect, client: redis.Redis) 
         drain(connection, timeout=0.5)
     connection.release()
     center = TimeoutCenter(client)
-    center.declare("stays", expires=100)
-    center.refresh("stays", 100)
+    center.queues.declare("stays", expires=100)
+    center.expiring.refresh("stays", 100)
     time.sleep(EXPIRES + 0.3)  # the server's own clock decides what has expired
     assert sweep(center) == []
     assert center.counts("stays").scheduled == 1
-    assert {client.pttl(slot.body) for slot in center.topic("stays").all_slots()} <= {-1, -2}
+    assert {client.pttl(slot.body) for slot in center.registry.topic("stays").all_slots()} <= {
+        -1,
+        -2,
+    }
 
 
 def test_what_is_kept_by_its_consumers_is_told_apart_in_its_declaration() -> None:

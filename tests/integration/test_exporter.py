@@ -46,7 +46,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 @pytest.fixture
 def busy(center: TimeoutCenter) -> TimeoutCenter:
     """One that has something of everything."""
-    center.declare("reply", slots=1, expires=60_000)
+    center.queues.declare("reply", slots=1, expires=60_000)
     for topic in ("mail", "reply"):
         for i in range(6):
             center.put(topic, f"{i}", b"x")
@@ -55,14 +55,14 @@ def busy(center: TimeoutCenter) -> TimeoutCenter:
     messages = center.pop("mail", 4).messages
     center.ack(messages[:2])
     center.reject(messages[2], requeue=False)
-    center.metrics.send(center)
+    center.metrics.send(center.runner)
     return center
 
 
 def test_the_exporter_tells_which_targets_are_stopped(center: TimeoutCenter) -> None:
-    center.declare("plain")
+    center.queues.declare("plain")
     for topic in ("mail", "sms"):
-        center.declare(topic, target="https://shop.example.com/hook")
+        center.queues.declare(topic, target="https://shop.example.com/hook")
 
     def told() -> dict[str, float]:
         name = "celery_toc_target_stopped"
@@ -120,7 +120,7 @@ def test_queues_that_go_away_by_themselves_are_not_exported(busy: TimeoutCenter)
 def test_a_topics_name_may_have_any_character(center: TimeoutCenter) -> None:
     name = 'a "b"\\c{d}:1 é'
     center.put(name, "x", b"")
-    center.metrics.send(center)
+    center.metrics.send(center.runner)
     assert samples(metrics_text(center))["celery_toc_events_total", "put", name] == 1
 
 

@@ -37,7 +37,7 @@ def heartbeat(server: Server) -> Iterator[LeaseKeeper]:
 def deliver(
     center: TimeoutCenter, topic: str, visibility: float, number: int = 1
 ) -> list[Delivery]:
-    center.declare(topic, slots=1)
+    center.queues.declare(topic, slots=1)
     for i in range(number):
         center.put(topic, f"{topic}-{i}", b"x")
     return center.pop(topic, number, visibility=visibility).messages
@@ -120,7 +120,7 @@ def test_thousands_of_leases_are_renewed_in_calls_of_bounded_length(
     assert center.extend(deliveries, 60) == [gone]
     time.sleep(0.5)  # the first leases would have ended
     assert center.pop("mail").rolled_back == []
-    assert max(len(call.args) for call in center.extending(deliveries, 60)) == 1502
+    assert max(len(call.args) for call in center.commands.extend(deliveries, 60)) == 1502
 
 
 def test_queues_and_bindings_may_go_at_any_time_while_others_are_kept(
@@ -147,7 +147,7 @@ def test_queues_and_bindings_may_go_at_any_time_while_others_are_kept(
     minute = Milliseconds(60_000)
     bound = [binding("direct", "", None, f"reply-{number}") for number in range(200)]
     for number in range(200):
-        center.declare(f"reply-{number}", slots=1, expires=int(minute))
+        center.queues.declare(f"reply-{number}", slots=1, expires=int(minute))
     with heartbeat._holdings.lock:  # its own thread waits until the tables are full
         for number in range(200):
             for holder in ("garbage", "channel", "other"):
@@ -166,7 +166,7 @@ def test_queues_and_bindings_may_go_at_any_time_while_others_are_kept(
     heartbeat._beat.run(center, time.monotonic())
     here = [one for one in caplog.records if one.thread == threading.get_ident()]
     assert not any("cannot renew" in one.getMessage() for one in here)
-    assert "reply-199" in center.topics()
+    assert "reply-199" in center.queues.names()
     for holder in ("garbage", "channel", "other"):
         heartbeat.leave_all(holder)
 
@@ -180,7 +180,7 @@ def test_an_acknowledgement_that_a_replica_refused_is_said_again(tmp_path: Path)
             [delivery] = deliver(center, "mail", 60)
             client.execute_command("REPLICAOF", "127.0.0.1", "1")
             heartbeat = LeaseKeeper(lambda: TimeoutCenter(server.client()))
-            heartbeat.retry_later(center.acking([delivery]))
+            heartbeat.retry_later(center.commands.ack([delivery]))
             time.sleep(1.5)  # it is said once a second, and refused
             assert center.counts("mail").in_flight == 1
             client.execute_command("REPLICAOF", "NO", "ONE")
@@ -197,7 +197,7 @@ class Away:
         self.center = center_for(cluster.toc_url)
         home = cluster.node_of(self.center.keys.topics)
         self.node = next(node for node in cluster.primaries() if node is not home)
-        self.topic = self.center.declare("mail", slots=64)
+        self.topic = self.center.queues.declare("mail", slots=64)
 
     def deliver(self, there: bool, number: int, visibility: float) -> list[Delivery]:
         """Messages that are in flight, of slots of the node that will be away, or of others."""
@@ -228,7 +228,7 @@ def test_a_node_that_is_away_keeps_nothing_on_the_others_from_being_renewed(
         for name in (f"reply{i}" for i in range(100))
         if away.cluster.node_of(away.center.keys.prefix + "{" + name + ":0}:body") is not away.node
     )
-    away.center.declare(transient, slots=1, expires=1500)
+    away.center.queues.declare(transient, slots=1, expires=1500)
     exchange = Bindings(away.center)
     member = binding("fanout", "", None, transient)
     exchange.add("everyone", member, 1500)
@@ -239,14 +239,14 @@ def test_a_node_that_is_away_keeps_nothing_on_the_others_from_being_renewed(
     for delivery in lost[:1]:
         heartbeat.hold(delivery, 60)
     for delivery in lost[1:]:
-        heartbeat.retry_later(away.center.acking([delivery]))
+        heartbeat.retry_later(away.center.commands.ack([delivery]))
     heartbeat.keep_topic(transient, 1500, "me")
     heartbeat.keep_binding("everyone", member, 1500, "me")
     time.sleep(4)  # more than three leases
     places = {delivery.slot for delivery in held}
     assert away.center.pop("mail", 0, slots=places).rolled_back == []
     assert heartbeat.held()[:3] == [(delivery, 1.2) for delivery in held]
-    assert away.center.stale() == []
+    assert away.center.expiring.stale() == []
     assert len(exchange.of("everyone")) == 1
     assert heartbeat.in_time("mail", places), "expired leases are rolled back there"
     away.cluster.restart(away.node)
@@ -371,7 +371,7 @@ channel = connection.default_channel
 channel.queue_declare("mail", durable=True)
 channel.basic_consume("mail", False, print, "tag")
 center = connection.transport.center
-while not center.consumers():
+while not center.queues.consumers():
     pass
 print("ends", flush=True)
 """
@@ -383,7 +383,7 @@ def test_nobody_reads_that_a_process_consumes_which_has_ended(
     """Although it has cancelled nothing, and is gone at once."""
     command = [sys.executable, "-c", CONSUMES, server.toc_url]
     assert subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout == b"ends\n"
-    assert center.consumers() == {}
+    assert center.queues.consumers() == {}
 
 
 ENDS = """
@@ -400,7 +400,7 @@ deliveries = center.pop("mail", 3).messages
 assert len(deliveries) == 3
 heart = LeaseKeeper.of("here", lambda: kombu_toc.center_for(sys.argv[3]))
 for delivery in deliveries:
-    heart.retry_later(center.acking([delivery]))
+    heart.retry_later(center.commands.ack([delivery]))
 print("ends", flush=True)
 """
 
@@ -410,7 +410,7 @@ print("ends", flush=True)
 def test_a_process_says_what_it_owes_before_it_ends_and_waits_no_longer_than_it_must(
     server: Server, center: TimeoutCenter, library: str, reachable: bool
 ) -> None:
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     for id in "abc":
         center.put("mail", id, b"")
     nobody = f"toc+redis://127.0.0.1:{free_port()}/0"

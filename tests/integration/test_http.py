@@ -40,7 +40,7 @@ def api(shared: HttpServer, center: TimeoutCenter) -> HttpServer:
     """A server of the API on the shared server, which is empty."""
     # It remembers declarations for a moment, which were flushed.
     for queue in ("mail", "sms"):
-        center.declare(queue)
+        center.queues.declare(queue)
     return shared
 
 
@@ -208,7 +208,7 @@ def test_a_name_is_the_path_of_one_message(api: HttpServer, center: TimeoutCente
         assert api.get(f"/v1/{name}").json["text"] == text
         assert api.post(f"/v1/{name}:run").json["name"] == name
     for queue in ("a/tasks/b", "a", "a b"):
-        center.delete(queue)
+        center.queues.delete(queue)
 
 
 def test_many_are_put_in_order_and_a_list_repeated_by_its_key_adds_nothing(
@@ -263,7 +263,7 @@ def test_a_task_put_by_its_id_replaces_the_one_that_waits(
         assert (reply.status, reply.json["outcome"]) == (200, outcome)
     [found] = center.get("order-7")
     assert found.body == b"new"
-    assert center.coming("mail", [120]) == [1]
+    assert center.queues.coming("mail", [120]) == [1]
     api.post(f"{path}:run")
     leased(api)
     assert api.ask("PUT", path, {"text": "newer"}).json["outcome"] == "added"
@@ -463,7 +463,7 @@ def test_queues_are_declared_altered_paused_counted_and_deleted(
     made = api.ask("PUT", "/v1/queues/calls", {"retries": 3, "retryBackoff": 2.5, "slots": 4})
     assert made.status == 200
     assert made.json["limits"]["retryBackoff"] == {"value": 2.5, "source": "declared"}
-    assert center.describe("calls").slots == 4
+    assert center.queues.describe("calls").slots == 4
     changed = api.ask("PATCH", "/v1/queues/calls", {"retries": 5, "retryBackoff": None})
     assert changed.json["limits"]["retries"]["value"] == 5
     assert changed.json["limits"]["retryBackoff"]["source"] == "default"
@@ -472,10 +472,10 @@ def test_queues_are_declared_altered_paused_counted_and_deleted(
     assert api.ask("PATCH", "/v1/queues/calls", {"slots": 8}).status == 422
     assert api.ask("PATCH", "/v1/queues/nobody", {"retries": 5}).status == 404
     api.post("/v1/queues/calls:pause")
-    assert center.paused() == {"calls"}
+    assert center.queues.paused() == {"calls"}
     assert api.get("/v1/queues/calls").json["paused"] is True
     api.post("/v1/queues/calls:resume")
-    assert center.paused() == set()
+    assert center.queues.paused() == set()
     for number in range(3):
         center.put("calls", f"m{number}", b"x", delay=100 * number)
     assert api.get("/v1/queues/calls/counts?within=150").json == {
@@ -491,7 +491,7 @@ def test_queues_are_declared_altered_paused_counted_and_deleted(
     assert [one["name"] for one in api.get("/v1/queues?after=mail").json["queues"]] == ["sms"]
     assert api.post("/v1/queues/calls:purge").json["purged"] == 3
     assert api.ask("DELETE", "/v1/queues/calls").json == {"deleted": True}
-    assert "calls" not in center.topics()
+    assert "calls" not in center.queues.names()
     for path in ("", "/counts", "/limits", "/tasks", "/dead"):
         assert api.get(f"/v1/queues/calls{path}").status == 404
 
@@ -954,7 +954,7 @@ def test_the_metrics_are_those_of_the_exporter(api: HttpServer, center: TimeoutC
 def test_of_very_many_queues_the_heaviest_have_metrics_and_others_if_they_are_named(
     api: HttpServer, center: TimeoutCenter
 ) -> None:
-    declared = center.declare("many", slots=1).declaration.to_json()
+    declared = center.queues.declare("many", slots=1).declaration.to_json()
     names = [f"many-{number:04}" for number in range(1_100)]
     center.client.hset(center.keys.topics, mapping=dict.fromkeys(names, declared))
     center.put("many-1099", "one", b"x")

@@ -37,7 +37,7 @@ def shared(server: Server | Cluster) -> Iterator[HttpServer]:
 def api(shared: HttpServer, center: TimeoutCenter) -> HttpServer:
     """A server of the API on the shared server, which is empty."""
     for queue in ("mail", "sms"):
-        center.declare(queue)
+        center.queues.declare(queue)
     return shared
 
 
@@ -326,8 +326,8 @@ def test_a_limit_that_makes_no_sense_is_named_and_changes_nothing(
         path = f"/v1/queues/{quote(queue)}"
         reply = api.ask(method, path, {**beside, field: value})
         assert (reply.status, reply.json.get("field")) == (422, field), reply
-    assert center.declared("rate:visibility retries") is None
-    assert center.describe("mail").limits["dead_limit"].source == "default"
+    assert center.registry.declared("rate:visibility retries") is None
+    assert center.queues.describe("mail").limits["dead_limit"].source == "default"
 
 
 # -- lists
@@ -360,7 +360,7 @@ def test_of_a_list_each_message_is_told_although_a_node_does_not_answer(
     cluster = start_cluster()
     center = center_for(cluster.toc_url)
     with HttpServer(cluster.toc_url) as api:
-        topic = center.declare("mail", slots=8)
+        topic = center.queues.declare("mail", slots=8)
         tasks = [{"id": f"m{number}", "text": "x"} for number in range(40)]
         node_of = {one["id"]: cluster.node_of(topic.slot_for(one["id"]).body).port for one in tasks}
         home = cluster.node_of(center.keys.topics).port

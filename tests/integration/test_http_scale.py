@@ -76,7 +76,7 @@ def library(server: Server, tmp_path: Path) -> Iterator[Path]:
     Redis."""
     made = tmp_path / "library.db"
     center = center_for(server.toc_url, toc_library=f"sqlite:///{made}")
-    center.declare("far", horizon=HOUR)
+    center.queues.declare("far", horizon=HOUR)
     for hours in (0.5, 2, 3):
         center.put("far", f"in {hours}", b"x", delay=hours * HOUR)
     yield made
@@ -149,6 +149,10 @@ def test_nobody_waits_for_a_library_that_does_not_answer() -> None:
     class Center:
         asked = 0
 
+        @property
+        def queues(self) -> Center:
+            return self
+
         async def call(self, _: Any) -> list[str]:
             return ["mail"]
 
@@ -191,7 +195,7 @@ def test_no_request_walks_over_keys_or_reads_more_than_a_page(tmp_path: Path) ->
     )
     with own.client() as client, HttpServer(own.toc_url) as api:
         center = TimeoutCenter(client, grace=0)
-        center.declare("mail", concurrency=5, key_concurrency=1)
+        center.queues.declare("mail", concurrency=5, key_concurrency=1)
 
         def fill(since: int, until: int) -> None:
             center.put_many(

@@ -73,7 +73,7 @@ def shared(
 @pytest.fixture
 def api(shared: HttpServer, center: TimeoutCenter) -> HttpServer:
     for queue in ("mail", "sms-1", "orders"):
-        center.declare(queue)
+        center.queues.declare(queue)
     return shared
 
 
@@ -137,7 +137,7 @@ def test_pages_of_queues_have_all_that_a_token_may_see(
 ) -> None:
     for number in range(9):
         for name in ("a-{}", "sms-{}", "{}-mail", "sms"):
-            center.declare(name.format(number))
+            center.queues.declare(name.format(number))
 
     def names(patterns: str, limit: int) -> list[str]:
         _, line = new_token("one", "read", patterns)
@@ -157,9 +157,9 @@ def test_pages_of_queues_have_all_that_a_token_may_see(
         return asyncio.run(use())
 
     async def topics(**how: Any) -> list[str]:
-        return center.topics(**how)
+        return center.queues.names(**how)
 
-    every = center.topics()
+    every = center.queues.names()
     for patterns in ("*", "sms-*", "mail,sms-*", "*-mail", "sms", "nobody", "s*,sms-*,a-?", "?-*"):
         allowed = patterns.split(",")
         expected = [one for one in every if matches(one, allowed)]
@@ -282,7 +282,7 @@ def test_a_token_that_is_removed_ends_and_one_that_is_added_counts_without_a_res
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    center.declare("mail")
+    center.queues.declare("mail")
     file = own_file(tmp_path, monkeypatch)
     with HttpServer(server.toc_url, "--tokens", str(file)) as made:
         visitor = Visitor(made)

@@ -39,7 +39,7 @@ def shared(server: Server | Cluster) -> Iterator[HttpServer]:
 
 @pytest.fixture
 def api(shared: HttpServer, center: TimeoutCenter) -> HttpServer:
-    center.declare("mail")
+    center.queues.declare("mail")
     return shared
 
 
@@ -270,7 +270,7 @@ def test_a_lease_that_was_given_back_is_not_repeated(
     server: Server | Cluster, center: TimeoutCenter
 ) -> None:
     """The receipts of its answer, which nobody got, count no more."""
-    center.declare("mail")
+    center.queues.declare("mail")
     center.put("mail", "one", b"x")
 
     def refuse(message: Any) -> None:
@@ -293,7 +293,7 @@ def test_what_a_server_sends_to_nobody_is_given_back(
     server: Server | Cluster, center: TimeoutCenter
 ) -> None:
     """A server may not tell that the client has gone away before the answer was sent."""
-    center.declare("mail")
+    center.queues.declare("mail")
     center.put("mail", "one", b"x")
 
     async def use() -> None:
@@ -336,7 +336,7 @@ def test_what_a_client_that_resets_between_head_and_body_has_not_got_is_given_ba
     server: Server | Cluster, center: TimeoutCenter
 ) -> None:
     """The body meets a connection that is broken: nothing is left that has to wait."""
-    center.declare("mail")
+    center.queues.declare("mail")
     center.put("mail", "one", b"x")
 
     async def use() -> None:
@@ -472,7 +472,7 @@ def test_who_waits_is_told_when_the_broker_is_gone_and_served_when_it_is_back(
 def test_a_server_that_ends_answers_who_waits_and_gives_back_what_it_holds(
     server: Server | Cluster, center: TimeoutCenter
 ) -> None:
-    center.declare("mail")
+    center.queues.declare("mail")
 
     async def use() -> None:
         with HttpServer(server.toc_url) as api:

@@ -17,6 +17,7 @@ from kombu_toc import ScheduleChange, TimeoutCenter
 
 from ..http_server import HttpServer
 from ..servers import Server
+from .inspection import put_call
 
 pytestmark = pytest.mark.one_server("its commands are counted")
 
@@ -103,7 +104,10 @@ def paths() -> list[str]:
 
 def fill(center: TimeoutCenter, model: tuple[str, bytes], start: int, end: int) -> None:
     record, template = model
-    keyed, big = center.declare("keyed", slots=1, key_concurrency=1), center.declare("big", slots=2)
+    keyed, big = (
+        center.queues.declare("keyed", slots=1, key_concurrency=1),
+        center.queues.declare("big", slots=2),
+    )
 
     def schedule(queue: str, name: str) -> None:
         made = ScheduleChange(name, "", record.replace("model", name), 4 * 10**15, template)
@@ -111,17 +115,19 @@ def fill(center: TimeoutCenter, model: tuple[str, bytes], start: int, end: int) 
 
     for number in range(start, end):
         queue = f"q{number:05}"
-        center.declare(queue, rate="100/s")
-        center.pause(queue)
+        center.queues.declare(queue, rate="100/s")
+        center.queues.pause(queue)
         schedule(queue, f"q-{number:05}")
         schedule("big", f"big-{number:05}")
     numbers = [f"{number:05}" for number in range(start, end)]
     for kind, far in (("later", 10**11), ("dead", 0), ("flying", 0)):
         ids = [f"{kind}-{number}" for number in numbers]
-        center.run_all([center.putting(big, id, b"x", delay_us=far) for id in ids])
+        center.runner.run_all([put_call(center, big, id, b"x", delay_us=far) for id in ids])
         got = [] if far else center.pop("big", len(ids), recover=0, visibility=86_400).messages
         if kind == "dead":
-            center.run_all([center.rejecting(one, requeue=False, reason="test") for one in got])
+            center.runner.run_all(
+                [center.commands.reject(one, requeue=False, reason="test") for one in got]
+            )
     for number in numbers:
         for which in "ab":
             center.put("keyed", f"{which}-{number}", b"x", key=number)

@@ -151,7 +151,7 @@ def test_a_copy_that_is_put_again_is_another_message(center: TimeoutCenter) -> N
 def test_a_copy_that_stays_remains_known_as_one_when_its_namesake_of_another_slot_goes(
     center: TimeoutCenter,
 ) -> None:
-    topic = center.declare("mail", slots=2)
+    topic = center.queues.declare("mail", slots=2)
     bases = [next(b for b in "0123456789" if topic.slot_for(b).number == slot) for slot in (0, 1)]
     for basis in bases:
         center.put("mail", "x", b"first", basis=basis)
@@ -214,7 +214,7 @@ def buried(center: TimeoutCenter, first: Delivery) -> None:
 
 def buried_and_replayed(center: TimeoutCenter, first: Delivery) -> None:
     assert center.reject(first, requeue=False) == DEAD
-    assert center.requeue_dead("mail") == 1
+    assert center.dead.requeue("mail") == 1
     assert len(center.pop("mail").messages) == 1
 
 
@@ -252,7 +252,7 @@ def released_twice(center: TimeoutCenter, first: Delivery) -> None:
 
 def replayed(center: TimeoutCenter, first: Delivery) -> None:
     assert center.reject(first, requeue=False) == DEAD
-    assert center.requeue_dead("mail") == 1
+    assert center.dead.requeue("mail") == 1
 
 
 @pytest.mark.parametrize("tried", [False, True])
@@ -302,7 +302,7 @@ def test_what_is_said_of_a_delivery_does_not_touch_a_later_one_of_the_same_messa
 
 @pytest.mark.parametrize("end", ["ack", "cancel", "purge", "dead ones", "delete", "drop"])
 def test_what_names_a_message_goes_with_it(center: TimeoutCenter, end: str) -> None:
-    center.declare("mail", dead_limit=8)
+    center.queues.declare("mail", dead_limit=8)
     first = deliver(center)
     if end in ("ack", "cancel"):
         with_another(center, first)
@@ -315,28 +315,28 @@ def test_what_names_a_message_goes_with_it(center: TimeoutCenter, end: str) -> N
     elif end == "cancel":
         center.cancel("x", topic="mail", in_flight=True)
     elif end == "purge":
-        center.purge("mail")
+        center.queues.purge("mail")
     elif end == "dead ones":
-        assert center.purge_dead("mail") == 1
+        assert center.dead.purge("mail") == 1
     elif end == "drop":
         for number in range(200):
             center.reject(deliver(center, b"", f"{number}"), requeue=False)
             if not center.get("x", topic="mail"):
                 break
-        center.purge_dead("mail")
+        center.dead.purge("mail")
     else:
-        center.delete("mail")
+        center.queues.delete("mail")
     assert residue(center.client) == []
 
 
 def test_a_name_that_nothing_has_is_a_fault_that_is_mended(center: TimeoutCenter) -> None:
     first = deliver(center)
-    slot = center.topic("mail").slot(first.slot)
+    slot = center.registry.topic("mail").slot(first.slot)
     center.client.hset(slot.tokens, "gone", "somebody.1")
-    [fault] = center.check("mail")
+    [fault] = center.admin.check("mail")
     assert (fault.kind, fault.id, fault.places) == (STRAY_TOKEN, "gone", (slot.tokens,))
-    assert center.repair("mail") == [fault]
-    assert center.check("mail") == []
+    assert center.admin.repair("mail") == [fault]
+    assert center.admin.check("mail") == []
     assert center.ack([first]) == 1
     assert residue(center.client) == []
 
@@ -347,8 +347,8 @@ def test_a_message_that_comes_from_another_slot_is_not_the_one_that_had_its_id_t
     center: TimeoutCenter, act: str
 ) -> None:
     """Two slots may have a message of one id, and one pop may deliver both."""
-    center.declare("mail", slots=8)
-    topic = center.topic("mail")
+    center.queues.declare("mail", slots=8)
+    topic = center.registry.topic("mail")
     for slot in (0, 1):
         basis = next(basis for basis in "0123456789" if topic.slot_for(basis).number == slot)
         center.put("mail", "x", basis.encode(), basis=basis)
@@ -407,12 +407,12 @@ def test_an_ack_that_is_owed_and_has_run_is_repeated_without_harm(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
     first = deliver(center)
-    owed = center.acking([first])
-    center.run_all(owed)
+    owed = center.commands.ack([first])
+    center.runner.run_all(owed)
     center.put("mail", "x", b"retry", delay=HOUR)
     heartbeat = LeaseKeeper(lambda: TimeoutCenter(client))
     marker = deliver(center, b"", "said after it")
-    heartbeat.retry_later([*owed, *center.acking([marker])])
+    heartbeat.retry_later([*owed, *center.commands.ack([marker])])
     deadline = time.monotonic() + 10
     while center.get(marker.id, topic="mail"):
         assert time.monotonic() < deadline

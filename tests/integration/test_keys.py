@@ -65,7 +65,7 @@ def test_a_message_keeps_the_key_that_it_is_put_with(center: TimeoutCenter, way:
     else:
         for id, key in given.items():
             getattr(center, way)("mail", id, b"x", key=key)
-    slots = center.describe("mail").slots
+    slots = center.queues.describe("mail").slots
     for id, key in expected.items():
         [found] = center.get(id)
         assert (found.slot, found.key) == (slot_of(key or id, slots), key)
@@ -78,7 +78,7 @@ def test_a_message_keeps_the_key_that_it_is_put_with(center: TimeoutCenter, way:
 
 
 def test_a_slot_basis_goes_before_the_key(center: TimeoutCenter) -> None:
-    slots = center.topic("mail").slots
+    slots = center.registry.topic("mail").slots
     center.put("mail", "one", b"", key="customer", basis="elsewhere")
     center.put_many("mail", [NewMessage("two", b"", key="customer", basis="elsewhere")])
     for id in ("one", "two"):
@@ -88,12 +88,12 @@ def test_a_slot_basis_goes_before_the_key(center: TimeoutCenter) -> None:
 
 
 def test_a_key_stays_with_its_message_through_every_way_back(center: TimeoutCenter) -> None:
-    center.declare("mail", slots=1, retries=5)
+    center.queues.declare("mail", slots=1, retries=5)
     center.put("mail", "x", b"", key="k 1", visibility=100)
     for back in (
         lambda one: center.release([one]),
         lambda one: center.reject(one, requeue=True),
-        lambda one: center.reject(one, requeue=False) and center.requeue_dead("mail"),
+        lambda one: center.reject(one, requeue=False) and center.dead.requeue("mail"),
         lambda one: time_passes(center, "mail", 200),
     ):
         [one] = center.pop("mail").messages
@@ -143,7 +143,7 @@ def test_what_is_no_key_is_refused_and_nothing_put(center: TimeoutCenter, key: A
 def test_a_header_or_a_message_group_is_the_key_of_a_message(
     connect: Connect, center: TimeoutCenter, options: dict[str, Any], key: str | None
 ) -> None:
-    center.declare("mail", key_header="tenant")
+    center.queues.declare("mail", key_header="tenant")
     headers = {"id": "m", **options.pop("headers", {})}
     connection = connect()
     publish(connection, "x", headers=headers, **options)
@@ -177,7 +177,7 @@ def test_a_publish_with_a_key_that_is_none_sends_nothing(
 def test_the_key_still_picks_the_slot_when_a_topic_is_resharded(
     connect: Connect, center: TimeoutCenter
 ) -> None:
-    center.declare("mail", slots=1, key_header="tenant")
+    center.queues.declare("mail", slots=1, key_header="tenant")
     connection = connect()
     for n in range(20):
         publish(connection, "x", headers={"id": f"h-{n}", "tenant": f"t-{n}", "x-delay": 10**7})
@@ -219,7 +219,7 @@ def test_a_task_has_the_key_that_it_is_sent_with(
     app: Celery, center: TimeoutCenter, options: dict[str, Any], asynchronous: bool
 ) -> None:
     """Also where messages are made quickly, each with its own."""
-    center.declare("celery", key_header="tenant")
+    center.queues.declare("celery", key_header="tenant")
     remind = app.tasks["shop.remind"]
 
     def of(number: int) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def test_a_task_has_the_key_that_it_is_sent_with(
 
 
 def test_a_header_of_celerys_may_name_the_key(app: Celery, center: TimeoutCenter) -> None:
-    center.declare("celery", key_header="task")
+    center.queues.declare("celery", key_header="task")
     remind = app.tasks["shop.remind"]
 
     async def send() -> None:

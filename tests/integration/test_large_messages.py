@@ -27,7 +27,7 @@ one_server = pytest.mark.one_server("the slow proxy stands before one server")
 
 
 def fill(center: TimeoutCenter, sizes: list[int], slots: int = 1, **how: int) -> None:
-    center.declare("mail", slots=slots)
+    center.queues.declare("mail", slots=slots)
     for number, size in enumerate(sizes):
         center.put("mail", f"{number}", b"x" * size, **how)
 
@@ -62,7 +62,7 @@ def test_what_is_larger_than_a_pop_may_be_is_delivered_alone(client: redis.Redis
 
 def test_what_is_smaller_does_not_overtake_what_does_not_fit(client: redis.Redis) -> None:
     center = TimeoutCenter(client, pop_bytes=1000)
-    center.declare("mail", slots=4)
+    center.queues.declare("mail", slots=4)
     for number, (size, priority) in enumerate([(900, 0), (200, 0), (1, 0), (1, 9)]):
         center.put("mail", f"{number}", b"x" * size, priority=priority)
     popped = center.pop("mail", 10)
@@ -171,7 +171,7 @@ def test_what_is_cancelled_is_read_in_bounded_parts_and_what_is_purged_is_not(
     cancelled = center.cancel([f"{number}" for number in range(10)], topic="mail")
     assert [len(one.body) for one in cancelled] == [4000] * 10
     assert center.longest < 13_000
-    cancelled = center.cancel_found(center.scan("mail").messages)
+    cancelled = center.cancel(center.scan("mail").messages)
     assert [len(one.body) for one in cancelled] == [4000] * 10
     assert residue(client) == []
 
@@ -179,7 +179,7 @@ def test_what_is_cancelled_is_read_in_bounded_parts_and_what_is_purged_is_not(
     for message in [*center.pop("mail", 20).messages, *center.pop("mail", 20).messages]:
         center.reject(message, requeue=False)
     center.longest = 0
-    assert center.purge_dead("mail") > 1
+    assert center.dead.purge("mail") > 1
     assert center.longest < 1000
 
 
@@ -196,7 +196,7 @@ def test_check_looks_at_few_large_messages_at_a_time(client: redis.Redis) -> Non
         return raw
 
     center.runner.run = counted  # type: ignore[method-assign]
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
     assert sum(sizes) == 600 * 5000
     # Redis gives more than it was asked for, as much as lies in one place while its hash grows.
     assert max(sizes) < 40 * 5000  # of 200 at a time
@@ -213,7 +213,7 @@ def test_messages_are_moved_in_bounded_parts(client: redis.Redis) -> None:
     assert done.done
     steps = [after - before for before, after in itertools.pairwise([0, *moved])]
     assert max(steps) <= 3
-    assert center.counts_by_slot("mail")[0].waiting == 30
+    assert center.queues.counts_by_slot("mail")[0].waiting == 30
     check_slots(center, "mail")
 
 

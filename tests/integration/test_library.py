@@ -157,7 +157,7 @@ def test_a_purged_queue_leaves_nothing_pending(server, broker, store, options):
     for number in range(700):
         publish(broker, f"order-{number}", **{"x-delay": 60_000})
     publish(broker, "other-1", queue="other", **{"x-delay": 60_000})
-    assert center_for(server.toc_url, **options).purge("mail") == 700
+    assert center_for(server.toc_url, **options).queues.purge("mail") == 700
     assert store.count() == {"cancelled": 700, "pending": 1, "not put": 0}
 
 
@@ -221,9 +221,9 @@ def test_a_rebuild_puts_everything_back_in_the_order_of_time(
     done = rebuilder.library.rebuild(seen.append)
     assert (done.rows, done.put, done.taken, done.ended) == (300, 300, 0, 0)
     assert seen[-1] == done
-    center.forget("mail")
+    center.registry.forget("mail")
     after = {one.id: one for one in center.scan("mail", limit=1000).messages}
-    assert center.topic("mail").slots == 4
+    assert center.registry.topic("mail").slots == 4
     assert after.keys() == before.keys()
     for id, found in after.items():
         assert found.body == before[id].body
@@ -407,7 +407,7 @@ def at_once(monkeypatch) -> None:
 def lose(client: Any, center: Any, id: str) -> None:
     """Delete a message by hand."""
     [found] = center.get(id)
-    slot = center.topic(found.topic).slot(found.slot)
+    slot = center.registry.topic(found.topic).slot(found.slot)
     client.hdel(slot.body, id)
     client.zrem(slot.stores[found.step], id)
 
@@ -500,7 +500,7 @@ def test_what_a_worker_has_taken_is_put_again_when_it_says_so_no_more(
     center.pop("mail")
     store.record([Event(row.key, statuses.TAKEN, now_us(), 1, "gone:1", "", ({}, 0))])
     client.flushall()
-    center.forget("mail")
+    center.registry.forget("mail")
     reconciler = Reconciler(store, center, Putter(center, store.topics))
     assert reconciler.look() == reconciler.look() == 0
     long_ago = now_us() - 61_000_000
@@ -516,7 +516,7 @@ def test_a_look_is_bounded_and_the_next_one_goes_on(broker, store, center, at_on
     monkeypatch.setattr("kombu_toc.library.rebuild.ROWS_PER_LOOK", 40)
     for number in range(100):
         publish(broker, f"order-{number}")
-    center.purge("mail")  # this center has no library
+    center.queues.purge("mail")  # this center has no library
     reconciler = Reconciler(store, center, Putter(center, store.topics))
     seen = [reconciler.look() for _ in range(8)]
     assert sum(seen) == 100

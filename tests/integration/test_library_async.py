@@ -114,7 +114,7 @@ def test_a_guarded_queue_gives_a_loop_nothing_that_has_ended(
 ):
     async def run() -> None:
         async with AsyncTimeoutCenter.from_url(server.toc_url, **options) as mine:
-            await mine.declare("mail", guard=True)
+            await mine.queues.declare("mail", guard=True)
             await mine.put("mail", "order-1", b"one")
             rows = store.of_ids(["order-1"])
             await mine.ack((await mine.pop("mail")).messages)

@@ -97,7 +97,7 @@ def test_a_publish_asks_no_database_and_its_row_follows(mail, store, center, beh
     business = {"x-biz-type": "order", "x-biz-id": 7}
     publish(mail, "order-7", priority=3, **business, **LATER)
     assert store.of_ids(["order-7"]) == []
-    assert center.unwritten("mail")[0].entries == 1
+    assert center.queues.unwritten("mail")[0].entries == 1
     assert not behind.turn()
     [row] = store.of_ids(["order-7"])
     [found] = center.get("order-7")
@@ -127,7 +127,7 @@ def test_what_is_written_behind_is_rebuilt_as_it_was(
     before = {one.id: one for one in center.scan("mail", limit=1000).messages}
     behind.turn()
     client.flushall()
-    center.forget("mail")
+    center.registry.forget("mail")
     assert center_for(server.toc_url, **options).library.rebuild().put == 40
     after = {one.id: one for one in center.scan("mail", limit=1000).messages}
     assert after.keys() == before.keys()
@@ -138,7 +138,7 @@ def test_what_is_written_behind_is_rebuilt_as_it_was(
             *(one.key, one.visibility, one.max_lease),
         )
         assert abs(found.time_us - one.time_us) <= 5  # a score is as exact as two microseconds
-    assert center.topic("mail").declaration.library == "behind"
+    assert center.registry.topic("mail").declaration.library == "behind"
 
 
 def test_a_row_follows_its_message_to_its_end(mail, store, behind):
@@ -162,7 +162,7 @@ def test_what_has_ended_before_its_row_was_written_gets_none(mail, store, center
     for number in range(3):
         publish(mail, f"order-{number}")
     consume(mail, 3)
-    assert center.unwritten()[0].entries == 3
+    assert center.queues.unwritten()[0].entries == 3
     behind.turn()
     assert store.of_ids([f"order-{number}" for number in range(3)]) == []
     assert [status_of(store, f"order-{number}") for number in range(3)] == [["done"]] * 3
@@ -176,13 +176,16 @@ def test_what_a_log_says_of_messages_that_are_gone_is_deleted_when_it_is_read(
         publish(mail, f"order-{number}", **({} if number else LATER))
     center.cancel("order-0")
     consume(mail, 3)
-    read = [center.run(read_call(slot, 10, 10**6)) for slot in center.topic("mail").all_slots()]
+    read = [
+        center.runner.run(read_call(slot, 10, 10**6))
+        for slot in center.registry.topic("mail").all_slots()
+    ]
     assert sum(one.gone for one in read) == 4
     assert not any(one.more for one in read)
     # A row of what was cancelled may be there.
     [entry] = [entry for one in read for entry in one.entries]
     assert (entry.what, entry.id, entry.state) == ("c", "order-0", "")
-    assert center.unwritten("mail")[0].entries == 1
+    assert center.queues.unwritten("mail")[0].entries == 1
     assert len(logs(center)) == 1
 
 
@@ -196,12 +199,12 @@ def test_a_busy_worker_takes_its_time_for_a_backlog(mail, store, center, monkeyp
         publish(mail, f"order-{number}")
     behind = Behind(store, center)
     assert not behind.turn()
-    assert center.unwritten("mail")[0].entries == 40, "it does not begin at once"
+    assert center.queues.unwritten("mail")[0].entries == 40, "it does not begin at once"
     while messages := center.pop("mail", 10).messages:
         center.ack(messages)
     monkeypatch.setattr(behind_module, "CATCH_UP", 1e-9)  # now it is late
     assert not behind.turn()
-    assert center.unwritten("mail")[0].entries == 0
+    assert center.queues.unwritten("mail")[0].entries == 0
     assert not store.count().get("pending")
 
 
@@ -275,7 +278,7 @@ def test_a_center_with_a_library_ends_what_has_no_row_yet(
         publish(mail, f"order-{number}", **LATER)
     known.cancel("order-0")
     known.reschedule("order-1", delay=7200)
-    known.purge("mail")
+    known.queues.purge("mail")
     behind.turn()
     assert store.of_ids([f"order-{number}" for number in range(3)]) == []
     assert status_of(store, "order-0") == ["cancelled"]
@@ -320,13 +323,13 @@ def test_what_dies_before_it_has_a_row_is_a_dead_letter_again_after_a_rebuild(
     recorded = center_for(server.toc_url, **options)
     assert recorded.library.rebuild().put == 1
     assert recorded.library.rebuild().put == 0
-    center.forget("mail")
+    center.registry.forget("mail")
     [after] = center.scan("mail", state=DEAD).messages
     assert (after.id, after.body, after.slot) == (before.id, before.body, before.slot)
     assert after.error == ("ValueError: no" if by == "a worker" else "")
     assert status_of(store, "order-1") == ["dead"]
     # And what is deleted of DeadQueue stays away.
-    assert recorded.purge_dead("mail") == 1
+    assert recorded.dead.purge("mail") == 1
     client.flushall()
     assert recorded.library.rebuild().put == 0
 
@@ -340,11 +343,11 @@ def test_what_a_process_without_a_library_requeues_comes_back_to_be_run(
         behind.turn()
     consume(mail, 1, refuse)
     behind.turn()
-    assert center.requeue_dead("mail") == 1
+    assert center.dead.requeue("mail") == 1
     behind.turn()
     client.flushall()
     assert center_for(server.toc_url, **options).library.rebuild().put == 1
-    center.forget("mail")
+    center.registry.forget("mail")
     assert not center.scan("mail", state=DEAD).messages
     assert consume(mail, 1) == ["order-1"]
 
@@ -356,7 +359,7 @@ def test_what_was_requeued_keeps_its_row_although_two_processes_write_it(
     publish(mail, "order-1")
     consume(mail, 1, refuse)
     behind.turn()
-    assert center.requeue_dead("mail") == 1
+    assert center.dead.requeue("mail") == 1
     insert = store.insert
 
     def insert_late(rows: Any) -> bool:
@@ -416,7 +419,7 @@ def test_a_dead_letter_that_is_deleted_before_it_has_a_row_stays_away(
     bury = Behind._bury
 
     def purged(self: Behind, dead: Any) -> None:
-        assert recorded.purge_dead("mail") == 1
+        assert recorded.dead.purge("mail") == 1
         bury(self, dead)
 
     monkeypatch.setattr(Behind, "_bury", purged)
@@ -433,13 +436,13 @@ def test_lists_retries_and_copies_are_logged(mail, store, center, behind):
         NewMessage(f"list-{n}", one.body, delay=60) for n, one in enumerate(center.get("order-1"))
     ]
     center.put_many("mail", listed, token="list 7")
-    assert center.unwritten()[0].entries == 6
+    assert center.queues.unwritten()[0].entries == 6
     behind.turn()
     assert len(store.of_ids(["order-1"])) == 3
     center.put_many("mail", listed, token="list 7")
     assert logs(center) == []  # nothing was added
     center.put_many("mail", listed)
-    assert center.unwritten()[0].entries == 3
+    assert center.queues.unwritten()[0].entries == 3
 
 
 def test_other_queues_leave_nothing(broker, store, center, behind):
@@ -464,7 +467,7 @@ def test_what_off_means(server, broker, store, center, options, at_once):
     assert known.cancel("order-0")[0].deleted
     publish(broker, "order-4", **LATER)
     assert known.library.check(fix=True) == []
-    known.purge("mail")
+    known.queues.purge("mail")
     assert store.count() == {"not put": 0}
 
 
@@ -496,7 +499,7 @@ def test_what_has_just_been_sent_may_end_before_it_is_looked_at(
     publish(mail, "order-1", **LATER)
     assert not behind.turn()
     assert store.of_ids(["order-1"]) == []
-    assert center.unwritten()[0].entries == 1
+    assert center.queues.unwritten()[0].entries == 1
     monkeypatch.setattr(behind_module, "AGE_MS", AGE_MS)
     deadline = time.monotonic() + 30
     while not store.of_ids(["order-1"]):
@@ -508,18 +511,18 @@ def test_what_has_just_been_sent_may_end_before_it_is_looked_at(
 
 
 def test_the_window_is_measured(mail, store, center, behind):
-    assert center.unwritten() == [Unwritten("mail", 0, 0, False)]
-    center.declare("other")
+    assert center.queues.unwritten() == [Unwritten("mail", 0, 0, False)]
+    center.queues.declare("other")
     publish(mail, "order-1", **LATER)
-    [begun] = center.unwritten("mail")
-    while center.unwritten()[0].oldest_us < begun.oldest_us + 2000:
+    [begun] = center.queues.unwritten("mail")
+    while center.queues.unwritten()[0].oldest_us < begun.oldest_us + 2000:
         pass
     publish(mail, "order-2", **LATER)
-    [found] = center.unwritten()
+    [found] = center.queues.unwritten()
     assert (found.topic, found.entries, found.incomplete) == ("mail", 2, False)
     assert found.oldest_us >= 2000
     behind.turn()
-    assert center.unwritten() == [Unwritten("mail", 0, 0, False)]
+    assert center.queues.unwritten() == [Unwritten("mail", 0, 0, False)]
 
 
 @pytest.fixture
@@ -535,13 +538,13 @@ def test_a_log_is_bounded_and_what_it_has_no_room_for_gets_rows(
     caplog.set_level(logging.INFO)
     for number in range(100):
         publish(mail, f"order-{number}", **LATER)
-    [window] = center.unwritten()
+    [window] = center.queues.unwritten()
     assert 20 <= window.entries <= 22  # ten in each of two slots, and that there are more
     assert window.incomplete
     publish(mail, "order-100", **LATER)
     behind.turn()
     assert store.count()["pending"] == 101
-    assert center.unwritten() == [Unwritten("mail", 0, 0, False)]
+    assert center.queues.unwritten() == [Unwritten("mail", 0, 0, False)]
     assert logs(center) == []
     assert caplog.text.count("more was sent than its log for the task library may have") == 1
     assert "queue mail: 101 messages were looked through" in caplog.text
@@ -550,7 +553,7 @@ def test_a_log_is_bounded_and_what_it_has_no_room_for_gets_rows(
 def test_a_log_is_bounded_in_bytes(small, mail, store, center, behind):
     for number in range(30):
         publish(mail, "x" * 200 + str(number), **LATER)
-    [window] = center.unwritten()
+    [window] = center.queues.unwritten()
     assert 2 < window.entries <= 22
     size = sum(center.client.memory_usage(key) for key in logs(center))
     assert size < 20 * 64 * 4 + 4000
@@ -582,7 +585,7 @@ def test_a_look_that_is_killed_is_begun_again(small, mail, store, center, behind
         publish(mail, f"order-{number}", **LATER)
     assert behind.turn()
     assert behind.turn()
-    assert center.unwritten()[0].incomplete
+    assert center.queues.unwritten()[0].incomplete
     another = Behind(store, center)
     while another.turn():
         pass
@@ -670,14 +673,14 @@ def test_what_is_logged_is_written_wherever_it_is_moved(mail, store, center, beh
     reshard_topic(center, "mail", 8, settle=0)
     for number in range(60, 70):
         publish(mail, f"order-{number}", **LATER)
-    center.forget("mail")
+    center.registry.forget("mail")
     reshard_topic(center, "mail", 1, settle=0)
     center.cancel("order-0")
     behind.turn()
     found = store.of_ids([f"order-{number}" for number in range(70)])
     assert len(found) == 69
     assert logs(center) == []
-    assert center.unwritten() == [Unwritten("mail", 0, 0, False)]
+    assert center.queues.unwritten() == [Unwritten("mail", 0, 0, False)]
 
 
 def test_what_was_written_is_not_logged_again_when_it_is_moved(mail, store, center, behind):
@@ -690,15 +693,15 @@ def test_what_was_written_is_not_logged_again_when_it_is_moved(mail, store, cent
 
 def test_a_queue_may_be_kept_otherwise_later(mail, store, client, center, behind):
     publish(mail, "order-1", **LATER)
-    center.alter("mail", library="through")
+    center.queues.alter("mail", library="through")
     behind.turn()
-    mail.default_channel.center.forget("mail")
+    mail.default_channel.center.registry.forget("mail")
     publish(mail, "order-2", **LATER)
     assert len(store.of_ids(["order-1", "order-2"])) == 2
-    center.alter("mail", library="behind")
-    mail.default_channel.center.forget("mail")
+    center.queues.alter("mail", library="behind")
+    mail.default_channel.center.registry.forget("mail")
     publish(mail, "order-3", **LATER)
-    center.alter("mail", library="off")
+    center.queues.alter("mail", library="off")
     behind._believed = 0.0
     behind.turn()
     assert store.of_ids(["order-3"]) == []
@@ -707,7 +710,7 @@ def test_a_queue_may_be_kept_otherwise_later(mail, store, client, center, behind
 
 def test_queues_that_are_kept_otherwise_are_not_asked_about(mail, center, behind, monkeypatch):
     behind.turn()
-    center.declare("other", slots=64)
+    center.queues.declare("other", slots=64)
     asked: list[str] = []
     lengths = behind._lengths
 
@@ -726,14 +729,14 @@ def test_queues_that_are_kept_otherwise_are_not_asked_about(mail, center, behind
 
 def test_a_deleted_queue_leaves_no_log(server, mail, store, center, behind, options):
     publish(mail, "order-1", **LATER)
-    center_for(server.toc_url, **options).delete("mail")
+    center_for(server.toc_url, **options).queues.delete("mail")
     assert logs(center) == []
     behind.turn()
     assert store.count() == {"not put": 0}
     declare(mail)
     publish(mail, "order-2", **LATER)
     center.cancel("order-2")
-    assert center.delete("mail", if_empty=True, settle=0)
+    assert center.queues.delete("mail", if_empty=True, settle=0)
     assert logs(center) == []
 
 
@@ -744,7 +747,7 @@ def test_unique_messages_put_one_for_another(mail, store, center, behind):
             **{"x-unique": "order-7", "x-unique-conflict": "replace", **LATER},
         )
     [waits] = center.scan("mail").messages
-    assert center.unwritten()[0].entries >= 1
+    assert center.queues.unwritten()[0].entries >= 1
     behind.turn()
     assert {row.body for row in store.of_ids([waits.id])} <= {waits.body}
     assert logs(center) == []
@@ -795,7 +798,7 @@ def test_while_the_database_is_away_entries_stay(mail, store, center, behind, mo
         gone.setattr(store, "layout", away)
         with pytest.raises(LibraryError, match="away"):
             behind.turn()
-    assert center.unwritten()[0].entries == 1
+    assert center.queues.unwritten()[0].entries == 1
     behind.turn()
     assert len(store.of_ids(["order-1"])) == 1
 
@@ -882,7 +885,7 @@ def test_with_one_database_locked_the_rows_of_the_other_are_written(
             publish(connection, f"order-{number}", **LATER)
         wait_for(lambda: written(databases[1]) == number_of[False])
         assert written(locked) == 0
-        assert center.unwritten("mail")[0].entries > 0
+        assert center.queues.unwritten("mail")[0].entries > 0
         other.execute("ROLLBACK")
         wait_for(lambda: written(locked) == number_of[True])
         wait_for(lambda: logs(center) == [])
@@ -947,7 +950,7 @@ def test_a_recorder_that_is_killed_again_and_again_loses_nothing(
 
 
 def test_the_exporter_tells_how_far_behind_it_is(mail, center):
-    center.declare("other")
+    center.queues.declare("other")
     for number in range(3):
         publish(mail, f"order-{number}", **LATER)
     lines = metrics_text(center).splitlines()
@@ -974,5 +977,8 @@ def test_the_page_says_how_to_ask(broker, center):
     [(topic, entries, seconds, incomplete)] = said
     assert (topic, entries, incomplete) == ("mail", 1, False)
     assert 0 <= seconds < 60
-    modes = {name: center.topic(name).declaration.library for name in ("orders", "mail", "clicks")}
+    modes = {
+        name: center.registry.topic(name).declaration.library
+        for name in ("orders", "mail", "clicks")
+    }
     assert modes == {"orders": None, "mail": "behind", "clicks": "off"}

@@ -35,7 +35,7 @@ __all__ = ("engine", "new_url", "options", "store")  # fixtures
 def recorded(server: Any, options: dict[str, Any]) -> Iterator[TimeoutCenter]:
     """A center with a library."""
     made = center_for(server.toc_url, **options)
-    made.grace = 0
+    made.leases.grace = 0
     yield made
     recorder_of(made).close()
     made.client.close()
@@ -51,7 +51,7 @@ def flushed(center: TimeoutCenter) -> None:
 
 def test_what_is_put_has_a_row_and_comes_back(client, recorded, store):
     at = time.time() + 3600
-    recorded.declare("mail", slots=4, retries=3)
+    recorded.queues.declare("mail", slots=4, retries=3)
     recorded.put("mail", "order-1", b"one", at=at, priority=3, key="anna", visibility=5)
     recorded.put_many(
         "mail", [NewMessage(f"many-{n}", b"%d" % n, at=at + n, basis="b") for n in range(1200)]
@@ -59,7 +59,7 @@ def test_what_is_put_has_a_row_and_comes_back(client, recorded, store):
     assert store.count() == {"pending": 1201, "not put": 0}
     before = {one.id: one for one in recorded.scan("mail", limit=2000).messages}
     client.flushall()
-    recorded.forget("mail")
+    recorded.registry.forget("mail")
     done = recorded.library.rebuild()
     assert (done.put, done.rows) == (1201, 1201)
     after = {one.id: one for one in recorded.scan("mail", limit=2000).messages}
@@ -67,7 +67,7 @@ def test_what_is_put_has_a_row_and_comes_back(client, recorded, store):
     for id, found in after.items():
         assert found._replace(score=0) == before[id]._replace(score=0)
         assert found.time_us // 1000 == before[id].time_us // 1000
-    assert recorded.topic("mail").declaration.retries == 3
+    assert recorded.registry.topic("mail").declaration.retries == 3
     assert recorded.library.rebuild().put == 0
 
 
@@ -141,7 +141,7 @@ def test_equal_puts_are_rows_of_their_own(client, recorded, store):
     assert recorded.library.check() == []
     assert recorded.library.rebuild().put == 0
     client.flushall()
-    recorded.forget("mail")
+    recorded.registry.forget("mail")
     assert recorded.library.rebuild().put == 3
     assert recorded.library.rebuild().put == 0
     assert len(recorded.cancel("order-1")) == 3
@@ -154,7 +154,7 @@ def test_a_message_that_is_replaced_has_its_row(client, recorded, store):
     assert made.outcome == "replaced"
     assert sorted(status_of(store, "order-1")) == ["cancelled", "pending"]
     client.flushall()
-    recorded.forget("mail")
+    recorded.registry.forget("mail")
     assert recorded.library.rebuild().put == 1
     [found] = recorded.get("order-1")
     assert found.body == b"new"
@@ -194,7 +194,7 @@ def test_the_same_bytes_under_the_same_id_may_be_put_again_and_are_another_messa
 
 
 def test_what_is_refused_has_no_row(recorded, store):
-    recorded.declare("mail", put_rate="3/h", slots=1)
+    recorded.queues.declare("mail", put_rate="3/h", slots=1)
     recorded.put("mail", "order-0", b"0")
     with pytest.raises(RateLimitedError):
         recorded.put_many("mail", [(f"order-{n}", b"%d" % n) for n in range(1, 9)])
@@ -207,7 +207,7 @@ def test_without_a_row_nothing_is_put(recorded, store, center, monkeypatch):
     def away(*_: Any) -> Any:
         raise LibraryError("gone")
 
-    recorded.topic("mail")
+    recorded.registry.topic("mail")
     monkeypatch.setattr(Store, "insert", away)
     with pytest.raises(LibraryError):
         recorded.put("mail", "order-1", b"one")
@@ -239,7 +239,7 @@ def test_what_redis_did_not_answer_follows(recorded, store, center, monkeypatch,
 
 
 def test_a_guarded_queue_gives_nothing_that_has_ended(recorded, store, center):
-    recorded.declare("mail", guard=True)
+    recorded.queues.declare("mail", guard=True)
     recorded.put("mail", "order-1", b"one")
     rows = store.of_ids(["order-1"])
     recorded.ack(recorded.pop("mail").messages)
@@ -260,7 +260,7 @@ def test_a_guarded_queue_gives_nothing_that_has_ended(recorded, store, center):
 
 
 def test_what_is_beyond_the_horizon_is_kept_in_the_library(recorded, store, client, center):
-    recorded.declare("mail", horizon=3600)
+    recorded.queues.declare("mail", horizon=3600)
     recorded.put("mail", "far-1", b"1", delay=86_400)
     recorded.put("mail", "near-1", b"1", delay=60)
     put = recorded.put_many(
@@ -278,7 +278,7 @@ DELAYS = (("far", 86_400), ("near", 60))
 
 
 def test_what_goes_away_by_itself_is_not_recorded(recorded, store):
-    recorded.declare("brief", expires=60_000)
+    recorded.queues.declare("brief", expires=60_000)
     recorded.put("brief", "order-1", b"one")
     recorded.put_many("brief", [("order-2", b"two")])
     recorded.ack(recorded.pop("brief", 2).messages)

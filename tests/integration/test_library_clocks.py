@@ -74,7 +74,7 @@ def test_a_countdown_is_counted_by_redis_in_its_row_as_well(
     # Who rebuilds or looks after it has another clock: it was imported before.
     assert {one.now_us for one in (rebuild, recorder, keeper)} == {now_us} and centers
     recorded = center_for(server.toc_url, **options)
-    recorded.declare("mail")
+    recorded.queues.declare("mail")
     publish(broker, "sent", **{"x-delay": 600_000})
     recorded.put("mail", "put", b"1", delay=600)
     recorded.put_many("mail", [("now", b"2", None)])

@@ -154,7 +154,7 @@ def test_a_rebuild_lists_the_queues_of_which_something_is_lost(app, run, client)
     """Also where nobody has declared them since."""
     center = timeout_center(app).center
     for mode in ("off", "behind", "through"):
-        center.declare(f"kept-{mode}", library=mode)
+        center.queues.declare(f"kept-{mode}", library=mode)
         center.put(f"kept-{mode}", f"order-{mode}", b"x", delay=60)
     recorder = center.recorder.recorder
     recorder.consumes()
@@ -172,7 +172,7 @@ def test_a_rebuild_lists_the_queues_of_which_something_is_lost(app, run, client)
 
 def test_what_is_in_the_library_only_has_a_figure_of_its_own(app, run):
     assert "FAR" not in run("status")[0]
-    timeout_center(app).declare("mail", horizon=600)
+    timeout_center(app).queues.declare("mail", horizon=600)
     for order in range(3):
         send(app, order)
     timeout_center(app).put("other", "x", b"x")

@@ -40,7 +40,7 @@ def die(broker: Any, *ids: str) -> None:
 
 
 def dead(center: TimeoutCenter) -> dict[str, Any]:
-    center.forget("mail")
+    center.registry.forget("mail")
     return {one.id: one for one in center.scan("mail", state=DEAD).messages}
 
 
@@ -60,14 +60,14 @@ def test_dead_letters_come_back_as_they_were(client, broker, store, center, reco
     }
     assert {one.reason for one in after.values()} == {"it was dead when Redis was lost"}
     assert recorded.library.check() == []
-    assert recorded.requeue_dead("mail") == 2
+    assert recorded.dead.requeue("mail") == 2
     assert sorted(consume(broker, 2)) == ["order-1", "order-2"]
     assert store.count() == {"done": 2, "not put": 0}
 
 
 def test_one_that_was_requeued_comes_back_to_be_run(client, broker, store, center, recorded):
     die(broker, "order-1", "order-2")
-    assert recorded.requeue_dead("mail", ids=["order-1"]) == 1
+    assert recorded.dead.requeue("mail", ids=["order-1"]) == 1
     client.flushall()
     assert recorded.library.rebuild().put == 2
     assert dead(center).keys() == {"order-2"}
@@ -80,8 +80,8 @@ def test_one_that_was_requeued_without_the_library_has_a_row_after_a_check(
 ):
     monkeypatch.setattr("kombu_toc.library.rebuild.UNDER_WAY_US", 0)
     die(broker, "order-1")
-    center.forget("mail")
-    assert center.requeue_dead("mail") == 1
+    center.registry.forget("mail")
+    assert center.dead.requeue("mail") == 1
     assert [one.kind for one in recorded.library.check(fix=True)] == ["no row"]
     assert recorded.library.check() == []
     [row] = store.of_ids(["order-1"])
@@ -90,13 +90,13 @@ def test_one_that_was_requeued_without_the_library_has_a_row_after_a_check(
 
 def test_what_was_deleted_of_deadqueue_stays_so(client, broker, store, center, recorded):
     die(broker, *(f"order-{n}" for n in range(5)))
-    assert recorded.purge_dead("mail", ids=["order-0", "order-1"]) == 2
+    assert recorded.dead.purge("mail", ids=["order-0", "order-1"]) == 2
     assert [one.deleted for one in recorded.cancel("order-2")] == [True]
     DeadLetters(store).prune(now_us() - 60_000_000)
     client.flushall()
     assert recorded.library.rebuild().put == 2
     assert dead(center).keys() == {"order-3", "order-4"}
-    recorded.delete("mail")
+    recorded.queues.delete("mail")
     assert recorded.library.rebuild().put == 0
     die(broker, "order-6")
     DeadLetters(store).prune(now_us() + 1)
@@ -120,7 +120,7 @@ def test_many_are_deleted_a_few_at_a_time(broker, store, monkeypatch):
 
 
 def test_what_is_older_than_deadqueue_keeps_stays_away(client, broker, store, center, recorded):
-    recorded.declare("mail", dead_age=1000)
+    recorded.queues.declare("mail", dead_age=1000)
     die(broker, "order-1")
     for shard in store.shards.all:
         shard.database.execute(
@@ -143,8 +143,8 @@ def lose_its_worker(broker: Any, store: Any, center: TimeoutCenter) -> None:
 
 def test_one_whose_worker_was_lost_runs_when_it_is_requeued(broker, store, center, recorded):
     lose_its_worker(broker, store, center)
-    recorded.forget("mail")
-    assert recorded.requeue_dead("mail") == 1
+    recorded.registry.forget("mail")
+    assert recorded.dead.requeue("mail") == 1
     assert status_of(store, "order-1") == ["dead", "pending"]
     [record] = store.history("order-1")[:1]
     assert (record.error, record.attempts, record.biz_id) == ("its worker is gone", 1, "7")
@@ -155,8 +155,8 @@ def test_one_whose_worker_was_lost_runs_when_it_is_requeued(broker, store, cente
 def test_check_leaves_what_was_requeued_so(client, broker, store, center, recorded, monkeypatch):
     monkeypatch.setattr("kombu_toc.library.rebuild.UNDER_WAY_US", 0)
     lose_its_worker(broker, store, center)
-    recorded.forget("mail")
-    recorded.requeue_dead("mail", ids=["order-1"])
+    recorded.registry.forget("mail")
+    recorded.dead.requeue("mail", ids=["order-1"])
     assert recorded.library.check(fix=True) == []
     assert center.get("order-1")
     client.flushall()
@@ -175,9 +175,9 @@ def test_nothing_is_requeued_while_the_library_is_away(
     with monkeypatch.context() as patched:
         patched.setattr("kombu_toc.library.store.Store.insert", away)
         with pytest.raises(LibraryError, match="away"):
-            recorded.requeue_dead("mail")
+            recorded.dead.requeue("mail")
     assert dead(center).keys() == {"order-1"}
-    assert recorded.requeue_dead("mail") == 1
+    assert recorded.dead.requeue("mail") == 1
 
 
 @pytest.mark.parametrize("late", [True, False], ids=["after", "before"])
@@ -195,7 +195,7 @@ def test_one_that_was_requeued_before_its_worker_could_say_that_it_died_comes_ba
     died = Event(row.key, statuses.DEAD, now_us(), 1, "w:1", "no use", ({}, 0))
     if not late:
         store.record([died])
-    assert recorded.requeue_dead("mail") == 1
+    assert recorded.dead.requeue("mail") == 1
     if late:
         store.record([died])
     [row] = store.of_ids(["order-1"])
@@ -216,8 +216,8 @@ def test_an_id_with_a_number_sign_is_purged_and_requeued_with_its_row(
     client, broker, store, center, recorded
 ):
     die(broker, "order#1", "order#2", "order#3")
-    assert recorded.purge_dead("mail", ids=["order#1"]) == 1
-    assert recorded.requeue_dead("mail", ids=["order#2"]) == 1
+    assert recorded.dead.purge("mail", ids=["order#1"]) == 1
+    assert recorded.dead.requeue("mail", ids=["order#2"]) == 1
     client.flushall()
     assert recorded.library.rebuild().put == 2
     assert dead(center).keys() == {"order#3"}

@@ -351,7 +351,7 @@ def test_what_is_done_while_it_is_put_is_done(
         if what == "cancel":
             done.append(asked.cancel("far"))
         elif what == "purge":
-            done.append(asked.purge("mail"))
+            done.append(asked.queues.purge("mail"))
         else:
             done.append(asked.reschedule("far", delay=1000))
 
@@ -465,15 +465,15 @@ def test_it_is_counted_apart_up_to_a_limit(queue, asked, center):
     for number in range(5):
         send(queue, f"m{number}")
     send(queue, "near", 1000)
-    asked.declare("other")
+    asked.queues.declare("other")
     asked.put("other", "x", b"x", delay=60)
-    assert asked.count_far() == asked.count_far("mail") == {"mail": 5}
-    assert asked.count_far("other") == {}
-    assert asked.count_far("mail", limit=1)["mail"] < 5
+    assert asked.queues.count_far() == asked.queues.count_far("mail") == {"mail": 5}
+    assert asked.queues.count_far("other") == {}
+    assert asked.queues.count_far("mail", limit=1)["mail"] < 5
     assert asked.counts("mail").scheduled == 1
     with pytest.raises(LibraryError, match="'mail' has a horizon, and this process no task"):
-        center.count_far()
-    assert center.count_far("other") == {}
+        center.queues.count_far()
+    assert center.queues.count_far("other") == {}
 
 
 @pytest.mark.every_engine
@@ -499,7 +499,7 @@ def test_it_is_cancelled(queue, asked, store, load):
     [cancelled] = asked.cancel("far")
     assert (cancelled.deleted, cancelled.state, cancelled.topic) == (True, "waiting", "mail")
     assert status_of(store, "far") == ["cancelled"]
-    assert [one.deleted for one in asked.cancel_found(asked.get("other"))] == [True]
+    assert [one.deleted for one in asked.cancel(asked.get("other"))] == [True]
     assert status_of(store, "other") == ["cancelled"]
     assert not asked.cancel(["far", "other"])
     assert load() == 0
@@ -548,7 +548,7 @@ def test_it_is_run_now(queue, asked, store):
     send(queue, "far")
     send(queue, "found")
     assert [one.moved for one in asked.run_now("far")] == [True]
-    assert [one.moved for one in asked.reschedule_found(asked.get("found"))] == [True]
+    assert [one.moved for one in asked.reschedule(asked.get("found"))] == [True]
     assert sorted(consume(queue, 2)) == ["far", "found"]
     assert status_of(store, "far") == status_of(store, "found") == ["done"]
 
@@ -577,12 +577,12 @@ def test_it_is_purged_with_its_queue_and_goes_with_it(queue, asked, store, load)
     for id in ("far", "further"):
         send(queue, id)
     send(queue, "near", 60_000)
-    assert asked.purge("mail") == 3
+    assert asked.queues.purge("mail") == 3
     assert {status_of(store, id)[0] for id in ("far", "further", "near")} == {"cancelled"}
     send(queue, "left")
-    assert not asked.delete("mail", if_empty=True, settle=0)
-    assert asked.topics() == ["mail"]
-    assert asked.delete("mail")
+    assert not asked.queues.delete("mail", if_empty=True, settle=0)
+    assert asked.queues.names() == ["mail"]
+    assert asked.queues.delete("mail")
     assert status_of(store, "left") == ["cancelled"]
     assert load() == 0
 
@@ -608,28 +608,28 @@ def test_a_rebuild_leaves_it_in_the_library(queue, asked, store, client):
 def test_when_redis_is_lost_it_is_put_all_the_same(queue, store, client, center, load):
     send(queue, "far")
     client.flushdb()
-    center.forget("mail")
+    center.registry.forget("mail")
     time_passes(store, "far", until_due=HORIZON - 5)
     assert load() == 1
-    assert center.declared("mail").declaration.horizon == HORIZON
+    assert center.registry.declared("mail").declaration.horizon == HORIZON
     assert len(center.get("far")) == 1
 
 
 def test_a_horizon_may_be_changed_and_taken_away(queue, asked, center, store, load):
     send(queue, "far")
-    asked.alter("mail", horizon=2 * 86_400)
+    asked.queues.alter("mail", horizon=2 * 86_400)
     assert load() == 1
-    asked.alter("mail", horizon=60)
+    asked.queues.alter("mail", horizon=60)
     assert row_of(store, "far").place == statuses.IN_REDIS
-    center.forget("mail")
-    queue.default_channel.center.forget("mail")
+    center.registry.forget("mail")
+    queue.default_channel.center.registry.forget("mail")
     send(queue, "again", 120_000)
     assert row_of(store, "again").place == statuses.FAR
-    asked.alter("mail", horizon=None)
-    queue.default_channel.center.forget("mail")
+    asked.queues.alter("mail", horizon=None)
+    queue.default_channel.center.registry.forget("mail")
     send(queue, "direct")
     assert row_of(store, "direct").place == statuses.IN_REDIS
-    assert asked.declared("mail").declaration.far
+    assert asked.registry.declared("mail").declaration.far
     assert [one.far for one in asked.get("again")] == [True]
     assert load() == 1
     send(queue, "last")
@@ -689,13 +689,13 @@ def test_a_horizon_that_makes_no_sense_is_refused(broker, value, said):
 
 def test_a_queue_without_rows_has_no_horizon(asked):
     with pytest.raises(ConfigurationError, match="leave one of them out"):
-        asked.declare("mail", horizon=60, library="off")
-    asked.declare("mail", horizon=60, library="through")
+        asked.queues.declare("mail", horizon=60, library="off")
+    asked.queues.declare("mail", horizon=60, library="through")
     with pytest.raises(ConfigurationError, match="leave one of them out"):
-        asked.alter("mail", library="off")
-    asked.alter("mail", library="off", horizon=None)
+        asked.queues.alter("mail", library="off")
+    asked.queues.alter("mail", library="off", horizon=None)
     with pytest.raises(ConfigurationError, match="leave one of them out"):
-        asked.alter("mail", horizon=60)
+        asked.queues.alter("mail", horizon=60)
 
 
 @pytest.mark.parametrize("near", [False, True])
@@ -751,11 +751,11 @@ def test_without_a_library_a_horizon_is_refused(server, center):
         Queue("mail", queue_arguments={"x-horizon": 60})(connection.default_channel).declare()
     assert "queue 'mail': horizon needs a task library: set toc_library" in str(caught.value)
     with pytest.raises(ConfigurationError, match="needs a task library"):
-        center.declare("mail", horizon=60)
-    center.declare("mail")
+        center.queues.declare("mail", horizon=60)
+    center.queues.declare("mail")
     with pytest.raises(ConfigurationError, match="needs a task library"):
-        center.alter("mail", horizon=60)
-    assert center.alter("mail", horizon=None)
+        center.queues.alter("mail", horizon=60)
+    assert center.queues.alter("mail", horizon=None)
 
 
 def test_what_a_worker_lists_is_in_redis(server, options, queue, store, monkeypatch):

@@ -157,7 +157,7 @@ def test_a_dead_letter_that_is_taken_up_again_runs(guarded, store, center):
     publish(guarded, "order-1")
     consume(guarded, 1, lambda message: message.reject())
     assert status_of(store, "order-1") == ["dead"]
-    assert center.requeue_dead("mail")
+    assert center.dead.requeue("mail")
     assert consume(guarded, 1) == ["order-1"]
     assert status_of(store, "order-1") == ["done"]
 
@@ -226,7 +226,7 @@ def test_while_the_library_does_not_answer_messages_are_late_and_then_delivered(
         consume(connection, 1)
         put_again(rows)
         center = connection.default_channel.center
-        counts = center.context.counts(center.topic("mail"))
+        counts = center.context.counts(center.registry.topic("mail"))
         before = counts.unguarded, counts.guarded
         standing, real = threading.Event(), guarding.ends_of
 
@@ -389,13 +389,13 @@ def test_what_is_asked_about_goes_back_when_its_consumer_leaves(
 def test_it_is_declared_altered_and_described_like_every_limit(server, guarded, options, center):
     channel = guarded.default_channel
     assert channel.ignored["mail"] == []
-    assert center.describe("mail").limits["guard"].value is True
-    center.alter("mail", guard=None)
-    assert center.describe("mail").limits["guard"].value is None
+    assert center.queues.describe("mail").limits["guard"].value is True
+    center.queues.alter("mail", guard=None)
+    assert center.queues.describe("mail").limits["guard"].value is None
     topics = {"toc_topics": {"sms": {"guard": True}}}
     with Connection(server.toc_url, transport_options={**options, **topics}) as other:
         Queue("sms")(other.default_channel).declare()
-    assert center.declared("sms").declaration.guard is True
+    assert center.registry.declared("sms").declaration.guard is True
 
 
 def test_without_a_library_it_cannot_be_declared_and_a_consumer_warns(
@@ -404,7 +404,7 @@ def test_without_a_library_it_cannot_be_declared_and_a_consumer_warns(
     with Connection(server.toc_url) as other:
         with pytest.raises(ConfigurationError, match=r"'sms': guard needs a task library: set"):
             Queue("sms", queue_arguments={"x-guard": True})(other.default_channel).declare()
-        assert center.declared("sms") is None
+        assert center.registry.declared("sms") is None
         Queue("sms", queue_arguments={"x-guard": False})(other.default_channel).declare()
         with Consumer(other.channel(), Queue("mail")):
             assert "'mail' was declared with x-guard, and this process has no" in caplog.text

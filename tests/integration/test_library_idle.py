@@ -74,7 +74,7 @@ def test_what_is_not_put_is_put_from_whichever_table(center: Any, monkeypatch: A
         center.put("mail", f"order-{number}", b"one", delay=60)
     rows = recorder.store.of_ids([f"order-{number}" for number in range(40)])
     center.client.flushall()
-    center.forget("mail")
+    center.registry.forget("mail")
     recorder.store.place([row.key for row in rows], statuses.NOT_PUT)
     recorder.consumes()
     when(lambda: sum(center.counts("mail")[:2]) == 40)

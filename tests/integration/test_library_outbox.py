@@ -143,7 +143,7 @@ def test_what_is_far_ahead_is_there_after_the_commit_and_only_then(broker, store
 
 def test_a_center_puts_after_the_commit(server, options, center, database):
     recorded = center_for(server.toc_url, **options)
-    recorded.declare("mail")
+    recorded.queues.declare("mail")
     with pytest.raises(KeyError), database.begin() as connection, outbox(connection):
         recorded.put("mail", "order-0", b"0", delay=60)
         raise KeyError

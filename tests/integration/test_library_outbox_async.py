@@ -112,7 +112,7 @@ def test_a_center_of_a_loop_puts_after_the_commit(server, store, url):
             AsyncTimeoutCenter.from_url(server.toc_url, toc_library=url) as center,
             opened(url, "session") as session,
         ):
-            await center.declare("mail")
+            await center.queues.declare("mail")
             for end in (session.rollback, session.commit):
                 with outbox(session):
                     await center.put("mail", f"one-{end.__name__}", b"1", delay=60)

@@ -37,7 +37,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def recorded(server: Any, options: dict[str, Any]) -> Iterator[TimeoutCenter]:
     made = center_for(server.toc_url, **options)
-    made.grace = 0
+    made.leases.grace = 0
     yield made
     made.recorder.recorder.close()
 
@@ -71,8 +71,8 @@ def lost(
 
 
 def switch_off(recorded: TimeoutCenter, center: TimeoutCenter) -> None:
-    recorded.alter("mail", library="off")
-    center.forget("mail")
+    recorded.queues.alter("mail", library="off")
+    center.registry.forget("mail")
 
 
 def end(store: Store, row: Row, status: int = statuses.DONE) -> None:
@@ -113,8 +113,8 @@ def test_what_kills_its_workers_is_dead_after_as_many_retries_as_its_queue_has(
     """An early acknowledgement: Redis has nothing, and the worker never says what became of it."""
     long_ago = now_us() - 600_000_000
     lost(broker, store, center, "order-1", status=statuses.TAKEN, modified_us=long_ago)
-    recorded.alter("mail", retries=2)
-    center.forget("mail")
+    recorded.queues.alter("mail", retries=2)
+    center.registry.forget("mail")
     for _ in range(2):
         assert look() == 1
         [message] = center.pop("mail").messages
@@ -128,7 +128,7 @@ def test_what_kills_its_workers_is_dead_after_as_many_retries_as_its_queue_has(
     assert dead.error == "3 workers, one after the other"
     assert status_of(store, "order-1") == ["dead"]
     assert look() == 0
-    assert recorded.requeue_dead("mail") == 1
+    assert recorded.dead.requeue("mail") == 1
     assert [one.state for one in center.get("order-1")] == ["waiting"]
 
 
@@ -181,7 +181,7 @@ def test_what_was_sent_to_it_while_redis_was_away_is_put_once(broker, store, cen
 
 def test_what_is_cancelled_there_is_cancelled_once(broker, store, center, recorded):
     publish(broker, "order-1", **LATER)
-    recorded.alter("mail", library="off")
+    recorded.queues.alter("mail", library="off")
     assert [one.deleted for one in recorded.cancel("order-1")] == [True]
     assert status_of(store, "order-1") == ["cancelled"]
 
@@ -190,7 +190,7 @@ def test_what_is_cancelled_there_is_cancelled_once(broker, store, center, record
 
 
 def test_what_expires_by_its_queue_is_not_put_again(broker, store, center, recorded, look):
-    recorded.declare("mail", message_ttl=500)
+    recorded.queues.declare("mail", message_ttl=500)
     lost(broker, store, center, "order-1")
     assert look() == 0
     assert status_of(store, "order-1") == ["expired"]
@@ -205,7 +205,7 @@ def test_what_expires_by_its_queue_is_not_put_again(broker, store, center, recor
 
 @pytest.mark.parametrize("traits", ["", ";v90000", ";v90000,e900000"])
 def test_what_is_overdue_expires_when_it_would_have(broker, store, center, recorded, traits):
-    recorded.declare("mail", message_ttl=600_000)
+    recorded.queues.declare("mail", message_ttl=600_000)
     row = lost(broker, store, center, "order-1", traits=traits, action_us=now_us() - 300_000_000)
     assert recorded.library.rebuild().put == 1
     [message] = center.pop("mail").messages
@@ -304,7 +304,7 @@ def test_a_purge_ends_what_had_come_back_from_a_lost_worker(broker, store, cente
     [other] = store.of_ids(["order-2"])
     store.record([Event(other.key, statuses.TAKEN, long_ago, 1, "w:1", "", ({}, 0))])
     assert Putter(center, store.topics).put([row]) == 1
-    assert recorded.purge("mail") == 1
+    assert recorded.queues.purge("mail") == 1
     assert status_of(store, "order-1") == ["cancelled"]
     assert status_of(store, "order-2") == ["taken"], "it is in flight"
     assert look() == 0
@@ -317,8 +317,8 @@ def test_a_deleted_queue_does_not_come_back(broker, store, center, recorded, loo
     [row] = store.of_ids(["order-1"])
     long_ago = now_us() - 600_000_000
     store.record([Event(row.key, statuses.TAKEN, long_ago, 1, "gone:1", "", ({}, 0))])
-    assert recorded.delete("mail")
-    center.forget("mail")
+    assert recorded.queues.delete("mail")
+    center.registry.forget("mail")
     assert look() == 0
     assert recorded.library.rebuild().put == 0
     assert center.registry.declared("mail") is None
@@ -333,10 +333,10 @@ def test_a_deleted_queue_that_is_declared_again_is_known_again(
     publish(broker, "order-1")
     assert "mail" in store.topics()
     store.declarations.forget("mail")  # as another process does that deletes it
-    assert center.delete("mail")
-    center.forget("mail")
-    before = broker.default_channel.center.topic("mail").declaration
-    center.declare("mail", **{name: getattr(before, name) for name in ("slots", "retries")})
+    assert center.queues.delete("mail")
+    center.registry.forget("mail")
+    before = broker.default_channel.center.registry.topic("mail").declaration
+    center.queues.declare("mail", **{name: getattr(before, name) for name in ("slots", "retries")})
     publish(broker, "order-2")
     assert "mail" not in store.topics(), "it has written that already"
     monkeypatch.setattr("kombu_toc.library.declarations.AGAIN", 0.0)
@@ -422,7 +422,7 @@ def test_of_two_messages_of_one_id_the_one_that_is_moved_has_another_time(
     publish(broker, "order-1", **{"x-delay": 90_000})
     rows = {row.body: row.action_us for row in store.of_ids(["order-1"])}
     for number, one in enumerate(center.get("order-1")):
-        [moved] = recorded.reschedule_found([one], delay=3600 * (number + 1))
+        [moved] = recorded.reschedule([one], delay=3600 * (number + 1))
         rows[one.body] = moved.time_us
         assert {row.body: row.action_us for row in store.of_ids(["order-1"])} == rows
     # Of both, the one that a worker has keeps its time.

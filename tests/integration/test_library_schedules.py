@@ -102,7 +102,7 @@ def test_after_a_firing_the_next_one_comes_back(app, client, store, center: Time
     [waiting] = mine.center.scan("celery").messages
     client.flushall()
     assert mine.library.rebuild().put == 1
-    center.forget("celery")
+    center.registry.forget("celery")
     [back] = center.scan("celery").messages
     assert (back.id, back.body) == (waiting.id, waiting.body)
     assert back.id != delivery.id
@@ -115,7 +115,7 @@ def test_what_is_there_is_not_put_back_and_what_was_deleted_stays_deleted(app, c
     client.flushall()
     center.schedules.put("nightly", "shop.remind", 7200)
     assert center.library.rebuild().put == 0
-    center.delete("celery")
+    center.queues.delete("celery")
     recorder_of(app).flush()
     assert rows(store) == {}
 

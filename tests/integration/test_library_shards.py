@@ -295,7 +295,7 @@ def test_a_dead_letter_with_a_business_id_is_requeued_with_its_row(broker, store
         publish(broker, f"order-{number}", **{"x-biz-id": f"customer-{number}"})
     consume(broker, 6, fail)
     center = broker.default_channel.center
-    assert center.requeue_dead(topic="mail") == 6
+    assert center.dead.requeue(topic="mail") == 6
     assert consume(broker, 6) and json.dumps(store.count())
     assert [status_of(store, f"order-{n}")[-1] for n in range(6)] == ["done"] * 6
 
@@ -452,7 +452,7 @@ def test_a_library_gets_another_layout_while_it_is_used(server, broker, options,
     center = broker.default_channel.center
     center.ack(center.pop("run", limit=6).messages)
     taken = center.pop("run", limit=6).messages
-    center.pause("mail")
+    center.queues.pause("mail")
     broker.default_channel.recorder.flush()
     seen: list[Any] = []
     with Connection(server.toc_url, transport_options=changed) as other:
@@ -494,7 +494,7 @@ def test_a_library_gets_another_layout_while_it_is_used(server, broker, options,
     client.flushall()
     assert last.library.rebuild().put == len(ids)
     assert sorted(one.id for one in last.scan("mail", limit=999).messages) == sorted(ids)
-    assert last.is_paused("mail")
+    assert last.queues.is_paused("mail")
     with pytest.raises(LibraryError, match="toc_library_before"):
         last.library.reshard()
 

@@ -29,7 +29,7 @@ def test_a_message_that_is_too_large_for_a_database_says_so_and_holds_up_no_othe
     server, store, center, options, engine, required
 ):
     recorded = center_for(server.toc_url, **options, toc_library_required=required)
-    recorded.declare("mail")
+    recorded.queues.declare("mail")
     if engine and engine.url("").startswith("mariadb"):
         with pytest.raises(LibraryError, match="max_allowed_packet"):
             recorded.put("mail", "large", LARGE, delay=60)
@@ -60,7 +60,7 @@ def test_a_rebuild_reads_large_messages_a_few_at_a_time(
 ):
     monkeypatch.setattr(pages, "BYTES", 100_000)
     recorded = center_for(server.toc_url, **options)
-    recorded.declare("mail")
+    recorded.queues.declare("mail")
     bodies = {f"{n}": bytes([n]) * (30_000 if n % 3 else 40) for n in range(60)}
     bodies["huge"] = b"\xfe" * 250_000  # goes alone
     at = time.time() + 600
@@ -85,7 +85,7 @@ def test_what_is_large_and_ends_while_it_is_read_ends_no_page(
 ):
     monkeypatch.setattr(pages, "BYTES", 20_000)
     recorded = center_for(server.toc_url, **options)
-    recorded.declare("mail")
+    recorded.queues.declare("mail")
     at = time.time() + 600
     for n in range(12):
         recorded.put("mail", f"{n}", bytes([n]) * 20_000, at=at + n)
@@ -109,7 +109,7 @@ def test_check_compares_large_messages_a_few_at_a_time(
     monkeypatch.setattr(pages, "BYTES", 50_000)
     monkeypatch.setattr("kombu_toc.library.rebuild.UNDER_WAY_US", 0)
     recorded: TimeoutCenter = center_for(server.toc_url, **options)
-    recorded.declare("mail")
+    recorded.queues.declare("mail")
     at = time.time() + 600
     recorded.put_many("mail", [(f"{n}", bytes([n]) * 30_000, at) for n in range(12)])
     client.flushall()
@@ -128,13 +128,13 @@ def test_check_keeps_a_bounded_number_of_what_disagrees(
     for name, value in {"UNDER_WAY_US": 0, "CHUNK": 5, **bound}.items():
         monkeypatch.setattr(f"kombu_toc.library.rebuild.{name}", value)
     recorded = center_for(server.toc_url, **options)
-    recorded.declare("mail")
+    recorded.queues.declare("mail")
     at = time.time() + 600
     ids = [f"missing-{n}" for n in range(24)]
     recorded.put_many("mail", [(id, b"body", at) for id in ids])
     client.flushall()
     unrecorded = center_for(server.toc_url)
-    unrecorded.declare("mail")
+    unrecorded.queues.declare("mail")
     others = [f"unknown-{n}" for n in range(11)]
     unrecorded.put_many("mail", [(id, b"body", at) for id in others])
     settled: list[int] = []

@@ -48,7 +48,7 @@ def test_every_change_meets_one_shard_and_nothing_particular_is_asked_for(
     migrate.create(fresh)
     fresh.close()
     recorded = center_for(server.toc_url, **options)
-    recorded.declare("mail", guard=True)
+    recorded.queues.declare("mail", guard=True)
     ids = [f"task-{number}" for number in range(40)]
     at = time.time() + 600
     recorded.put("mail", "one", b"1", delay=600)
@@ -70,7 +70,7 @@ def test_every_change_meets_one_shard_and_nothing_particular_is_asked_for(
     client.flushall()
     library.rebuild()
     list(library.check(fix=True))
-    recorded.purge("mail")
+    recorded.queues.purge("mail")
     for shard in store.shards.all:
         list(store.pruning(shard, int(time.time() * 1e6) // DAY_US + 9))
     assert len(said) > 80
@@ -86,7 +86,7 @@ def test_every_change_meets_one_shard_and_nothing_particular_is_asked_for(
 
 def test_a_row_is_where_the_crc_32_of_its_id_says(server, store: Store, options):
     recorded = center_for(server.toc_url, **options)
-    recorded.declare("mail")
+    recorded.queues.declare("mail")
     ids = [f"task-{number}" for number in range(30)] + ["\u00fc-9", "\U0001f642"]
     for id in ids:
         recorded.put("mail", id, b"1", delay=600)
@@ -108,7 +108,7 @@ def test_the_embedded_server_has_its_library_beside_its_data(tmp_path: Path):
     """Its data is deleted, but for the library: all comes back."""
     url = f"toc+embedded://{tmp_path / 'data'}?toc_library=on"
     center = center_for(url)
-    center.declare("mail")
+    center.queues.declare("mail")
     for number in range(20):
         center.put("mail", f"task-{number}", b"1", delay=600)
     center.client.flushall()

@@ -167,7 +167,7 @@ def test_the_upkeep_goes_on_when_the_connection_it_began_with_is_closed(
         publish(connection, "order-1")
         recorder = connection.default_channel.recorder
     store.place([store.of_ids(["order-1"])[0].key], statuses.NOT_PUT)
-    center.purge("mail")
+    center.queues.purge("mail")
     monkeypatch.setattr(statements, "DOUBT_US", 0)
     recorder._not_put = True
     recorder._turn()

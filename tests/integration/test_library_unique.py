@@ -65,7 +65,7 @@ def test_what_is_replaced_has_ended_and_what_replaces_it_comes_back(
     assert sorted(status_of(store, "order-1")) == ["cancelled", "pending"]
     client.flushall()
     assert recorded.library.rebuild().put == 1
-    center.forget("mail")
+    center.registry.forget("mail")
     [back] = center.get("order-1")
     assert back.body == found.body
 
@@ -77,7 +77,7 @@ def test_after_a_rebuild_a_key_is_held_again(client, broker, store, center, reco
     client.flushall()
     assert recorded.library.rebuild().put == 4
     assert recorded.library.rebuild().put == 0
-    recorded.forget("mail")
+    recorded.registry.forget("mail")
     for number in range(3):
         kept = recorded.put("mail", f"other-{number}", b"x", unique=f"key-{number}", delay=60).id
         assert kept == f"order-{number}"
@@ -106,7 +106,7 @@ def test_a_center_records_what_has_a_unique_key(client, recorded, store, center)
     assert sorted(status_of(store, "order-1")) == ["cancelled", "pending"]
     client.flushall()
     assert recorded.library.rebuild().put == 1
-    center.forget("mail")
+    center.registry.forget("mail")
     [found] = center.get("order-1")
     assert found.body == b"three"
     assert recorded.put("mail", "order-4", b"four", unique="42", delay=600).id == "order-1"
@@ -127,7 +127,7 @@ def test_a_retry_of_a_unique_task_comes_back_beside_another_of_its_key(
     with Connection(server.toc_url, transport_options=options) as other:
         publish(other, "order-2", **unique("42"))
     assert recorded.library.rebuild().put == 1
-    center.forget("mail")
+    center.registry.forget("mail")
     assert len(center.get(["order-1", "order-2"])) == 2
 
 

@@ -34,19 +34,19 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def standing(center: TimeoutCenter, topic: str = "mail") -> dict[str, Any]:
     """The limits that a topic is declared with."""
-    found = center.declared(topic)
+    found = center.registry.declared(topic)
     assert found is not None
     return {name: v for name in TERMS if (v := getattr(found.declaration, name)) is not None}
 
 
 def test_a_topic_is_declared_with_all_of_them_and_described(center: TimeoutCenter) -> None:
-    center.declare("mail", **GIVEN)
+    center.queues.declare("mail", **GIVEN)
     assert standing(center) == KEPT
-    described = center.describe("mail").limits
+    described = center.queues.describe("mail").limits
     assert described["rate"] == Limit("100/s", "declared")
     assert described["key_weights"] == Limit({"gold": 3.0, "a b": 0.5}, "declared")
-    center.declare("plain")
-    assert center.describe("plain").limits["rate"] == Limit(None, "default")
+    center.queues.declare("plain")
+    assert center.queues.describe("plain").limits["rate"] == Limit(None, "default")
 
 
 def test_a_queues_arguments_declare_them(connect: Connect) -> None:
@@ -71,7 +71,7 @@ def test_an_argument_that_makes_no_sense_declares_nothing(connect: Connect) -> N
         channel.queue_declare("mail", arguments={"x-key-rate": "1/fortnight"})
     with pytest.raises(ConfigurationError, match="rate_burst says nothing without rate"):
         channel.queue_declare("mail", arguments={"x-rate-burst": 3})
-    assert channel.connection.client.transport.center.declared("mail") is None
+    assert channel.connection.client.transport.center.registry.declared("mail") is None
 
 
 def test_what_contradicts_the_declaration_is_one_warning(
@@ -93,21 +93,21 @@ def test_what_contradicts_the_declaration_is_one_warning(
 
 
 def test_they_are_changed_and_taken_away(center: TimeoutCenter) -> None:
-    center.declare("mail", **GIVEN)
-    center.alter("mail", rate="7/m", key_concurrency=9, key_retry=None)
+    center.queues.declare("mail", **GIVEN)
+    center.queues.alter("mail", rate="7/m", key_concurrency=9, key_retry=None)
     changed = {**KEPT, "rate": "7/m", "key_concurrency": 9}
     del changed["key_retry"]
     assert standing(center) == changed
-    center.alter("mail", **dict.fromkeys(TERMS))
+    center.queues.alter("mail", **dict.fromkeys(TERMS))
     assert standing(center) == {}
 
 
 def test_what_says_nothing_any_more_is_taken_away_with_the_other(center: TimeoutCenter) -> None:
-    center.declare("mail", **GIVEN)
-    center.alter("mail", rate=None, key_fair=None)
+    center.queues.declare("mail", **GIVEN)
+    center.queues.alter("mail", rate=None, key_fair=None)
     assert {"rate", "rate_burst", "key_fair", "key_weights"} & standing(center).keys() == set()
     with pytest.raises(ConfigurationError, match="rate_burst says nothing without rate"):
-        center.alter("mail", rate_burst=3)
+        center.queues.alter("mail", rate_burst=3)
 
 
 def test_consumers_and_senders_know_within_five_seconds(
@@ -115,8 +115,8 @@ def test_consumers_and_senders_know_within_five_seconds(
 ) -> None:
     connection = connect()
     with connection.Consumer(Queue("mail"), callbacks=[lambda body, message: None]):
-        TimeoutCenter(client).alter("mail", key_rate="5/s")
-        known = connection.transport.center.known
+        TimeoutCenter(client).queues.alter("mail", key_rate="5/s")
+        known = connection.transport.center.registry.known
         while known("mail").declaration.gates != "R201000.000:1,":
             drain(connection, timeout=0.1)
 
@@ -125,40 +125,40 @@ def test_a_queue_that_is_counted_as_a_whole_has_one_slot_on_a_cluster(
     center: TimeoutCenter, connect: Connect
 ) -> None:
     """With toc_slots, too; on one server it has as many as others."""
-    center.declare("mail", rate="100/s")
-    assert center.describe("mail").slots == (1 if center.clustered else 8)
-    center.declare("keyed", key_rate="100/s")
-    assert center.describe("keyed").slots == 8
+    center.queues.declare("mail", rate="100/s")
+    assert center.queues.describe("mail").slots == (1 if center.clustered else 8)
+    center.queues.declare("keyed", key_rate="100/s")
+    assert center.queues.describe("keyed").slots == 8
     channel = connect(toc_slots=4).default_channel
     channel.queue_declare("news", arguments={"x-concurrency": 3})
-    assert center.describe("news").slots == (1 if center.clustered else 4)
+    assert center.queues.describe("news").slots == (1 if center.clustered else 4)
     assert channel.ignored["news"] == []
 
 
 def test_more_slots_with_a_count_of_the_whole_queue_are_refused_on_a_cluster(
     center: TimeoutCenter,
 ) -> None:
-    center.declare("plain", slots=2)
+    center.queues.declare("plain", slots=2)
     for refused in (
-        lambda: center.declare("mail", rate="100/s", slots=2),
-        lambda: center.alter("plain", concurrency=3),
+        lambda: center.queues.declare("mail", rate="100/s", slots=2),
+        lambda: center.queues.alter("plain", concurrency=3),
     ):
         if center.clustered:
             with pytest.raises(ConfigurationError, match=r"needs one slot, not 2; 'celery toc"):
                 refused()
         else:
             refused()
-    assert (center.declared("mail") is None) is center.clustered
+    assert (center.registry.declared("mail") is None) is center.clustered
 
 
 def test_a_queue_that_is_counted_as_a_whole_keeps_its_slot_on_a_cluster(
     center: TimeoutCenter,
 ) -> None:
-    center.declare("mail", concurrency=3, slots=1)
+    center.queues.declare("mail", concurrency=3, slots=1)
     if center.clustered:
         with pytest.raises(ConfigurationError, match="'mail': concurrency counts the whole queue"):
             reshard_topic(center, "mail", 4)
-        assert center.describe("mail").slots == 1
-    center.alter("mail", concurrency=None)
+        assert center.queues.describe("mail").slots == 1
+    center.queues.alter("mail", concurrency=None)
     reshard_topic(center, "mail", 4, settle=0)
-    assert center.describe("mail").slots == 4
+    assert center.queues.describe("mail").slots == 4

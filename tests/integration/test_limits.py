@@ -55,7 +55,7 @@ def ids(messages: list[Delivery]) -> list[str]:
 def ahead(center: TimeoutCenter, limit: int = 100, us: int = 20_000) -> Popped:
     """A pop that looks ahead, as a consumer does."""
     request = PopRequest(center.deliveries.names.next(), ready_limit=limit, lookahead_us=us)
-    popped: Popped = center.run(center.commands.pop(center.topic("mail"), request))
+    popped: Popped = center.runner.run(center.commands.pop(center.registry.topic("mail"), request))
     return popped
 
 
@@ -67,7 +67,7 @@ def slots() -> int:
 @pytest.fixture
 def declare(center: TimeoutCenter, slots: int) -> Any:
     def declared(**limits: Any) -> TimeoutCenter:
-        center.declare("mail", slots=slots, **limits)
+        center.queues.declare("mail", slots=slots, **limits)
         return center
 
     return declared
@@ -190,7 +190,7 @@ def test_a_clock_that_is_set_back_lets_keys_wait_no_longer_than_their_rate_says(
     declare: Any,
 ) -> None:
     center = declare(key_rate="1/s")
-    client, slot = center.client, center.topic("mail").slot(0)
+    client, slot = center.client, center.registry.topic("mail").slot(0)
     keys = [f"k{number}" for number in range(30)]
     for number in range(2):
         for key in keys:
@@ -200,7 +200,7 @@ def test_a_clock_that_is_set_back_lets_keys_wait_no_longer_than_their_rate_says(
     for name in (slot.pace, slot.waits):
         for key in keys:  # as the clock was an hour ahead
             client.zincrby(name, 3600e6, key)
-    center.run(keep(center.context, [(Part(center.topic("mail"), (0,)), MAY_NOT)]))
+    center.runner.run(keep(center.context, [(Part(center.registry.topic("mail"), (0,)), MAY_NOT)]))
     latest = now_us(client) + 3_000_000
     assert max(client.zscore(slot.waits, key) for key in keys) <= latest
     assert min(us for _, us in announced(center, "mail")) <= latest
@@ -212,7 +212,7 @@ def test_a_clock_that_is_set_back_lets_keys_of_which_many_start_at_once_wait_no_
     declare: Any,
 ) -> None:
     center = declare(key_rate="100/h", key_burst=101)
-    client, slot = center.client, center.topic("mail").slot(0)
+    client, slot = center.client, center.registry.topic("mail").slot(0)
     keys = "abc"
     for key in keys:
         center.put_many("mail", [{"id": f"{key}{n}", "body": b"", "key": key} for n in range(102)])
@@ -221,7 +221,7 @@ def test_a_clock_that_is_set_back_lets_keys_of_which_many_start_at_once_wait_no_
     for name in (slot.pace, slot.waits):
         for key in keys:  # as the clock was an hour ahead
             client.zincrby(name, 3600e6, key)
-    center.run(keep(center.context, [(Part(center.topic("mail"), (0,)), MAY_NOT)]))
+    center.runner.run(keep(center.context, [(Part(center.registry.topic("mail"), (0,)), MAY_NOT)]))
     assert max(client.zscore(slot.waits, key) for key in keys) <= now_us(client) + 40e6
 
 
@@ -281,7 +281,7 @@ def put_again(center: TimeoutCenter, id: str, body: bytes, **more: Any) -> None:
     traits = traits_of(f"message {id}", key="a")
     more = {"replaces": True, "delay_us": 100_000_000, **more}
     request = PutRequest(id, body, basis="a", traits=traits, **more)
-    center.run(center.commands.put(center.topic("mail"), request))
+    center.runner.run(center.commands.put(center.registry.topic("mail"), request))
 
 
 def test_what_is_sent_again_under_its_id_holds_the_key_in_its_place(declare: Any) -> None:
@@ -380,7 +380,7 @@ def test_what_is_put_off_of_a_key_holds_up_no_other_key(declare: Any) -> None:
     for name in names[:-1]:
         center.reschedule(name, delay=3600, topic="mail")
     put(center, "s", "small")
-    lanes, got, left = center.topic("mail").slot(0).lane_keys[0], [], [len(names) + 1]
+    lanes, got, left = center.registry.topic("mail").slot(0).lane_keys[0], [], [len(names) + 1]
     for _ in range(5):
         got += ids(pop(center, 1))
         left.append(center.client.zcard(lanes))
@@ -396,7 +396,7 @@ def test_what_is_cancelled_leaves_nothing_in_its_lane(declare: Any) -> None:
         put(center, f"a{number}", "a", priority=number % 2 * 9)
     for number in (0, 3, 4, 9):
         center.cancel(f"a{number}", topic="mail")
-    lanes = center.topic("mail").slot(0).lane_keys[0]
+    lanes = center.registry.topic("mail").slot(0).lane_keys[0]
     assert center.client.zcard(lanes) == 6
     assert ids(pop(center)) == ["a2", "a6", "a8", "a1", "a5", "a7"]
     assert center.client.zcard(lanes) == 0
@@ -413,11 +413,11 @@ def test_what_expires_while_it_waits_leaves_nothing_in_its_lane(declare: Any, by
     expires = now_us(center.client) + 600_000
     while now_us(center.client) < expires:
         time.sleep(0.01)  # the server's clock says what has expired
-    topic = center.topic("mail")
+    topic = center.registry.topic("mail")
     if by == "pop":
         gone = center.pop("mail").expired
     else:
-        kept = center.run(keep(center.context, [(Part(topic, (0,)), MAY_NOT)]))
+        kept = center.runner.run(keep(center.context, [(Part(topic, (0,)), MAY_NOT)]))
         gone = [id for event in kept.events for id in event.expired]
     assert sorted(gone) == ["a1", "a2", "a3", "a4"]
     assert ids(first) == ["a0"]
@@ -425,7 +425,7 @@ def test_what_expires_while_it_waits_leaves_nothing_in_its_lane(declare: Any, by
 
 
 def entries(center: TimeoutCenter) -> list[str]:
-    lanes = center.topic("mail").slot(0).lane_keys[0]
+    lanes = center.registry.topic("mail").slot(0).lane_keys[0]
     return [entry.decode().split("\0")[2] for entry in center.client.zrange(lanes, 0, -1)]
 
 
@@ -450,7 +450,7 @@ def test_a_key_in_the_midst_of_a_burst_has_its_turn_at_once(
             center.put("mail", **message)
     got = [*ids(pop(center, 1)), *ids(pop(center, 1))]
     assert "s" in got
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
     while len(got) < len(messages):
         more = ids(pop(center, 5000))
         assert more
@@ -481,7 +481,7 @@ def test_what_is_due_later_stays_announced_beside_a_burst_in_another_slot(
     center: TimeoutCenter,
 ) -> None:
     """A pop that has not sorted all that is due does not look at what is due later."""
-    center.declare("mail", slots=2, key_fair=True, key_concurrency=1)
+    center.queues.declare("mail", slots=2, key_fair=True, key_concurrency=1)
     large, small = (
         next(key for key in "abcdefgh" if slot_of(key, 2) == number) for number in (0, 1)
     )
@@ -511,7 +511,7 @@ def test_what_takes_turns_is_found_by_its_id_cancelled_and_put_off(declare: Any)
     assert pop(center) == []
     center.ack(first)
     assert ids(pop(center)) == ["a3"]
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
 
 
 def test_keys_take_turns_where_puts_are_limited_and_keys_unique(declare: Any) -> None:
@@ -529,7 +529,7 @@ def test_keys_take_turns_where_puts_are_limited_and_keys_unique(declare: Any) ->
     assert [one.body for one in got if one.id[0] == "s"] == [b"new"]
     assert len(got) == 3
     assert len(pop(center)) == 18
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
 
 
 def test_a_key_with_a_weight_has_more_turns(declare: Any) -> None:
@@ -551,11 +551,11 @@ def test_a_limited_topic_has_no_faults_whatever_waits(declare: Any) -> None:
         put(center, f"b{number}", "b")
     held = pop(center)
     assert pop(center) == []
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
     center.ack(held[:1])
-    assert center.check("mail") == center.repair("mail") == []
-    center.alter("mail", concurrency=None)
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == center.admin.repair("mail") == []
+    center.queues.alter("mail", concurrency=None)
+    assert center.admin.check("mail") == []
 
 
 def test_what_is_lost_of_lanes_and_counts_is_found_and_mended(declare: Any, client: Any) -> None:
@@ -564,16 +564,16 @@ def test_what_is_lost_of_lanes_and_counts_is_found_and_mended(declare: Any, clie
         put(center, f"a{number}", "a b")
     [first] = pop(center)
     assert pop(center) == []
-    slot = center.topic("mail").slot(0)
+    slot = center.registry.topic("mail").slot(0)
     client.delete(slot.lane_keys[0], slot.waits)
     client.hset(slot.busy, "a%20b", 7)
     client.hset(slot.busy, "gone", 1)
-    kinds = {(fault.kind, fault.id) for fault in center.check("mail")}
+    kinds = {(fault.kind, fault.id) for fault in center.admin.check("mail")}
     assert kinds == {
         *((NO_LANE, "a1"), (NO_LANE, "a2"), (MISCOUNTED, "a b"), (MISCOUNTED, "gone")),
     }
-    assert {(fault.kind, fault.id) for fault in center.repair("mail")} == kinds
-    assert center.check("mail") == []
+    assert {(fault.kind, fault.id) for fault in center.admin.repair("mail")} == kinds
+    assert center.admin.check("mail") == []
     center.ack([first])
     assert ids(pop(center)) == ["a1"]
 
@@ -586,7 +586,7 @@ def test_what_is_lost_of_lanes_and_counts_is_found_and_mended(declare: Any, clie
 def test_a_key_goes_on_in_order_while_its_topic_is_resharded(
     center: TimeoutCenter, before: int, after: int
 ) -> None:
-    center.declare("mail", slots=before, key_order="serial", retry_backoff=100)
+    center.queues.declare("mail", slots=before, key_order="serial", retry_backoff=100)
     keys = [f"key {number}" for number in range(12)]
     for number in range(6):
         for key in keys:
@@ -719,7 +719,7 @@ def test_a_retry_holds_its_key_while_the_queue_gets_more_slots(declare: Any) -> 
     first = pop(center)
     assert ids(first) == ["first"]
     assert not reshard_topic(center, "mail", 2, settle=0).done  # the first is in the former slot
-    topic = center.topic("mail")
+    topic = center.registry.topic("mail")
     assert topic.declaration.draining_counts == (1,)
     retry = PutRequest(
         "first",
@@ -729,7 +729,7 @@ def test_a_retry_holds_its_key_while_the_queue_gets_more_slots(declare: Any) -> 
         replaces=True,
         traits=traits_of("message first", key=key),
     )
-    center.run(center.commands.put(topic, retry))
+    center.runner.run(center.commands.put(topic, retry))
     center.ack(first)
     assert pop(center) == []
     time_passes(center, "mail", 1)
@@ -791,8 +791,10 @@ def test_what_is_given_again_after_a_lost_reply_keeps_its_start(declare: Any) ->
         put(center, f"m{number}")
     name = center.deliveries.names.next()
     request = PopRequest(name, ready_limit=10, lookahead_us=45_000, remember=60)
-    given = center.run(center.commands.pop(center.topic("mail"), request)).messages
-    again = center.run(center.commands.recall(center.topic("mail"), None, name)).messages
+    given = center.runner.run(center.commands.pop(center.registry.topic("mail"), request)).messages
+    again = center.runner.run(
+        center.commands.recall(center.registry.topic("mail"), None, name)
+    ).messages
     assert len(given) == 5
     starts = [message.start_us for message in given]
     assert starts[1:] == sorted(set(starts[1:])) and min(starts[1:]) > 0
@@ -810,7 +812,7 @@ def test_what_is_chosen_and_has_expired_uses_nothing_of_a_limit(declare: Any) ->
     assert (popped.messages, sorted(popped.expired)) == ([], ["old0", "old1", "old2"])
     assert ids(center.pop("mail", ids=["live"]).messages) == ["live"]
     assert center.pop("mail", ids=["last"]).messages == []
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
 
 
 def test_what_is_chosen_with_others_of_its_key_and_has_expired_uses_nothing_of_a_rate(
@@ -830,7 +832,7 @@ def test_what_is_chosen_with_others_of_its_key_and_has_expired_uses_nothing_of_a
         got += ids(popped.messages)
         gone += popped.expired
     assert (got, gone) == (["live0", "live1", "live2"], ["old0", "old1"])
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
 
 
 @pytest.mark.one_server("on a Cluster such a queue has one slot")
@@ -838,7 +840,7 @@ def test_what_is_chosen_with_others_of_its_key_and_has_expired_uses_nothing_of_a
 def test_a_schedule_that_goes_leaves_what_is_announced_for_the_whole_queue(
     center: TimeoutCenter, limits: dict[str, Any]
 ) -> None:
-    center.declare("mail", slots=2, **limits)
+    center.queues.declare("mail", slots=2, **limits)
     far = 2 * 10**15
     change = ScheduleChange("daily", "", "1", far, put=ScheduleFiring("daily@1", b"", far))
     assert center.recurring.change("mail", change).put
@@ -870,9 +872,9 @@ def test_a_firing_that_held_its_key_and_is_taken_out_lets_it_go(declare: Any, ot
     assert pop(center) == []
     change = ScheduleChange("daily", "1", "", take_out="daily@1")
     assert center.recurring.change("mail", change).taken_out
-    topic = center.topic("mail")
+    topic = center.registry.topic("mail")
     for _ in range(300):  # each looks at some of the keys that wait
-        center.run(keep(center.context, [(Part(topic, (0,)), MAY_NOT)]))
+        center.runner.run(keep(center.context, [(Part(topic, (0,)), MAY_NOT)]))
         if some := pop(center):
             break
     assert ids(some) == ["second"]
@@ -888,18 +890,18 @@ def test_who_purges_a_part_of_a_slot_lets_go_what_waited_for_that(
     center.reject(first, requeue=True)
     assert pop(center) == []  # it is held
     monkeypatch.setattr(admin_commands, "PURGE_STEP", 1)
-    topic = center.topic("mail")
+    topic = center.registry.topic("mail")
     call = AdminCommands(center.context).purge(topic, topic.slot(0))
-    assert center.run(call) == (1, [])
+    assert center.runner.run(call) == (1, [])
     assert min(us for _, us in announced(center, "mail")) <= now_us(center.client)
     assert ids(pop(center)) == ["second"]
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
 
 
 def test_a_consumer_that_looks_far_ahead_starts_no_more_than_a_rate_says(
     connect: Callable[..., Connection], center: TimeoutCenter
 ) -> None:
-    center.declare("mail", slots=1, rate="5/s")
+    center.queues.declare("mail", slots=1, rate="5/s")
     text = {"content-type": "text/plain", "content-encoding": "utf-8"}
     body = pack({"body": "", "headers": {}, "properties": {}, **text}, deflate=False)
     center.put_many("mail", [{"id": f"m{n}", "body": body, "delay": 2.5} for n in range(14)])
@@ -982,7 +984,7 @@ def test_an_acknowledgement_that_is_late_leaves_the_place_to_who_runs_the_messag
         assert center.ack([late]) == 1
         assert pop(center) == []
     assert center.extend([other]) == []
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
     if ends == "ack":
         assert center.ack([other]) == 1
     elif ends == "lease":
@@ -994,7 +996,7 @@ def test_an_acknowledgement_that_is_late_leaves_the_place_to_who_runs_the_messag
     # It does not come back.
     assert ids(pop(center)) == ["a1"]
     assert center.counts("mail").waiting == 1
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
 
 
 def test_of_a_message_that_has_been_delivered_again_an_early_acknowledgement_frees_nothing(
@@ -1007,10 +1009,10 @@ def test_of_a_message_that_has_been_delivered_again_an_early_acknowledgement_fre
     [late] = pop(center)
     time_passes(center, "mail", 200)
     [other] = pop(center)
-    [refused] = center.run_all(mark_calls(center.registry.topic_of, [late]))
+    [refused] = center.runner.run_all(mark_calls(center.registry.topic_of, [late]))
     assert refused == [late]
     assert center.ack([late]) == 1
-    assert center.run_all(mark_calls(center.registry.topic_of, [other])) == [[]]
+    assert center.runner.run_all(mark_calls(center.registry.topic_of, [other])) == [[]]
     assert pop(center) == []
     assert center.ack([other]) == 1
     assert ids(pop(center)) == ["a1"]
@@ -1053,7 +1055,7 @@ def test_what_is_dead_for_who_is_late_leaves_the_place_to_who_runs_the_message_n
     LATE[how](center, late)  # repeated, for its reply was lost
     assert pop(center) == []
     assert center.extend([other]) == []
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
     end(center, other, ends)
     assert ids(pop(center)) == ["a1"]
     left = center.get("a0", topic="mail")
@@ -1061,7 +1063,7 @@ def test_what_is_dead_for_who_is_late_leaves_the_place_to_who_runs_the_message_n
     assert [(one.state, one.reason, one.error) for one in left] == (
         [] if ends == "ack" else [("dead", *reason)]
     )
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
 
 
 def test_what_was_acknowledged_late_has_ended_well_whatever_others_say(declare: Any) -> None:
@@ -1080,7 +1082,7 @@ def test_what_was_acknowledged_late_has_ended_well_whatever_others_say(declare: 
     time_passes(center, "mail", 200)
     assert pop(center) == []
     assert center.get("a0", topic="mail") == []
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
 
 
 @pytest.mark.parametrize("ends", ["ack", "lease"])
@@ -1095,7 +1097,7 @@ def test_a_failure_that_is_told_after_an_early_acknowledgement_frees_nothing_eit
     time_passes(center, "mail", 200)
     [other] = pop(center)
     assert center.ack([late]) == 1
-    assert center.run_all(mark_calls(center.registry.topic_of, [other])) == [[]]
+    assert center.runner.run_all(mark_calls(center.registry.topic_of, [other])) == [[]]
     assert center.bury(late, reason="failed") == "a0"
     assert pop(center) == []
     end(center, other, ends)
@@ -1103,29 +1105,29 @@ def test_a_failure_that_is_told_after_an_early_acknowledgement_frees_nothing_eit
     assert [one.reason for one in center.get("a0", topic="mail")] == (
         [] if ends == "ack" else ["failed"]
     )
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
 
 
 @pytest.mark.parametrize("how", ["ack", *LATE])
 def test_who_knows_of_no_limit_and_is_late_frees_no_place(
     center: TimeoutCenter, client: Any, how: str
 ) -> None:
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     for number in range(2):
         put(center, f"a{number}", "a")
     before = TimeoutCenter(client, grace=0)
     [late] = before.pop("mail", 1).messages
     before.registry.clock = lambda: 0.0  # it reads no declaration again
-    center.alter("mail", key_concurrency=1)
+    center.queues.alter("mail", key_concurrency=1)
     time_passes(center, "mail", 200)
     [other] = pop(center, 1)
     assert other.id == "a0"
     assert other.has_place
-    assert not before.topic("mail").declaration.lanes
+    assert not before.registry.topic("mail").declaration.lanes
     before.ack([late]) if how == "ack" else LATE[how](before, late)
     assert pop(center) == []
     assert center.extend([other]) == []
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
     assert center.ack([other]) == 1
     assert ids(pop(center)) == ["a1"]
     assert center.get("a0", topic="mail") == []

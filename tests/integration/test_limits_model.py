@@ -65,7 +65,7 @@ class Model:
             if not (self.center.clustered and slots > 1 and {"rate", "concurrency"} & {*limits})
         ]
         self.limits = self.chance.choice(self.choices[:-1])
-        self.center.declare(TOPIC, slots=slots, retries=2, **self.limits)
+        self.center.queues.declare(TOPIC, slots=slots, retries=2, **self.limits)
         self.live: dict[str, Known] = {}
         self.running: dict[str, Delivery] = {}
         self.stale: list[Delivery] = []
@@ -172,7 +172,7 @@ class Model:
 
     def held(self) -> dict[str, str]:
         found = {}
-        for slot in self.center.topic(TOPIC).all_slots():
+        for slot in self.center.registry.topic(TOPIC).all_slots():
             for key, id in self.client.hgetall(slot.lane_keys[6]).items():
                 found[key.decode().replace("%20", " ")] = id.decode()
         return found if "key_order" in self.limits else {}
@@ -270,7 +270,7 @@ class Model:
             self.live[id].due = due
 
     def requeue(self) -> None:
-        assert self.center.requeue_dead(TOPIC) == len(self.dead)
+        assert self.center.dead.requeue(TOPIC) == len(self.dead)
         for id in self.dead:
             self.live[id].due = True
         self.dead.clear()
@@ -278,17 +278,17 @@ class Model:
     def purge(self) -> None:
         if self.chance.random() < 0.2:
             waiting = [id for id in self.live if id not in self.running and id not in self.dead]
-            assert self.center.purge(TOPIC) == len(waiting)
+            assert self.center.queues.purge(TOPIC) == len(waiting)
             for id in waiting:
                 self.gone(id)
 
     def alter(self) -> None:
         if self.chance.random() < 0.2:
             self.limits = self.chance.choice(self.choices)
-            self.center.alter(TOPIC, **{**EVERY, **self.limits})
+            self.center.queues.alter(TOPIC, **{**EVERY, **self.limits})
             # What ran before a limit of places was set has none, and is not counted.
             self.starts.clear()
-            for slot in self.center.topic(TOPIC).all_slots():
+            for slot in self.center.registry.topic(TOPIC).all_slots():
                 self.client.delete(slot.pace)
 
     def time_passes(self) -> None:
@@ -308,7 +308,7 @@ class Model:
         client = self.client
         placed: Counter[str] = Counter()
         found: list[str] = []
-        for slot in self.center.topic(TOPIC).all_slots():
+        for slot in self.center.registry.topic(TOPIC).all_slots():
             tokens = {k.decode(): v.decode() for k, v in client.hgetall(slot.tokens).items()}
             here: Counter[str] = Counter()
             for id in client.zrange(slot.prepare, 0, -1):

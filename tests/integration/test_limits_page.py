@@ -44,7 +44,7 @@ def test_the_example_of_each_row_declares_a_queue(
         channel = connection.default_channel
         channel.queue_declare("mail", arguments=example)
         assert channel.ignored["mail"] == []
-    declared = center.declared("mail")
+    declared = center.registry.declared("mail")
     assert declared is not None
     for name in example:
         assert getattr(declared.declaration, name[2:].replace("-", "_")) is not None
@@ -64,7 +64,7 @@ def test_the_smallest_example_runs(server: Server | Cluster, client: redis.Redis
         names = {"app": app, "remind": remind}
         exec(named("docs/limits.md", '"x-rate": "100/s", "x-key-concurrency": 1}'), names)
         center = timeout_center(app)
-        limits = center.describe("mail").limits
+        limits = center.queues.describe("mail").limits
         assert (limits["rate"].value, limits["key_concurrency"].value) == ("100/s", 1)
         [delivery] = center.center.pop("mail").messages
         assert delivery.key == "anna"

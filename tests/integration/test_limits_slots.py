@@ -46,7 +46,7 @@ def reshard(center: TimeoutCenter, slots: int) -> bool:
 def test_a_key_that_has_used_its_rate_has_used_it_in_its_new_slot(
     center: TimeoutCenter, before: int, after: int
 ) -> None:
-    center.declare("mail", slots=before, key_rate="2/h", key_burst=2)
+    center.queues.declare("mail", slots=before, key_rate="2/h", key_burst=2)
     for key in KEYS:
         put(center, f"first of {key}", key)
     for key in KEYS[::2]:
@@ -68,7 +68,7 @@ def test_a_key_that_has_used_its_rate_has_used_it_in_its_new_slot(
 def test_a_key_that_was_put_as_often_as_it_may_be_is_refused_in_its_new_slot(
     center: TimeoutCenter, before: int, after: int
 ) -> None:
-    center.declare("mail", slots=before, key_put_rate="1/h")
+    center.queues.declare("mail", slots=before, key_put_rate="1/h")
     for key in KEYS:
         put(center, f"first of {key}", key)
     center.ack(pop(center))
@@ -88,7 +88,7 @@ def paces(center: TimeoutCenter) -> list[str]:
 def test_the_rate_of_a_queue_goes_on_where_it_was(
     center: TimeoutCenter, before: int, after: int
 ) -> None:
-    center.declare("mail", slots=before, rate="3/h", rate_burst=3)
+    center.queues.declare("mail", slots=before, rate="3/h", rate_burst=3)
     for number in range(2):
         put(center, f"a{number}", KEYS[number])
     center.ack(pop(center))
@@ -104,7 +104,7 @@ def test_the_rate_of_a_queue_goes_on_where_it_was(
 def test_no_more_of_a_queue_run_at_once_than_it_may(
     center: TimeoutCenter, before: int, after: int
 ) -> None:
-    center.declare("mail", slots=before, concurrency=3)
+    center.queues.declare("mail", slots=before, concurrency=3)
     for number in range(30):
         put(center, f"m{number}", KEYS[number % 10])
     running = pop(center)
@@ -122,8 +122,8 @@ def test_no_more_of_a_queue_run_at_once_than_it_may(
     assert set(got.values()) == {1}
     center.ack(running)
     assert reshard(center, after)
-    assert center.usage("mail").running == 0
-    assert center.check("mail") == []
+    assert center.queues.usage("mail").running == 0
+    assert center.admin.check("mail") == []
 
 
 @one_server
@@ -131,7 +131,7 @@ def test_no_more_of_a_queue_run_at_once_than_it_may(
 def test_what_counts_the_queue_stays_when_the_slot_that_keeps_it_is_emptied(
     center: TimeoutCenter, limits: Any
 ) -> None:
-    center.declare("mail", slots=2, **limits)
+    center.queues.declare("mail", slots=2, **limits)
     first = next(key for key in KEYS if slot_of(key, 2) == 1)
     second = next(key for key in KEYS if slot_of(key, 4) == 2)
     for number in range(2):
@@ -149,7 +149,7 @@ def test_what_counts_the_queue_stays_when_the_slot_that_keeps_it_is_emptied(
 def test_no_more_of_a_key_run_at_once_than_it_may(
     center: TimeoutCenter, before: int, after: int
 ) -> None:
-    center.declare("mail", slots=before, key_concurrency=2)
+    center.queues.declare("mail", slots=before, key_concurrency=2)
     for number in range(4):
         for key in KEYS:
             put(center, f"{number} of {key}", key)
@@ -180,7 +180,7 @@ def test_keys_take_turns_before_during_and_after(
     center: TimeoutCenter, before: int, after: int
 ) -> None:
     """The large one delays a small one by a message of its own, and one of each other key."""
-    center.declare("mail", slots=before, key_fair=True)
+    center.queues.declare("mail", slots=before, key_fair=True)
     center.put_many("mail", [{"id": f"l{n}", "body": b"", "key": "large"} for n in range(400)])
     number = 0
 
@@ -218,7 +218,7 @@ def test_who_has_not_read_of_new_slots_yet_starts_nothing_beside_what_runs_there
     before: int,
     after: int,
 ) -> None:
-    center.declare("mail", slots=before, **limits)
+    center.queues.declare("mail", slots=before, **limits)
     key = next(key for key in "abcdefgh" if slot_of(key, 2) == 1)
     seconds = 0.0
     other = TimeoutCenter(client, grace=0)
@@ -244,7 +244,7 @@ def test_who_has_not_read_of_new_slots_yet_starts_nothing_beside_what_runs_there
             raise Enough
         pauses.append(pause)
         seconds += pause
-        other.topic("mail")  # read again if that is due
+        other.registry.topic("mail")  # read again if that is due
 
     class Enough(Exception):
         pass
@@ -259,11 +259,11 @@ def test_who_has_not_read_of_new_slots_yet_starts_nothing_beside_what_runs_there
 def test_only_the_consumers_of_a_limited_queue_are_told_of_new_slots_before(
     center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any]
 ) -> None:
-    center.declare("mail", slots=2, **limits)
+    center.queues.declare("mail", slots=2, **limits)
     found: list[tuple[int, tuple[int, ...]]] = []
 
     def sleep(_: TimeoutCenter, pause: float) -> None:
-        said = center.describe("mail")
+        said = center.queues.describe("mail")
         found.append((said.slots, said.draining_counts))
 
     monkeypatch.setattr(reshard_module, "_sleep", sleep)
@@ -276,7 +276,7 @@ def test_only_the_consumers_of_a_limited_queue_are_told_of_new_slots_before(
 def test_who_is_killed_before_anything_is_put_into_new_slots_is_followed_by_whoever_comes(
     center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch, then: int
 ) -> None:
-    center.declare("mail", slots=2, key_order="serial")
+    center.queues.declare("mail", slots=2, key_order="serial")
     for key in KEYS[:4]:
         put(center, f"first of {key}", key)
 
@@ -293,10 +293,10 @@ def test_who_is_killed_before_anything_is_put_into_new_slots_is_followed_by_whoe
     assert sorted(ids(got)) == sorted(f"first of {key}" for key in KEYS[:4])
     center.ack(got)
     assert reshard(center, then)
-    said = center.describe("mail")
+    said = center.queues.describe("mail")
     assert (said.slots, said.draining_counts) == (then, ())
     assert sorted(ids(pop(center))) == sorted(f"second of {key}" for key in KEYS[:4])
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
 
 
 # -- where a message goes whose key can be told, and which stays
@@ -316,7 +316,7 @@ def lies(center: TimeoutCenter, id: str) -> int:
 def test_what_has_a_key_goes_to_the_slot_of_its_key(
     center: TimeoutCenter, key: str, header: str
 ) -> None:
-    center.declare("mail", slots=1, key_order="serial", key_header="tenant")
+    center.queues.declare("mail", slots=1, key_order="serial", key_header="tenant")
     for number in range(10):
         center.put("mail", f"{number}", packed(f"{number}", **{header: key}), key=key)
     assert reshard(center, MANY)
@@ -329,10 +329,10 @@ def test_what_has_a_key_goes_to_the_slot_of_its_key(
 def test_a_key_is_the_one_that_a_message_was_put_with_whatever_names_keys_now(
     center: TimeoutCenter,
 ) -> None:
-    center.declare("mail", slots=1, key_order="serial", key_header="tenant")
+    center.queues.declare("mail", slots=1, key_order="serial", key_header="tenant")
     for number in range(10):
         center.put("mail", f"{number}", packed(f"{number}", tenant="anna", other="x"), key="anna")
-    center.alter("mail", key_header="other")
+    center.queues.alter("mail", key_header="other")
     assert reshard(center, MANY)
     assert {lies(center, f"{number}") for number in range(10)} == {slot_of("anna", MANY)}
     for number in range(10):  # one at a time, in their order
@@ -345,7 +345,7 @@ def test_a_key_is_the_one_that_a_message_was_put_with_whatever_names_keys_now(
 def test_what_has_a_key_of_which_the_hash_is_known_stays_until_it_is_delivered(
     center: TimeoutCenter,
 ) -> None:
-    center.declare("mail", slots=1, key_order="serial")
+    center.queues.declare("mail", slots=1, key_order="serial")
     for number in range(3):
         put(center, f"{number}", LONG)
     state = reshard_topic(center, "mail", MANY, settle=0)
@@ -366,7 +366,7 @@ def test_what_has_a_key_of_which_the_hash_is_known_stays_until_it_is_delivered(
 def test_what_has_a_key_and_another_slot_basis_stays_and_is_found(
     center: TimeoutCenter, body: bytes | None, many: bool
 ) -> None:
-    center.declare("mail", slots=1, key_concurrency=1)
+    center.queues.declare("mail", slots=1, key_concurrency=1)
     wanted = [
         {"id": f"{number}", "body": body or packed(f"{number}"), "key": "k", "basis": "b"}
         for number in range(3)
@@ -420,14 +420,14 @@ def test_a_serial_key_keeps_its_order_while_its_slot_moves(cluster: Cluster, fai
     with cluster.client() as client:
         client.flushall()
         center = TimeoutCenter(client, grace=0)
-        center.declare("mail", slots=4, key_order="serial", key_fair=fair or None)
+        center.queues.declare("mail", slots=4, key_order="serial", key_fair=fair or None)
         limited = Limited(center, 12)
         limited.put_all(KEYS)
         moves(cluster, center, lambda over: limited.run(over))
         limited.run(lambda: len(limited.got) == 12 * len(KEYS))
         assert set(limited.got.values()) == {1}
         assert set(map(tuple, limited.order.values())) == {tuple(range(12))}
-        assert center.check("mail") == []
+        assert center.admin.check("mail") == []
 
 
 def test_rates_bursts_and_places_are_kept_while_their_slots_move(cluster: Cluster) -> None:
@@ -435,7 +435,7 @@ def test_rates_bursts_and_places_are_kept_while_their_slots_move(cluster: Cluste
         client.flushall()
         center = TimeoutCenter(client, grace=0)
         limits = {"key_rate": "3/h", "key_burst": 3, "key_concurrency": 2}
-        center.declare("mail", slots=4, **limits)
+        center.queues.declare("mail", slots=4, **limits)
         for number in range(5):
             for key in KEYS:
                 put(center, f"{number} of {key}", key)
@@ -454,8 +454,8 @@ def test_rates_bursts_and_places_are_kept_while_their_slots_move(cluster: Cluste
         assert len(more) == len(KEYS)  # the rest of the burst
         center.ack(more)
         assert pop(center) == []
-        assert center.check("mail") == []
-        center.alter("mail", key_rate=None, key_concurrency=1)
+        assert center.admin.check("mail") == []
+        center.queues.alter("mail", key_rate=None, key_concurrency=1)
         assert len(pop(center)) == len(KEYS)
 
 
@@ -464,7 +464,7 @@ def test_what_counts_the_queue_is_kept_while_its_slot_moves(cluster: Cluster, li
     with cluster.client() as client:
         client.flushall()
         center = TimeoutCenter(client, grace=0)
-        center.declare("mail", **limits)
+        center.queues.declare("mail", **limits)
         for number in range(9):
             put(center, f"m{number}", KEYS[number])
         running = pop(center, 2)
@@ -480,14 +480,14 @@ def test_what_counts_the_queue_is_kept_while_its_slot_moves(cluster: Cluster, li
         assert ids(more) == ["m2"]
         center.ack(running)
         assert ids(pop(center)) == (["m3", "m4"] if "concurrency" in limits else [])
-        assert center.check("mail") == []
+        assert center.admin.check("mail") == []
 
 
 def test_keys_take_turns_while_their_slots_move(cluster: Cluster) -> None:
     with cluster.client() as client:
         client.flushall()
         center = TimeoutCenter(client, grace=0)
-        center.declare("mail", slots=2, key_fair=True)
+        center.queues.declare("mail", slots=2, key_fair=True)
         many = [{"id": f"l{n}", "body": b"", "key": "large"} for n in range(3000)]
         center.put_many("mail", many)
         center.ack(pop(center, 10))
@@ -512,7 +512,9 @@ def moves(
     cluster: Cluster, center: TimeoutCenter, meanwhile: Callable[[Callable[[], bool]], Any]
 ) -> None:
     """Move the topic's hash slots to another node and back, and do something meanwhile."""
-    slots = sorted({cluster.slot_of(slot.body) for slot in center.topic("mail").all_slots()})
+    slots = sorted(
+        {cluster.slot_of(slot.body) for slot in center.registry.topic("mail").all_slots()}
+    )
     homes = {slot: cluster.owner(slot) for slot in slots}
     over = threading.Event()
 

@@ -10,6 +10,7 @@ import pytest
 from kombu import Connection, Queue
 
 from kombu_toc import IN_FLIGHT, WAITING, Delivery, TimeoutCenter
+from kombu_toc.center.requests import PopRequest
 from kombu_toc.model.topic import Topic
 from kombu_toc.scripts.call import ScriptCall, load
 
@@ -20,15 +21,15 @@ from .inspection import check_slots, slot_keys
 
 @pytest.fixture
 def topic(center: TimeoutCenter) -> Topic:
-    return center.declare("mail", slots=1, retries=5)
+    return center.queues.declare("mail", slots=1, retries=5)
 
 
 def popping(center: TimeoutCenter, topic: Topic, name: str, **how: Any) -> ScriptCall:
-    return center.popping(topic, soon=10, name=name, remember=60, **how)
+    return center.commands.pop(topic, PopRequest(name, ready_limit=10, remember=60, **how))
 
 
 def recalled(center: TimeoutCenter, topic: Topic, name: str, **how: Any) -> list[Delivery]:
-    return center.run(center.recalling(topic, None, name, **how)).messages
+    return center.runner.run(center.commands.recall(topic, None, name, **how)).messages
 
 
 def test_a_pop_that_is_asked_again_by_its_name_gives_the_same(
@@ -38,7 +39,7 @@ def test_a_pop_that_is_asked_again_by_its_name_gives_the_same(
         center.put("mail", f"{number}", b"body", priority=3 * (number % 2))
     [tried] = center.pop("mail", 1).messages
     center.reject(tried, requeue=True)
-    given = center.run(popping(center, topic, "me.1")).messages
+    given = center.runner.run(popping(center, topic, "me.1")).messages
     assert len(given) == 5
     for _ in range(3):  # that reply may be lost as well
         assert recalled(center, topic, "me.1") == given
@@ -52,7 +53,7 @@ def test_a_pop_that_is_asked_again_by_its_name_gives_the_same(
 
 def test_what_is_asked_again_has_a_lease_from_then_on(center: TimeoutCenter, topic: Topic) -> None:
     center.put("mail", "x", b"")
-    [given] = center.run(popping(center, topic, "me.1", visibility=1)).messages
+    [given] = center.runner.run(popping(center, topic, "me.1", visibility=1)).messages
     assert recalled(center, topic, "me.1", visibility=60) == [given]
     time.sleep(1.1)  # the first lease would have ended
     assert center.pop("mail").rolled_back == []
@@ -79,7 +80,7 @@ def test_what_is_in_other_hands_is_not_given_again(
     center: TimeoutCenter, topic: Topic, become: Callable[[TimeoutCenter, Delivery], None]
 ) -> None:
     center.put("mail", "x", b"")
-    [given] = center.run(popping(center, topic, "me.1")).messages
+    [given] = center.runner.run(popping(center, topic, "me.1")).messages
     become(center, given)
     assert recalled(center, topic, "me.1") == []
     check_slots(center, "mail")
@@ -97,11 +98,11 @@ def test_a_pop_that_runs_after_nobody_waits_for_it_any_more_gives_nothing(
         assert recalled(center, topic, "me.1") == []
         given: list[Delivery] = []
     else:
-        given = center.run(popping(center, topic, "me.1")).messages
+        given = center.runner.run(popping(center, topic, "me.1")).messages
         assert len(given) == 5
         center.put("mail", "new", b"")
     before = center.get([f"{number}" for number in range(5)] + ["new"], topic="mail")
-    assert center.run(late).messages == []
+    assert center.runner.run(late).messages == []
     assert center.get([f"{number}" for number in range(5)] + ["new"], topic="mail") == before
     check_slots(center, "mail")
     assert recalled(center, topic, "me.1") == given
@@ -111,13 +112,13 @@ def test_a_pop_that_runs_after_nobody_waits_for_it_any_more_gives_nothing(
 def test_looks_and_pops_without_a_consumer_leave_nothing(
     center: TimeoutCenter, topic: Topic
 ) -> None:
-    center.run(center.popping(topic, soon=0, name="me.1"))
-    center.run(popping(center, topic, "me.2"))  # there is nothing
+    center.runner.run(center.commands.pop(topic, PopRequest("me.1", ready_limit=0)))
+    center.runner.run(popping(center, topic, "me.2"))  # there is nothing
     center.put("mail", "x", b"")
     center.ack(center.pop("mail").messages)
     assert center.client.keys("*:sent:to:*") == []
     center.put("mail", "x", b"")
-    center.ack(center.run(popping(center, topic, "me.3")).messages)
+    center.ack(center.runner.run(popping(center, topic, "me.3")).messages)
     [key] = center.client.keys("*:sent:to:*")
     assert 0 < center.client.ttl(key) <= 60
 
@@ -135,7 +136,7 @@ def script(request: pytest.FixtureRequest) -> str:
 def mail(server: Server, center: TimeoutCenter, script: str) -> TimeoutCenter:
     """A center whose queue 'mail' holds a message."""
     if script == "pop_limited":
-        center.declare("mail", concurrency=1)
+        center.queues.declare("mail", concurrency=1)
     center.pop("mail")
     with Connection(server.toc_url) as connection:
         queue = Queue("mail")(connection.default_channel)

@@ -122,7 +122,7 @@ def test_a_publish_during_a_fault_is_repeated_until_it_is_kept_once(
 def test_a_forked_child_and_its_parent_publish_messages_of_their_own(
     connection: Connection, center: TimeoutCenter
 ) -> None:
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     producer = connection.Producer()
     producer.publish("before", routing_key="mail")
     child = os.fork()
@@ -143,7 +143,7 @@ def test_each_publish_that_sends_a_received_messages_properties_along_is_a_messa
     with Connection(server.toc_url if transport == "ours" else "memory://") as source:
         source.Producer().publish("x", routing_key="from", declare=[Queue("from")])
         properties = source.default_channel.basic_get("from", no_ack=True).properties
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     producer = connection.Producer()
     for body in ("first", "second"):
         producer.publish(body, routing_key="mail", **properties)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 
 
 def delivered(center: TimeoutCenter, id: str, **put: Any) -> Delivery:
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     center.put("mail", id, id.encode(), **put)
     [delivery] = center.pop("mail").messages
     return delivery
@@ -28,11 +28,11 @@ def delivered(center: TimeoutCenter, id: str, **put: Any) -> Delivery:
 def mark(center: TimeoutCenter, *deliveries: Delivery) -> list[Delivery]:
     """Which of them are not marked."""
     calls = mark_calls(center.registry.topic_of, deliveries)
-    return [one for refused in center.run_all(calls) for one in refused]
+    return [one for refused in center.runner.run_all(calls) for one in refused]
 
 
 def token_of(center: TimeoutCenter, delivery: Delivery) -> str:
-    slot = center.topic(delivery.topic).slot(delivery.slot)
+    slot = center.registry.topic(delivery.topic).slot(delivery.slot)
     return (center.client.hget(slot.tokens, delivery.id) or b"").decode()
 
 
@@ -90,7 +90,7 @@ def test_what_is_marked_may_be_buried(center: TimeoutCenter) -> None:
 
 
 def test_the_calls_keep_to_one_slot_each(center: TimeoutCenter) -> None:
-    center.declare("many", slots=4)
+    center.queues.declare("many", slots=4)
     for number in range(40):
         center.put("many", f"id-{number}", b"")
     held = center.pop("many", 40).messages
@@ -110,8 +110,8 @@ def test_the_last_message_of_its_slot_leaves_its_place_to_those_of_others(
     center: TimeoutCenter, how: str
 ) -> None:
     """Where the places of the whole topic are announced, nothing else may wait."""
-    center.declare("mail", slots=2, concurrency=1)
-    topic = center.topic("mail")
+    center.queues.declare("mail", slots=2, concurrency=1)
+    topic = center.registry.topic("mail")
     names = [f"m{number}" for number in range(40)]
     first = next(name for name in names if topic.slot_for(name).number == 0)
     others = [name for name in names if topic.slot_for(name).number == 1]
@@ -136,13 +136,13 @@ def test_the_last_message_of_its_slot_leaves_its_place_to_those_of_others(
 def test_a_rate_that_is_raised_does_not_wait_for_what_the_former_one_has_used(
     center: TimeoutCenter, limit: str
 ) -> None:
-    center.declare("mail", slots=1, **{limit: "1/h"})
+    center.queues.declare("mail", slots=1, **{limit: "1/h"})
     for number in range(3):
         request = PutRequest(f"m{number}", b"", basis="cust", traits=";kcust")
-        center.run(center.commands.put(center.topic("mail"), request))
+        center.runner.run(center.commands.put(center.registry.topic("mail"), request))
     assert len(center.pop("mail", 5).messages) == 1
     assert center.pop("mail", 5).messages == []
-    center.alter("mail", **{limit: "1000/s"})
+    center.queues.alter("mail", **{limit: "1000/s"})
     found = [one.id for one in center.pop(["mail"], 5, wait=10).messages]
     while len(found) < 2:
         found += [one.id for one in center.pop(["mail"], 5, wait=10).messages]
@@ -154,7 +154,7 @@ def test_a_rate_that_is_raised_does_not_wait_for_what_the_former_one_has_used(
 
 def mark_to_bury(center: TimeoutCenter, *deliveries: Delivery) -> None:
     calls = mark_calls(center.registry.topic_of, deliveries, buries=True)
-    assert not any(center.run_all(calls))
+    assert not any(center.runner.run_all(calls))
 
 
 @pytest.mark.parametrize("limits", [{}, {"key_concurrency": 1}], ids=["plain", "limited"])
@@ -162,7 +162,7 @@ def mark_to_bury(center: TimeoutCenter, *deliveries: Delivery) -> None:
 def test_what_is_lost_while_it_runs_is_dead_if_that_was_said(
     center: TimeoutCenter, limits: dict[str, Any], by: str
 ) -> None:
-    center.declare("mail", slots=1, **limits)
+    center.queues.declare("mail", slots=1, **limits)
     center.put("mail", "x", b"x", key="ab1", visibility=30)
     [delivery] = center.pop("mail").messages
     mark_to_bury(center, delivery)
@@ -172,14 +172,14 @@ def test_what_is_lost_while_it_runs_is_dead_if_that_was_said(
     if by == "pop":
         assert center.pop("mail").died == ["x"]
     else:
-        part = Part(center.topic("mail"), (0,))
-        center.run(keep(center.context, [(part, MAY)], grace=0))
+        part = Part(center.registry.topic("mail"), (0,))
+        center.runner.run(keep(center.context, [(part, MAY)], grace=0))
     [found] = center.get("x")
     assert (found.state, found.reason) == ("dead", "the task failed")
     assert found.error == "the worker that ran it is gone: its lease ended"
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
     # It can be run again, as what it was.
-    assert center.requeue_dead("mail") == 1
+    assert center.dead.requeue("mail") == 1
     [again] = center.pop("mail").messages
     assert (again.key, again.visibility, again.has_place) == ("ab1", 30.0, bool(limits))
     assert trait(token_of(center, again), "a") is trait(token_of(center, again), "b") is None

@@ -35,7 +35,7 @@ def _earlier_tests_have_counted() -> None:
 
 def counted(center: TimeoutCenter, topic: str = "mail") -> dict[str, int]:
     """What Redis has of it, once this process has said what it has to say; only what is not 0."""
-    center.metrics.send(center)
+    center.metrics.send(center.runner)
     return {name: n for name, n in read_metrics(center)[topic].totals.items() if n}
 
 
@@ -55,11 +55,11 @@ def test_the_counters_agree_with_what_was_done(center: TimeoutCenter) -> None:
     center.cancel("later-0")
     center.cancel("nobody")
     center.reschedule("later-1", delay=HOUR)
-    assert center.purge("mail") == 7
-    assert center.requeue_dead("mail") == 1
+    assert center.queues.purge("mail") == 7
+    assert center.dead.requeue("mail") == 1
     [again] = center.pop("mail").messages
     center.reject(again, requeue=False)
-    assert center.purge_dead("mail") == 1
+    assert center.dead.purge("mail") == 1
     assert counted(center) == {
         "put": 15,
         "delivered": 11,
@@ -76,7 +76,7 @@ def test_the_counters_agree_with_what_was_done(center: TimeoutCenter) -> None:
 
 
 def test_leases_that_end_and_messages_that_die_of_it_are_counted(center: TimeoutCenter) -> None:
-    center.declare("mail", slots=1, retries=1, dead_limit=1)
+    center.queues.declare("mail", slots=1, retries=1, dead_limit=1)
     for i in range(3):
         center.put("mail", f"{i}", b"x")
     for _ in range(2):
@@ -101,7 +101,7 @@ def test_each_topic_has_its_own_numbers(center: TimeoutCenter) -> None:
         for i in range(number):
             center.put(name, f"{i}", b"x")
         center.pop(name, number - 1)
-    center.metrics.send(center)
+    center.metrics.send(center.runner)
     measured = read_metrics(center)
     assert list(measured) == sorted(sizes)
     for name, number in sizes.items():
@@ -124,9 +124,9 @@ def test_lateness_of_what_is_sent_after_its_time_counts_from_its_sending(
         )
         if moved:  # as if it were sent anew
             center.reschedule(f"{i}", at=yesterday)
-    assert max(one.oldest_us for one in center.summary()) < 60_000_000
+    assert max(one.oldest_us for one in center.queues.summary()) < 60_000_000
     assert len(center.pop("mail", 50).messages) == 50
-    center.metrics.send(center)
+    center.metrics.send(center.runner)
     lateness = read_metrics(center)["mail"].lateness
     assert lateness.count == 50
     assert lateness.quantile(1) < 60
@@ -139,7 +139,7 @@ def test_lateness_is_counted_from_the_action_time(center: TimeoutCenter) -> None
     rolled_back = center.pop("mail", 20).messages[0]
     center.reject(rolled_back, requeue=True)
     center.pop("mail")  # it has no action time any more
-    center.metrics.send(center)
+    center.metrics.send(center.runner)
     measured = read_metrics(center)["mail"]
     assert measured.lateness.count == measured.recent_lateness.count == 20
     assert 0.15 < measured.lateness.quantile(0.5) < 0.5
@@ -171,7 +171,7 @@ def test_the_numbers_of_the_last_minutes_are_by_the_servers_clock_and_go_by_them
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
     center.put("mail", "x", b"")
-    center.metrics.send(center)
+    center.metrics.send(center.runner)
     ring = center.keys.minutes("mail")
     [present] = [key for key in ring if client.exists(key)]
     assert ring.index(present) == int(client.hget(present, "minute")) % MINUTES
@@ -181,7 +181,7 @@ def test_the_numbers_of_the_last_minutes_are_by_the_servers_clock_and_go_by_them
     assert read_metrics(center)["mail"].recent["put"] == 0
     assert read_metrics(center)["mail"].totals["put"] == 1
     center.put("mail", "y", b"")
-    center.metrics.send(center)
+    center.metrics.send(center.runner)
     assert read_metrics(center)["mail"].recent["put"] == 1
     assert read_metrics(center)["mail"].totals["put"] == 2
 
@@ -191,7 +191,7 @@ def test_several_processes_add_up(server: Server, client: redis.Redis) -> None:
     for number, center in enumerate(centers):
         for i in range(number + 1):
             center.put("mail", f"{number}-{i}", b"")
-        center.metrics.send(center)
+        center.metrics.send(center.runner)
     assert counted(centers[0]) == {"put": 6}
 
 
@@ -205,10 +205,10 @@ def test_a_deleted_topic_leaves_no_counters_and_gets_none(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
     center.put("mail", "x", b"")
-    center.metrics.send(center)
-    center.delete("mail")
+    center.metrics.send(center.runner)
+    center.queues.delete("mail")
     center.metrics.topics["mail"].put += 1  # by another process, say, that has not heard of it
-    center.metrics.send(center)
+    center.metrics.send(center.runner)
     assert keys_left(client) == []
 
 
@@ -216,14 +216,14 @@ def test_nothing_is_sent_where_nothing_has_changed(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
     center.put("mail", "x", b"")
-    center.metrics.send(center)
+    center.metrics.send(center.runner)
     client.config_resetstat()
     for _ in range(10):
-        center.metrics.send(center)
+        center.metrics.send(center.runner)
     assert "cmdstat_evalsha" not in client.info("commandstats")
     center.pop("other")
     client.config_resetstat()
-    center.metrics.send(center)
+    center.metrics.send(center.runner)
     assert "cmdstat_evalsha" not in client.info("commandstats"), "an empty pop is no news"
 
 
@@ -239,12 +239,12 @@ def test_a_producer_sends_its_first_publish_and_then_no_more_than_every_few_seco
 
 
 def test_two_threads_do_not_send_the_same_twice(center: TimeoutCenter) -> None:
-    center.topic("mail")
+    center.registry.topic("mail")
     stop = threading.Event()
 
     def send() -> None:
         while not stop.is_set():
-            center.metrics.send(center)
+            center.metrics.send(center.runner)
 
     threads = [threading.Thread(target=send) for _ in range(3)]
     for thread in threads:
@@ -276,10 +276,10 @@ def test_a_server_that_is_away_raises_nothing_and_what_was_counted_is_kept(
         center.put("mail", "x", b"")
         center.put("mail", "y", b"")
         server.kill()
-        center.metrics.send(center)
+        center.metrics.send(center.runner)
         assert center.metrics.due > time.monotonic() + INTERVAL, "it is not asked again at once"
         server.start()
-        center.declare("mail")
+        center.queues.declare("mail")
         assert counted(center) == {"put": 1}  # the other was sent before, and is gone with it
     finally:
         server.stop()
@@ -289,7 +289,7 @@ def test_no_counting_at_all_if_the_url_says_so(server: Server, client: redis.Red
     center = kombu_toc.center_for(f"{server.toc_url}?toc_metrics=false&toc_prefix=quiet:")
     center.put("mail", "x", b"")
     center.ack(center.pop("mail").messages)
-    center.metrics.send(center)
+    center.metrics.send(center.runner)
     left = {key for key in client.keys("quiet:*") if b"}:sent:" not in key}
     assert left == {b"quiet:{toc}:names", b"quiet:{toc}:topics"}
     assert read_metrics(center)["mail"].totals == dict.fromkeys(COUNTERS, 0)
@@ -300,8 +300,10 @@ def test_how_long_scripts_take_is_counted(center: TimeoutCenter) -> None:
     for i in range(50):
         center.put("mail", f"{i}", b"")
     took = time.perf_counter() - before
-    center.run_all([center.acking(center.pop("mail", 1).messages)[0] for _ in range(2)])
-    center.metrics.send(center)
+    center.runner.run_all(
+        [center.commands.ack(center.pop("mail", 1).messages)[0] for _ in range(2)]
+    )
+    center.metrics.send(center.runner)
     times = read_script_times(center)
     assert times["put"].calls == times["put"].timed == 50
     assert 0 < times["put"].seconds < took
@@ -377,7 +379,7 @@ def publish(number):
         center.put("mail", f"{number}-{i}", b"x")
 
 joinall([spawn(publish, number) for number in range(10)])
-center.metrics.send(center)
+center.metrics.send(center.runner)
 """
 
 

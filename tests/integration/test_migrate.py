@@ -151,7 +151,7 @@ def test_moved_again_nothing_is_moved_twice(
 def test_the_order_of_a_queue_is_kept(
     old: Connect, move: Move, connect: Connect, center: TimeoutCenter
 ) -> None:
-    center.declare("celery", slots=1)
+    center.queues.declare("celery", slots=1)
     connection = old()
     for i in range(3 * BATCH):
         send(connection, f"{i:05}")
@@ -211,7 +211,7 @@ def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
 
         def work(ran: list[str] = ran) -> None:
             center = TimeoutCenter(client)
-            if center.topics():
+            if center.queues.names():
                 popped = center.pop("celery", 100).messages
                 ran += [one.id for one in popped]
                 center.ack(popped)
@@ -301,7 +301,7 @@ def test_what_is_nobodys_queue_and_what_expires_stays(
     assert [*result.skipped] == ["abc.reply.celery.pidbox"]
     assert client.lrange("shopping", 0, -1) == [b"milk", b"bread"]
     assert client.llen("json") == 1
-    assert center.topics() == ["celery"]
+    assert center.queues.names() == ["celery"]
 
 
 def test_a_broadcast_that_a_worker_held_stays(old: Connect, move: Move) -> None:
@@ -413,7 +413,7 @@ def test_what_is_moved_has_its_key_and_is_not_counted_among_what_may_be_put(
     old: Connect, move: Move, client: redis.Redis
 ) -> None:
     center = TimeoutCenter(client)
-    center.declare("celery", put_rate="1/h", key_put_rate="1/h")
+    center.queues.declare("celery", put_rate="1/h", key_put_rate="1/h")
     connection = old()
     for number in range(3):
         send(connection, f"t-{number}", headers={"id": f"t-{number}", "x-key": "c"})

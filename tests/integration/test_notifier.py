@@ -62,7 +62,7 @@ def test_a_due_message_is_sent_to_the_target_of_its_queue_and_acknowledged(
 ) -> None:
     """X16"""
     with Target() as target:
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         center.put("mail", "order-7", b'{"order": 7}', delay=0.2)
         with NotifierProcess(server.toc_url) as notifier:
             got = target.next()
@@ -79,7 +79,7 @@ def test_messages_wait_for_their_time_and_are_sent_soon_after(
     server: Anywhere, center: TimeoutCenter
 ) -> None:
     with Target() as target, NotifierProcess(server.toc_url) as notifier:
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         center.put("mail", "first", b"x")
         target.next()  # by now the queue is known
         put = time.monotonic()
@@ -113,7 +113,7 @@ def test_a_message_may_have_a_target_of_its_own(server: Anywhere, center: Timeou
         "body": "remind",
     }
     with Target() as target, Target() as own, NotifierProcess(server.toc_url):
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         message["headers"]["x-target"] = own.url  # type: ignore[index]
         center.put("mail", "own", pack(message, deflate=True, id="own"))
         center.put("mail", "other", b"x")
@@ -134,7 +134,7 @@ def test_what_fails_comes_again_by_the_back_off_of_its_queue_and_is_dead_at_last
         return 500, {}, b"out of paper " * 1000
 
     with Target(answer) as target, NotifierProcess(server.toc_url) as notifier:
-        center.declare("mail", target=target.url, retries=2, retry_backoff=0.2)
+        center.queues.declare("mail", target=target.url, retries=2, retry_backoff=0.2)
         center.put("mail", "order-7", b"remind")
         some = target.take(3)
         [found] = until(lambda: dead(center))
@@ -157,7 +157,7 @@ def test_without_a_back_off_of_its_queue_that_of_the_notifier_holds(
         Target(lambda _: answers.pop(0)) as target,  # type: ignore[arg-type, return-value]
         NotifierProcess(server.toc_url, "--backoff", "0.5"),
     ):
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         center.put("mail", "order-7", b"remind")
         first, second = target.take(2)
         assert second.at - first.at >= 0.49
@@ -169,7 +169,7 @@ def test_while_a_target_wants_to_be_left_alone_it_gets_nothing_that_is_put(
     """Nor what a fetch brings that was waiting by then."""
     answers: list[Reply] = [(429, {"retry-after": "2"}, b""), OK, OK]
     with Target(lambda _: answers.pop(0)) as target, NotifierProcess(server.toc_url) as notifier:
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         center.put("mail", "first", b"x")
         first = target.next()
         notifier.wait_for("does not take messages")
@@ -193,7 +193,7 @@ def test_a_target_that_says_when_to_come_again_is_left_alone_until_then(
         return status, {"retry-after": "2"}, b""
 
     with Target(answer) as target, NotifierProcess(server.toc_url, "--concurrency", "1"):
-        center.declare("mail", target=target.url, retry_backoff=0.01)
+        center.queues.declare("mail", target=target.url, retry_backoff=0.01)
         center.put_many("mail", [{"id": f"order-{n}", "body": b"x"} for n in range(5)])
         some = target.take(6)
         assert some[1].at - some[0].at >= 1.9
@@ -205,20 +205,20 @@ def test_410_stops_the_target_until_somebody_names_one_again(
     server: Anywhere, center: TimeoutCenter
 ) -> None:
     with Target(lambda _: (410, {}, b"moved away")) as gone, Target() as target:
-        center.declare("mail", target=gone.url, retries=3)
+        center.queues.declare("mail", target=gone.url, retries=3)
         center.put_many("mail", [{"id": f"order-{n}", "body": b"x"} for n in range(300)])
         with NotifierProcess(server.toc_url, "--concurrency", "4") as notifier:
             line = notifier.wait_for("410 Gone")
             assert "celery toc topic set mail --target URL" in line
             until(lambda: center.counts("mail") == (300, 0, 0, 0))
-            described = center.describe("mail")
+            described = center.queues.describe("mail")
             assert described.limits["target"].value == gone.url
             assert (described.target_stopped or "").startswith("HTTP 410 at 20")
             assert gone.received.qsize() <= 8
-            center.alter("mail", retries=4)  # leaves it stopped
-            assert center.describe("mail").target_stopped
-            center.alter("mail", target=target.url)
-            assert center.describe("mail").target_stopped is None
+            center.queues.alter("mail", retries=4)  # leaves it stopped
+            assert center.queues.describe("mail").target_stopped
+            center.queues.alter("mail", target=target.url)
+            assert center.queues.describe("mail").target_stopped is None
             assert len({got.id for got in target.take(300)}) == 300
             assert "0" in {got.headers["toc-failures"] for got in gone.received.queue}
         assert center.counts("mail") == (0, 0, 0, 0)
@@ -229,14 +229,14 @@ def test_410_of_a_messages_own_target_ends_that_message_only(
 ) -> None:
     with Target(lambda _: (410, {}, b"")) as gone, Target() as target:
         message: dict[str, Any] = {"headers": {"x-target": gone.url}, "body": b"x"}
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         center.put("mail", "own", pack(message, deflate=False))
         with NotifierProcess(server.toc_url):
             [found] = until(lambda: dead(center))
             assert (found.id, found.reason) == ("own", "HTTP 410")
             center.put("mail", "other", b"x")
             assert target.next().id == "other"
-        assert center.describe("mail").target_stopped is None
+        assert center.queues.describe("mail").target_stopped is None
 
 
 def test_redirects_are_not_followed(server: Anywhere, center: TimeoutCenter) -> None:
@@ -245,7 +245,7 @@ def test_redirects_are_not_followed(server: Anywhere, center: TimeoutCenter) -> 
             Target(lambda _: (307, {"location": other.url}, b"")) as target,
             NotifierProcess(server.toc_url),
         ):
-            center.declare("mail", target=target.url, retries=0)
+            center.queues.declare("mail", target=target.url, retries=0)
             center.put("mail", "order-7", b"remind")
             [found] = until(lambda: dead(center))
         assert "HTTP 307 (redirects are not followed)" in found.error
@@ -257,8 +257,8 @@ def test_nobody_there_and_no_such_name_are_failures_that_say_so(
 ) -> None:
     with Target() as target:
         nobody = target.url
-    center.declare("mail", target=nobody, retries=0)
-    center.declare("sms", target="https://nowhere.invalid/", retries=0)
+    center.queues.declare("mail", target=nobody, retries=0)
+    center.queues.declare("sms", target="https://nowhere.invalid/", retries=0)
     for queue in ("mail", "sms"):
         center.put(queue, "order-7", b"remind")
     with NotifierProcess(server.toc_url):
@@ -312,7 +312,7 @@ def test_what_answers_too_slowly_or_without_end_holds_nothing_up(
             "endless": f"http://127.0.0.1:{endless.getsockname()[1]}/",
         }
         for queue, url in urls.items():
-            center.declare(queue, target=url, retries=0)
+            center.queues.declare(queue, target=url, retries=0)
             center.put(queue, "order-7", b"remind")
         with NotifierProcess(server.toc_url, "--timeout", "1"):
             [found] = until(lambda: dead(center, "silent"))
@@ -344,7 +344,7 @@ def test_addresses_that_are_not_public_are_refused_unless_they_are_allowed(
             "http://169.254.169.254/latest/meta-data/",
         ]
         for number, url in enumerate(urls):
-            center.declare(f"mail-{number}", target=url, retries=0)
+            center.queues.declare(f"mail-{number}", target=url, retries=0)
             center.put(f"mail-{number}", "order-7", b"remind")
         with NotifierProcess(server.toc_url, allow=""):
             for number in range(len(urls)):
@@ -359,8 +359,8 @@ def test_an_address_may_be_allowed_at_one_port_only(
     server: Anywhere, center: TimeoutCenter
 ) -> None:
     with Target() as target, Target() as other:
-        center.declare("mail", target=target.url)
-        center.declare("sms", target=other.url, retries=0)
+        center.queues.declare("mail", target=target.url)
+        center.queues.declare("sms", target=other.url, retries=0)
         for queue in ("mail", "sms"):
             center.put(queue, "order-7", b"remind")
         with NotifierProcess(server.toc_url, allow=f"127.0.0.0/8:{target.port}"):
@@ -377,10 +377,10 @@ def test_a_target_is_compared_and_sent_in_its_one_form(
         base = f"http://127.0.0.1:{target.port}"
         secrets = f"{base}/hooks/* {SECRET}"
         for number, path in enumerate(("/hooks/../admin", "/hooks/%2E%2e/admin", "/hooks/a/../..")):
-            center.declare(f"bad-{number}", target=base + path)
+            center.queues.declare(f"bad-{number}", target=base + path)
             center.put(f"bad-{number}", "order-7", b"remind")
         for number, path in enumerate(("/%68ooks/a?x=%7e", "/./hooks//b/c/../d", "/hooks/%2fa")):
-            center.declare(f"good-{number}", target=f"HTTP://127.0.0.1:{target.port}{path}")
+            center.queues.declare(f"good-{number}", target=f"HTTP://127.0.0.1:{target.port}{path}")
             center.put(f"good-{number}", "order-8", b"remind")
         with NotifierProcess(server.toc_url, secrets=secrets) as notifier:
             got = target.take(3)
@@ -396,8 +396,8 @@ def test_no_name_makes_a_line_of_its_own_in_the_log(
 ) -> None:
     forged = "mail\n2026-01-31 ERROR all is lost \x1b[2J\u202e"
     with Target(lambda _: (500, {}, "\x1b[2Jx\u2028y".encode())) as target:
-        center.declare(forged, target=target.url)
-        center.declare(f"other {forged}", target="https://shop.example.com/hook")
+        center.queues.declare(forged, target=target.url)
+        center.queues.declare(f"other {forged}", target="https://shop.example.com/hook")
         center.put(forged, "order-7", b"remind")
         with NotifierProcess(server.toc_url, secrets=f"{target.url} {SECRET}") as notifier:
             notifier.wait_for("there is no secret")
@@ -428,7 +428,7 @@ def test_https_is_spoken_with_those_whose_certificate_is_trusted(
         NotifierProcess(server.toc_url, environment={"SSL_CERT_FILE": str(tmp_path / "ca.pem")}),
     ):
         for queue, one in (("mail", target), ("misnamed", misnamed), ("unknown", unknown)):
-            center.declare(queue, target=one.url, retries=0)
+            center.queues.declare(queue, target=one.url, retries=0)
             center.put(queue, "order-7", b"remind")
         assert signatures(target.next())
         for queue in ("misnamed", "unknown"):
@@ -449,7 +449,7 @@ def test_a_secret_is_replaced_while_the_notifier_runs(
         Target() as target,
         NotifierProcess(server.toc_url, "--secrets", str(path), secrets=None or "") as notifier,
     ):
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         sent = iter(range(10_000))
 
         def send() -> Received:
@@ -478,7 +478,7 @@ def test_a_target_without_a_secret_gets_nothing_until_it_has_one(
     path = tmp_path / "secrets.txt"
     path.write_text(f"https://shop.example.com {SECRET}\n")
     with Target() as target:
-        center.declare("mail", target=f"{target.url}?key=sesame")
+        center.queues.declare("mail", target=f"{target.url}?key=sesame")
         center.put("mail", "order-7", b"remind")
         with NotifierProcess(server.toc_url, "--secrets", str(path), secrets="") as notifier:
             line = notifier.wait_for("there is no secret for its target")
@@ -493,7 +493,7 @@ def test_who_wants_no_signatures_has_to_say_so(server: Anywhere, center: Timeout
     with pytest.raises(AssertionError, match="there are no secrets, so nothing could be signed"):
         NotifierProcess(server.toc_url, secrets="")
     with Target() as target, NotifierProcess(server.toc_url, secrets=None) as notifier:
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         center.put("mail", "order-7", b"remind")
         assert "webhook-signature" not in target.next().headers
         assert any("Nothing is signed" in line for line in notifier.said)
@@ -514,7 +514,7 @@ def test_several_share_the_work_and_each_message_is_sent_once(
         return OK
 
     with Target(answer) as target:
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         processes = [
             NotifierProcess(server.toc_url, "--concurrency", "1", secrets=f"* {secret}")
             for secret in secrets
@@ -538,13 +538,13 @@ def test_a_notifier_is_among_the_consumers_of_the_queues_that_it_sends(
     with Target() as target, NotifierProcess(server.toc_url) as notifier:
         pid = notifier.process.pid
         for queue in ("mail", "sms"):
-            center.declare(queue, target=target.url)
-        until(lambda: set(center.consumers()) == {"mail", "sms"})
-        assert [one.pid for one in center.consumers()["mail"]] == [pid]
-        center.alter("sms", target=None)
-        until(lambda: set(center.consumers()) == {"mail"})
+            center.queues.declare(queue, target=target.url)
+        until(lambda: set(center.queues.consumers()) == {"mail", "sms"})
+        assert [one.pid for one in center.queues.consumers()["mail"]] == [pid]
+        center.queues.alter("sms", target=None)
+        until(lambda: set(center.queues.consumers()) == {"mail"})
         notifier.end()
-        assert center.consumers() == {}
+        assert center.queues.consumers() == {}
 
 
 def test_one_that_is_killed_loses_nothing(server: Anywhere, center: TimeoutCenter) -> None:
@@ -556,7 +556,7 @@ def test_one_that_is_killed_loses_nothing(server: Anywhere, center: TimeoutCente
         return OK
 
     with Target(answer) as target:
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         center.put_many("mail", [{"id": f"order-{n}", "body": b"x"} for n in range(200)])
         with (
             NotifierProcess(server.toc_url, "--timeout", "2", "--concurrency", "20") as killed,
@@ -591,7 +591,7 @@ def test_leases_are_short_however_long_a_request_may_take_and_renewed_meanwhile(
         return found.time_us / 1e6 - time.time()
 
     with Target(answer) as target, NotifierProcess(server.toc_url, "--timeout", "3600"):
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         center.put("mail", "order-7", b"remind")
         target.next()
         first = left()
@@ -631,7 +631,7 @@ def test_one_that_stood_still_sends_nothing_that_another_one_has(
     monkeypatch.setattr("kombu_toc.notify.notifier.LEASE", 1.0)
     monkeypatch.setattr(Link, "exchange", exchange)
     with Target() as target:
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         in_loop(run())
         assert target.received.empty()
         assert [message.id for message in theirs] == ["order-7"]
@@ -650,7 +650,7 @@ def test_what_was_answered_while_one_stood_still_is_not_sent_again(
         return OK
 
     with Target(answer) as target, NotifierProcess(server.toc_url, f"--timeout={seconds}") as one:
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         center.put_many("mail", [{"id": f"order-{n}", "body": b"x"} for n in range(3)])
         last = target.take(3)[-1]
         with one.standing_still():
@@ -680,7 +680,7 @@ def test_what_one_has_under_way_it_does_not_send_again_although_its_leases_have_
     short = "from kombu_toc.notify import __main__, notifier; notifier.LEASE = 2; __main__.main()"
     command = ("-c", short)
     with Target(answer) as target, NotifierProcess(server.toc_url, command=command) as one:
-        center.declare("mail", target=target.url, **limits)
+        center.queues.declare("mail", target=target.url, **limits)
         center.put_many("mail", [{"id": f"order-{n}", "body": b"x"} for n in range(10)])
         target.take(10)
         with one.standing_still():
@@ -736,7 +736,7 @@ def test_what_one_had_fetched_again_before_it_was_acknowledged_is_not_sent_again
     monkeypatch.setattr(Notifier, "pop", pop)
     monkeypatch.setattr(Settler, "ack", ack)
     with Target(answer) as target:
-        center.declare("mail", target=target.url, concurrency=5)
+        center.queues.declare("mail", target=target.url, concurrency=5)
         center.put("mail", "order-7", b"remind")
         in_loop(run())
         assert target.received.empty()
@@ -753,7 +753,7 @@ def test_one_that_is_told_to_end_ends_what_is_under_way(
         return OK
 
     with Target(answer) as target:
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         center.put_many("mail", [{"id": f"order-{n}", "body": b"x"} for n in range(5)])
         with NotifierProcess(server.toc_url, "--concurrency", "2") as notifier:
             target.take(2)
@@ -784,9 +784,9 @@ def test_one_slow_target_does_not_delay_others(server: Anywhere, center: Timeout
 
     with Target(answer) as slow, Target() as fast:
         queues = [f"fast-{n}" for n in range(60)]
-        center.declare("slow", target=slow.url)
+        center.queues.declare("slow", target=slow.url)
         for queue in queues:
-            center.declare(queue, target=fast.url, slots=1)
+            center.queues.declare(queue, target=fast.url, slots=1)
         center.put_many("slow", [{"id": f"order-{n}", "body": b"x"} for n in range(300)])
         with NotifierProcess(server.toc_url, "--concurrency", "10"):
             slow.take(10)  # it has all that it may have
@@ -814,7 +814,7 @@ def test_a_slow_target_of_single_messages_does_not_delay_the_others_of_its_queue
         return [{"id": f"{name}-{n}", "body": body} for n in range(number)]
 
     with Target(answer) as slow, Target() as fast, Target() as usual:
-        center.declare("mail", target=usual.url)
+        center.queues.declare("mail", target=usual.url)
         center.put_many("mail", to(slow, "slow", 100))
         with NotifierProcess(server.toc_url, "--concurrency", "8") as notifier:
             slow.take(2)
@@ -857,14 +857,14 @@ def test_the_limits_of_a_queue_are_those_of_its_target(
 ) -> None:
     answer = Meter()
     with Target(answer) as target:
-        center.declare("mail", target=target.url, concurrency=3)
+        center.queues.declare("mail", target=target.url, concurrency=3)
         center.put_many("mail", [{"id": f"order-{n}", "body": b"x"} for n in range(30)])
         with NotifierProcess(server.toc_url), NotifierProcess(server.toc_url):
             assert len({got.id for got in target.take(30)}) == 30
             until(lambda: center.counts("mail") == (0, 0, 0, 0))
         assert answer.most == 3
     with Target() as target:
-        center.declare("calls", target=target.url, rate="20/s")
+        center.queues.declare("calls", target=target.url, rate="20/s")
         center.put_many("calls", [{"id": f"call-{n}", "body": b"x"} for n in range(9)])
         with NotifierProcess(server.toc_url):
             some = target.take(9)
@@ -894,7 +894,7 @@ def test_what_a_rate_lets_start_in_a_moment_is_fetched_together(
     monkeypatch.setattr(Notifier, "start", start)
     some: list[Received] = []
     with Target() as target:
-        center.declare("calls", target=target.url, rate="20/s")
+        center.queues.declare("calls", target=target.url, rate="20/s")
         center.put_many("calls", [{"id": f"call-{n}", "body": b"x"} for n in range(18)])
         in_loop(run())
     assert max(len(popped.messages) for popped in fetched) >= 17
@@ -917,7 +917,7 @@ def test_messages_of_a_serial_key_come_one_after_the_other_also_if_one_fails(
         return OK
 
     with Target(answer) as target:
-        center.declare("mail", target=target.url, key_order="serial", retry_backoff=0.1)
+        center.queues.declare("mail", target=target.url, key_order="serial", retry_backoff=0.1)
         for number in range(8):
             center.put("mail", f"anna-{number}", b"x", key="anna")
         with NotifierProcess(server.toc_url), NotifierProcess(server.toc_url):
@@ -930,14 +930,14 @@ def test_a_later_message_of_the_same_id_has_another_webhook_id_and_a_requeued_on
 ) -> None:
     answers: list[Reply] = [OK, (500, {}, b""), OK]
     with Target(lambda _: answers.pop(0)) as target, NotifierProcess(server.toc_url):
-        center.declare("mail", target=target.url, retries=0)
+        center.queues.declare("mail", target=target.url, retries=0)
         center.put("mail", "order-7", b"remind")
         first = target.next()
         until(lambda: center.counts("mail") == (0, 0, 0, 0))
         center.put("mail", "order-7", b"remind")
         second = target.next()
         until(lambda: dead(center))
-        center.requeue_dead("mail")
+        center.dead.requeue("mail")
         third = target.next()
         assert {got.id for got in (first, second, third)} == {"order-7"}
         assert first.headers["webhook-id"] != second.headers["webhook-id"]
@@ -955,7 +955,7 @@ def test_a_message_keeps_its_webhook_id_when_its_queue_is_resharded(
         return OK if taken.is_set() else (500, {}, b"")
 
     with Target(answer) as target:
-        center.declare("mail", target=target.url, slots=2, retries=2, retry_backoff=1)
+        center.queues.declare("mail", target=target.url, slots=2, retries=2, retry_backoff=1)
         center.put_many("mail", [{"id": f"order-{n}", "body": b"x"} for n in range(24)])
         some: list[list[Received]] = []
         for slots in (2, 8, 1):
@@ -968,7 +968,7 @@ def test_a_message_keeps_its_webhook_id_when_its_queue_is_resharded(
                     until(lambda: center.counts("mail").in_flight == 0)
         reshard_topic(center, "mail", 4, settle=0.0)
         taken.set()
-        center.requeue_dead("mail")
+        center.dead.requeue("mail")
         with NotifierProcess(server.toc_url):
             some.append(target.take(24))
         ids = [{got.id: got.headers["webhook-id"] for got in one} for one in some]
@@ -981,7 +981,7 @@ def test_messages_that_share_an_id_have_webhook_ids_of_their_own(
 ) -> None:
     """Their keys put them into several slots, and one pop fetches them."""
     with Target() as target:
-        center.declare("mail", target=target.url, slots=16)
+        center.queues.declare("mail", target=target.url, slots=16)
         for number in range(8):
             center.put("mail", "order-7", b"remind", key=f"customer-{number}")
         with NotifierProcess(server.toc_url):
@@ -1000,7 +1000,7 @@ def test_a_message_that_is_cancelled_while_it_is_sent_holds_nothing_up(
         return (500, {}, b"") if got.id == "order-7" else OK
 
     with Target(answer) as target, NotifierProcess(server.toc_url, "--concurrency", "1"):
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         center.put("mail", "order-7", b"remind")
         target.next()
         center.cancel("order-7", in_flight=True)
@@ -1013,7 +1013,7 @@ def test_a_message_that_is_cancelled_while_it_is_sent_holds_nothing_up(
 def test_a_message_of_megabytes_is_sent_whole(server: Anywhere, center: TimeoutCenter) -> None:
     body = b"0123456789" * 1_000_000
     with Target() as target, NotifierProcess(server.toc_url):
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         center.put_many("mail", [{"id": f"order-{n}", "body": body} for n in range(4)])
         some = target.take(4)
         assert {got.id for got in some} == {f"order-{n}" for n in range(4)}
@@ -1028,7 +1028,7 @@ def test_messages_that_are_small_while_they_wait_do_not_fill_the_memory(
     message = pack({"headers": {}, "content-type": "text/plain", "body": body}, deflate=True)
     assert len(message) < 20_000
     with Target(answer) as target, NotifierProcess(server.toc_url):
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         center.put_many("mail", [{"id": f"order-{n}", "body": message} for n in range(12)])
         some = target.take(12)
         assert {got.id for got in some} == {f"order-{n}" for n in range(12)}
@@ -1041,13 +1041,13 @@ def test_a_paused_queue_is_not_sent_until_it_is_resumed(
 ) -> None:
     with Target() as target:
         for queue in ("mail", "sms"):
-            center.declare(queue, target=target.url)
+            center.queues.declare(queue, target=target.url)
             center.put(queue, f"{queue}-7", b"remind")
-        center.pause("mail")
+        center.queues.pause("mail")
         with NotifierProcess(server.toc_url):
             assert target.next().id == "sms-7"
             assert center.counts("mail") == (1, 0, 0, 0)
-            center.pause("mail", False)
+            center.queues.resume("mail")
             assert target.next().id == "mail-7"
 
 
@@ -1056,7 +1056,7 @@ def test_it_goes_on_when_the_broker_is_back(tmp_path: Path) -> None:
     try:
         with Target() as target, server.client() as client:
             center = TimeoutCenter(client, grace=0)
-            center.declare("mail", target=target.url)
+            center.queues.declare("mail", target=target.url)
             center.put("mail", "order-1", b"x")
             with NotifierProcess(server.toc_url) as notifier:
                 assert target.next().id == "order-1"

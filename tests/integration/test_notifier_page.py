@@ -93,7 +93,7 @@ def test_a_notifier_runs_in_an_event_loop_until_it_is_told_to_end(
         await running
 
     with Target() as target:
-        center.declare("mail", target=target.url)
+        center.queues.declare("mail", target=target.url)
         center.put("mail", "order-7", b"remind")
         asyncio.run(run())
     assert center.counts("mail") == (0, 0, 0, 0)

@@ -359,7 +359,7 @@ def test_without_the_option_a_message_is_what_it_ever_was(
 @pytest.fixture
 def traced(server: Server | Cluster, center: TimeoutCenter) -> Iterator[TimeoutCenter]:
     made = center_for(server.toc_url, toc_otel=True)
-    made.grace = 0
+    made.leases.grace = 0
     with contextlib.closing(made.client):
         yield made
 

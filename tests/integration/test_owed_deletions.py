@@ -67,7 +67,7 @@ def test_a_reply_that_comes_after_a_failed_deletion_does_not_stay(
     assert slot_keys(client)
     proxy.accept()
     until(lambda: not slot_keys(client), lambda: slot_keys(client))
-    until(lambda: worker.transport.center.declared("me.reply") is None)
+    until(lambda: worker.transport.center.registry.declared("me.reply") is None)
     reply(worker, "nobody is bound any more")
     assert keys_left(client) == []
 
@@ -131,12 +131,12 @@ def test_a_deletion_that_is_cut_in_the_middle_is_done_to_its_end(client: redis.R
                 raise redis.ConnectionError("cut")
             return super().run(call)
 
-    center.declare("me.reply", slots=1, expires=60_000)
+    center.queues.declare("me.reply", slots=1, expires=60_000)
     center.put("me.reply", "old", b"x")
     keeper = LeaseKeeper(lambda: Cut(client))
     keeper.delete_later("me.reply", {})
     assert cut.wait(10)
-    assert center.declared("me.reply") is None
+    assert center.registry.declared("me.reply") is None
     until(lambda: not keeper.owes_deletions)
     assert keys_left(client) == []
 
@@ -159,7 +159,7 @@ def test_a_deletion_that_reaches_the_server_late_does_nothing(
     # Without redis-py's retries: the keeper's thread would go on with them, behind this test.
     through = redis.Redis(port=proxy.port, socket_timeout=0.3, retry=Retry(NoBackoff(), 0))
     keeper = LeaseKeeper(lambda: Hanging(through))
-    center.declare("me.reply", slots=1, expires=60_000)
+    center.queues.declare("me.reply", slots=1, expires=60_000)
     center.put("me.reply", "old", b"x")
     keeper.delete_later("me.reply", {})
     assert sent.wait(10)

@@ -15,6 +15,7 @@ from kombu_toc.client.connection import IDLE
 from kombu_toc.errors import ServerError
 
 from ..servers import Server
+from .inspection import put_call
 
 pytestmark = [pytest.mark.one_server("it looks at the connections to one"), pytest.mark.versions]
 
@@ -52,7 +53,7 @@ def test_a_connection_that_is_cut_under_a_command_is_told_and_the_next_one_works
     with server.client() as client:
         client.client_kill_filter(_type="normal", skipme=True)
     with pytest.raises(redis.ConnectionError):
-        own_center.run(own_center.putting(own_center.topic("mail"), "b", b""))
+        own_center.runner.run(put_call(own_center, own_center.registry.topic("mail"), "b", b""))
     own_center.put("mail", "b", b"")
     assert own_center.counts("mail").waiting == 2
 
@@ -78,7 +79,7 @@ def test_threads_have_a_connection_each_and_leave_them_to_whoever_comes_next(
     server: Server, own_center: kombu_toc.TimeoutCenter
 ) -> None:
     before = _connections(server)
-    own_center.topic("mail")
+    own_center.registry.topic("mail")
 
     def many(name: str) -> None:
         for number in range(50):
@@ -135,6 +136,6 @@ def test_a_bounded_pool_stays_bounded(server: Server, client: redis.Redis) -> No
     center = kombu_toc.center_for(server.toc_url, max_connections=1)
     center.put("mail", "a", b"")
     assert center.counts("mail").waiting == 1
-    center.purge("mail")
+    center.queues.purge("mail")
     assert len(_connections(server) - before) == 1
     center.client.connection_pool.disconnect()

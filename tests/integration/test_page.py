@@ -86,7 +86,7 @@ def test_whatever_names_there_are_they_are_shown_as_text_and_can_be_acted_on(
     assert [one.id for one in center.scan(queue).messages] == ["other"]
     assert audit(center)[-1][1:3] == ["cancel", queue]
     assert local.get("audit").status == 200
-    center.delete(queue)
+    center.queues.delete(queue)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_form_sends_back_just_what_the_page_has_put_into_it(
     local.follow(local.send(asked, "Cancel 1 message"))
     assert center.scan(queue).messages == []
     assert local.send(local.get(f"limits?{urlencode({'queue': queue})}"), "Change").status == 303
-    center.delete(queue)
+    center.queues.delete(queue)
 
 
 def test_a_form_with_a_field_that_nothing_can_decode_is_refused(local: Visitor) -> None:
@@ -168,7 +168,7 @@ def test_nothing_is_done_by_looking(local: Visitor, center: TimeoutCenter) -> No
         assert local.get(f"{view}?{query}").status == 405
     for view in ("job?do=go&id=x", f"limits?{query}&limit.rate=1", f"schedules?{query}"):
         local.get(view)
-    assert center.get("order-7") and center.paused() == set()
+    assert center.get("order-7") and center.queues.paused() == set()
     assert audit(center) == []
 
 
@@ -176,7 +176,7 @@ def test_a_target_that_is_stopped_is_seen_where_its_queue_is(
     local: Visitor, center: TimeoutCenter
 ) -> None:
     url = "https://shop.example.com/hook"
-    center.alter("mail", target=url)
+    center.queues.alter("mail", target=url)
     center.put("mail", "order-7", b"x")
     assert "target stopped" not in wait_for(local, "", "mail")
     assert b"target stopped" not in local.get("queue?queue=mail").body
@@ -184,7 +184,7 @@ def test_a_target_that_is_stopped_is_seen_where_its_queue_is(
     wait_for(local, "", "target stopped")
     said = local.get("queue?queue=mail").body.decode()
     assert "target stopped" in said and "410 Gone: &lt;b&gt;moved" in said
-    center.alter("mail", target=url)
+    center.queues.alter("mail", target=url)
     assert b"target stopped" not in local.get("queue?queue=mail").body
 
 
@@ -252,7 +252,7 @@ def test_any_of_very_many_queues_is_opened_by_its_name(
 ) -> None:
     assert 'action="queue"' not in local.get("").body.decode()
     for n in range(303):
-        center.declare(f"q-{n}")
+        center.queues.declare(f"q-{n}")
     shown = wait_for(local, "", "queues with less to do")
     assert re.search(r'<form method="get" action="queue" class="row">.*name="queue"', shown)
     assert local.get("queue?queue=q-302").status == 200

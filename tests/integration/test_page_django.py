@@ -210,7 +210,7 @@ def test_a_superuser_may_do_everything_and_the_admin_is_where_it_was(
     for view in ("''", "'dead'", "'limits'", "'schedules'", "'audit'"):
         assert ask(f"get('root', {view})")[0] == 200, view
     assert ask("post('root', 'pause', queue='mail', act='pause')")[0] == 303
-    assert center.paused() == {"mail"}
+    assert center.queues.paused() == {"mail"}
     assert ask("of('root').get('/admin/').status_code") == 200
 
 

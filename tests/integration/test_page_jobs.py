@@ -247,7 +247,7 @@ def test_a_filter_looks_at_as_many_as_it_says_however_many_bytes_they_have(
 def test_it_is_done_to_nothing_that_was_put_later(
     server: Server | Cluster, center: TimeoutCenter, number: int
 ) -> None:
-    center.declare("mail")
+    center.queues.declare("mail")
     if number:
         put_many(center, number)
 
@@ -321,7 +321,7 @@ def test_of_dead_letters_it_is_done_to_no_namesake_of_what_was_counted(
 
     async def test(held: Held, first: Jobs, second: Jobs) -> None:
         job = await counted(second, act, Selection("mail", "dead", error="OSError: no route"))
-        center.purge_dead("mail", ids=["m-7"])
+        center.dead.purge("mail", ids=["m-7"])
         die(["m-7", "m-20"])
         await second.confirm(job.id, "anna")
         done = await over(second, job.id)
@@ -464,7 +464,7 @@ def test_what_was_counted_is_known_again_however_it_waits(
     server: Server | Cluster, center: TimeoutCenter, declared: Any, put: Any
 ) -> None:
     """Due and not due, and what has come back from a consumer before it was counted."""
-    center.declare("mail", **declared)
+    center.queues.declare("mail", **declared)
     for n, how in enumerate(put):
         center.put("mail", f"m-{n}", b"{}", delay=3600 if n % 2 else 0, **how)
     for one in center.pop("mail", 3).messages:
@@ -479,4 +479,4 @@ def test_what_was_counted_is_known_again_however_it_waits(
         assert (done.phase, done.number, done.late) == ("done", waiting, 0)
 
     run_jobs(server.toc_url, test)
-    assert center.coming("mail", [7000.0, 7300.0]) == [0, 40]
+    assert center.queues.coming("mail", [7000.0, 7300.0]) == [0, 40]

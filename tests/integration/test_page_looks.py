@@ -43,7 +43,7 @@ def test_of_many_dead_letters_those_that_died_lately_are_grouped(
     assert center.counts("mail").dead == number
     wait_for(local, "dead", "that died within the last")
     kept = {f"m-{n}" for n in range(lately)}
-    for slot in center.topic("mail").all_slots():
+    for slot in center.registry.topic("mail").all_slots():
         for id in center.client.zrange(slot.dead, 0, -1):
             if id.decode() not in kept:  # two days earlier, as scores have it
                 center.client.zincrby(slot.dead, -2 * 86_400_000_000, id)
@@ -209,7 +209,7 @@ def test_many_viewers_are_one_to_the_broker(
         replies = list(pool.map(lambda _: local.server.get("/page/").status, range(300)))
     took = time.monotonic() - began
     assert replies == [200] * 300
-    queues = len(center.topics())
+    queues = len(center.queues.names())
     # One script for each slot of a queue, and one for what comes due of those with something.
     assert looks() - before <= (took + 2) * queues * 2 * 8
 
@@ -219,7 +219,7 @@ def test_a_look_counts_the_same_however_many_queues_are_looked_at_together(
     center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch, together: int
 ) -> None:
     monkeypatch.setattr(snapshots, "TOGETHER", together)
-    center.declare("q-empty")
+    center.queues.declare("q-empty")
     for n in range(40):  # in all slots: ready, scheduled, in flight, dead
         center.put("q-mixed", f"ready-{n}", b"x")
     for n in range(3):
@@ -300,7 +300,7 @@ def test_a_broker_that_hangs_is_told_by_every_view_and_not_waited_for(
             answer = await api.page.answer(name, request, sitting)
             return answer.status, unescape(answer.body.decode())
 
-        await api.center.declare("mail")
+        await api.center.queues.declare("mail")
         for name in ("queue", "limits"):
             assert (await get(name))[0] == 200
         monkeypatch.setattr(page, "WITHIN", 0.5)
@@ -330,7 +330,7 @@ def test_a_broker_that_hangs_is_told_by_every_view_and_not_waited_for(
 def test_while_the_first_look_at_very_many_queues_takes_long_it_is_told_how_far_it_is(
     server: Server | Cluster, center: TimeoutCenter
 ) -> None:
-    declared = center.declare("many").declaration.to_json()
+    declared = center.queues.declare("many").declaration.to_json()
     names = [f"many-{number:04}" for number in range(3_000)]
     center.client.hset(center.keys.topics, mapping=dict.fromkeys(names, declared))
     program = (

@@ -31,14 +31,14 @@ VIEWS = ("", "queue?queue=mail", "dead", "limits", "limits?queue=mail", "audit")
 def test_without_a_session_nothing_is_shown_but_where_to_sign_in(
     guarded_page: HttpServer, center: TimeoutCenter, tokens: Any
 ) -> None:
-    center.declare("mail")
+    center.queues.declare("mail")
     visitor = Visitor(guarded_page)
     for view in VIEWS:
         reply = visitor.get(view)
         assert reply.status == 401 and b"Sign in" in reply.body
         assert b"mail" not in reply.body
     assert visitor.post("pause", queue="mail", act="pause").status == 401
-    assert center.paused() == set()
+    assert center.queues.paused() == set()
     for wrong in ("", "nonsense", "é", tokens["anna"][1]):
         reply = visitor.sign_in(wrong)
         assert reply.status == 401 and b"not known here" in reply.body
@@ -86,7 +86,7 @@ def test_who_has_signed_in_may_send_a_large_form(
 ) -> None:
     visitor = Visitor(guarded_page)
     visitor.sign_in(tokens["anna"][0])
-    center.declare("mail")
+    center.queues.declare("mail")
     ids = [f"{n:0>500}" for n in range(1_000)]
     asked = visitor.post("do", queue="mail", act="cancel", id=ids)
     assert asked.status == 404 and b"these messages are gone" in asked.body
@@ -263,7 +263,7 @@ def test_a_token_sees_and_does_what_its_roles_and_queues_allow(
     for act in ("requeue", "purge"):
         assert carl.post("do", queue="mail", id="mail-7", act=act, sure="1").status == 403
     assert carl.post("do", queue="sms", id="sms-7", act="cancel", sure="1").status == 403
-    assert center.counts("mail").scheduled == 1 and center.paused() == set()
+    assert center.counts("mail").scheduled == 1 and center.queues.paused() == set()
     begun = carl.post("all", queue="mail", act="cancel")
     job = begun.headers["location"]
     assert ben.get(job).status == 200

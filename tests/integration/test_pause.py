@@ -14,9 +14,10 @@ from kombu import Connection, Consumer, Producer, Queue
 
 import kombu_toc
 from kombu_toc import TimeoutCenter
+from kombu_toc.center.calls import announce_presence
 from kombu_toc.consumer import poller
 
-from .inspection import announced, check_slots, forget_late, now_us
+from .inspection import announced, check_slots, forget_late, now_us, put_call
 
 Connect = Callable[..., Connection]
 
@@ -64,8 +65,8 @@ def test_a_consumer_takes_nothing_of_what_is_paused_and_all_of_it_afterwards(
     listener, sender = Listener(connect(), "mail", "news"), connect()
     publish(sender, "before", "mail")
     listener.listen(lambda: listener.got == ["before"])
-    assert center.pause("mail")
-    assert not center.pause("mail")  # it is by now
+    assert center.queues.pause("mail")
+    assert not center.queues.pause("mail")  # it is by now
     began = time.monotonic()
     listener.listen(lambda: listener.knows == {"mail"})
     assert time.monotonic() - began < poller.REREAD + 1.5
@@ -76,7 +77,7 @@ def test_a_consumer_takes_nothing_of_what_is_paused_and_all_of_it_afterwards(
     assert listener.got == ["before", "other"]
     assert center.counts("mail") == (2, 0, 0, 0)
     check_slots_of(center, "mail")
-    assert center.pause("mail", False)
+    assert center.queues.resume("mail")
     listener.listen(lambda: len(listener.got) == 4)
     assert set(listener.got) == {"before", "other", "now", "soon"}
     assert listener.knows == set()
@@ -98,7 +99,7 @@ def test_what_was_claimed_when_it_is_paused_is_announced_again(
     publish(connect(), "x", "mail", headers={"x-delay": 6000})
     [(slot, us)] = announced(center, "mail")
     listener.listen(lambda: not announced(center, "mail"))  # it has the claim
-    center.pause("mail")
+    center.queues.pause("mail")
     listener.listen(lambda: listener.knows)
     listener.listen(lambda: now_us(client) > us and announced(center, "mail"))
     assert announced(center, "mail") == {(slot, us)}
@@ -109,7 +110,7 @@ def test_who_begins_to_consume_a_paused_topic_takes_nothing(
     connect: Connect, center: TimeoutCenter
 ) -> None:
     publish(connect(), "x", "mail")
-    center.pause("mail")
+    center.queues.pause("mail")
     listener = Listener(connect(), "mail", "news")
     publish(connect(), "other", "news", headers={"x-delay": 1200})
     listener.listen(lambda: listener.got)
@@ -119,15 +120,15 @@ def test_who_begins_to_consume_a_paused_topic_takes_nothing(
 
 
 def test_a_pause_outlives_a_reshard_and_goes_with_the_topic(center: TimeoutCenter) -> None:
-    center.declare("mail", slots=2)
-    center.pause("mail")
-    center.declare("mail", slots=2)
+    center.queues.declare("mail", slots=2)
+    center.queues.pause("mail")
+    center.queues.declare("mail", slots=2)
     if not center.clustered:
         kombu_toc.reshard_topic(center, "mail", 4, settle=0)
-    assert center.paused() == {"mail"}
-    center.delete("mail")
-    center.declare("mail")
-    assert center.paused() == set()
+    assert center.queues.paused() == {"mail"}
+    center.queues.delete("mail")
+    center.queues.declare("mail")
+    assert center.queues.paused() == set()
 
 
 # -- who consumes
@@ -135,7 +136,10 @@ def test_a_pause_outlives_a_reshard_and_goes_with_the_topic(center: TimeoutCente
 
 def here(center: TimeoutCenter) -> dict[str, list[Any]]:
     me = (socket.gethostname(), os.getpid())
-    return {topic: [one for one in some if one == me] for topic, some in center.consumers().items()}
+    return {
+        topic: [one for one in some if one == me]
+        for topic, some in center.queues.consumers().items()
+    }
 
 
 def until(holds: Callable[[], Any], seconds: float = 10) -> None:
@@ -163,21 +167,21 @@ def test_who_consumes_what_is_known_until_it_ends(
 
 def test_who_died_consumes_no_more(connect: Connect, center: TimeoutCenter) -> None:
     gone = json.dumps(["elsewhere", 7, "mail"])
-    center.run(center.appearing(gone, (), 300))
-    assert center.consumers() == {"mail": [("elsewhere", 7)]}
-    until(lambda: not center.consumers())
-    center.run(center.appearing(gone, (), 1))
+    center.runner.run(announce_presence(center.keys, gone, (), 300))
+    assert center.queues.consumers() == {"mail": [("elsewhere", 7)]}
+    until(lambda: not center.queues.consumers())
+    center.runner.run(announce_presence(center.keys, gone, (), 1))
     Listener(connect(), "news")
-    until(lambda: "news" in center.consumers())
+    until(lambda: "news" in center.queues.consumers())
     assert center.client.zcard(center.keys.consumers) == 1  # who comes forgets who went
 
 
 def test_the_memory_of_topics_is_estimated(center: TimeoutCenter) -> None:
     body = os.urandom(1000)
     for topic, number in (("many", 400), ("few", 4)):
-        declared = center.declare(topic)
-        center.run_all([center.putting(declared, f"{i}", body) for i in range(number)])
-    center.declare("none")
+        declared = center.queues.declare(topic)
+        center.runner.run_all([put_call(center, declared, f"{i}", body) for i in range(number)])
+    center.queues.declare("none")
     sizes = kombu_toc.estimate_memory(center, ["many", "few", "none"])
     assert sizes["none"] == 0
     assert 4_000 < sizes["few"] < 12_000

@@ -63,7 +63,7 @@ def test_what_is_named_is_delivered_if_it_is_due(center: TimeoutCenter) -> None:
 
 def test_a_picked_message_is_a_delivery_like_any_other(center: TimeoutCenter) -> None:
     """Its lease, its retries, its birth: release, reject and the end of its lease do as ever."""
-    center.declare("mail", retries=2)
+    center.queues.declare("mail", retries=2)
     center.put("mail", "a", b"", priority=9)
     [first] = center.pop("mail", ids=["a"], visibility=HOUR).messages
     assert (first.retries_left, first.failures) == (2, 0)
@@ -136,7 +136,7 @@ def test_early_takes_what_is_not_due_and_a_release_gives_it_back_its_time(
     assert center.counts("mail").scheduled == 2
     time_passes(center, "mail", HOUR + 60)
     assert ids(center.pop("mail", 10)) == ["a"]
-    late = center.metrics.counts(center.topic("mail")).lateness.count
+    late = center.metrics.counts(center.registry.topic("mail")).lateness.count
     assert late == 1  # what is early is not late
 
 
@@ -172,7 +172,7 @@ def test_no_more_than_the_limit_is_picked_and_more_tells_what_is_left(
 def test_thousands_of_ids_and_many_megabytes_are_picked_in_bounded_calls(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
-    center.pop_bytes = 40_000
+    center.context.pop_bytes = 40_000
     names = [f"m{number}" for number in range(1200)]
     sizes = {name: 3000 if number % 10 == 0 else 50 for number, name in enumerate(names)}
     for name in names:
@@ -188,7 +188,9 @@ def test_thousands_of_ids_and_many_megabytes_are_picked_in_bounded_calls(
                 calls_made += 1
                 assert one.looked <= 100
                 bodies = [len(message.body) for message in one.popped.messages]
-                assert sum(bodies) - max(bodies, default=0) <= center.pop_bytes // len(calls)
+                assert sum(bodies) - max(bodies, default=0) <= center.context.pop_bytes // len(
+                    calls
+                )
         return found
 
     center.runner.run_each = noted
@@ -202,12 +204,12 @@ def test_thousands_of_ids_and_many_megabytes_are_picked_in_bounded_calls(
 
 def test_what_a_reshard_has_moved_is_picked(center: TimeoutCenter) -> None:
     """Also by a center that has not heard of it, and also where it could not be moved."""
-    center.declare("mail", slots=8)
+    center.queues.declare("mail", slots=8)
     names = [f"m{number}" for number in range(30)]
     for name in names:
         center.put("mail", name, b"")
     other = TimeoutCenter(center.client, grace=0)
-    assert other.topic("mail").slots == 8
+    assert other.registry.topic("mail").slots == 8
     reshard_topic(center, "mail", 2, settle=0)
     assert {*ids(other.pop("mail", ids=names[:20]))} == {*names[:20]}
     assert {*ids(center.pop("mail", where=lambda one: True, limit=20))} == {*names[20:]}
@@ -222,7 +224,7 @@ def test_messages_of_a_slot_basis_are_found_in_their_slots(center: TimeoutCenter
 
 
 def test_only_the_slots_that_are_named_are_picked_from(center: TimeoutCenter) -> None:
-    topic = center.declare("mail", slots=4)
+    topic = center.queues.declare("mail", slots=4)
     names = [f"m{number}" for number in range(40)]
     for name in names:
         center.put("mail", name, b"")
@@ -234,7 +236,7 @@ def test_only_the_slots_that_are_named_are_picked_from(center: TimeoutCenter) ->
 
 def test_a_paused_topic_is_picked_from_as_it_is_popped(center: TimeoutCenter) -> None:
     center.put("mail", "a", b"")
-    center.pause("mail")
+    center.queues.pause("mail")
     assert ids(center.pop("mail", ids=["a"])) == ["a"]
 
 
@@ -243,7 +245,7 @@ def test_an_id_without_a_body_is_removed(center: TimeoutCenter, client: redis.Re
     [failed] = center.pop("mail").messages
     center.reject(failed, requeue=True, error="of an earlier try")
     center.put("mail", "a", b"copy")
-    slot = center.topic("mail").slot_for("a")
+    slot = center.registry.topic("mail").slot_for("a")
     client.delete(slot.body)
     popped = center.pop("mail", ids=["a"])
     assert popped.messages == [] and sorted(popped.bare)[0] == "a" and len(popped.bare) == 2
@@ -282,7 +284,7 @@ def test_what_holds_for_one_message_holds_when_it_is_picked(center: TimeoutCente
 def test_what_has_expired_takes_nobodys_place(
     center: TimeoutCenter, choice: dict[str, Any]
 ) -> None:
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     for id in "abc":
         center.put("mail", id, b"", expiration=0)
     for id in "de":
@@ -307,7 +309,7 @@ def test_a_slot_that_is_picked_empty_has_nothing_announced(
 
 
 def test_whoever_wakes_for_what_was_picked_announces_the_next(center: TimeoutCenter) -> None:
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     center.put("mail", "a", b"", delay=HOUR)
     center.put("mail", "b", b"", delay=2 * HOUR)
     [(_, first)] = announced(center, "mail")
@@ -458,7 +460,7 @@ def test_a_choice_that_cannot_be_meant_is_refused(
 def test_what_is_picked_is_counted_as_what_is_popped(center: TimeoutCenter, recover: int) -> None:
     for id in "abc":
         center.put("mail", id, b"")
-    counts = center.metrics.counts(center.topic("mail"))
+    counts = center.metrics.counts(center.registry.topic("mail"))
     center.pop("mail", ids=["a", "b"], recover=recover)
     center.pop("mail", where=lambda found: found.id == "c", recover=recover)
     assert (counts.delivered, counts.empty, counts.lateness.count) == (3, 0, 3)
@@ -470,25 +472,25 @@ def test_what_is_picked_is_counted_as_what_is_popped(center: TimeoutCenter, reco
 
 
 def test_a_pick_whose_reply_is_lost_is_asked_for_again_by_its_name(center: TimeoutCenter) -> None:
-    topic = center.declare("mail", slots=1)
+    topic = center.queues.declare("mail", slots=1)
     for id in "ab":
         center.put("mail", id, id.encode(), delay=HOUR)
     name = center.deliveries.names.next()
     wanted = [Wanted("a"), Wanted("b")]
     request = PickRequest(name, wanted, 10, 10**6, early=True, remember=60)
     call = pick_call(center.context, topic, topic.slot(0), request)
-    first = center.run(call).popped.messages
+    first = center.runner.run(call).popped.messages
     assert [message.id for message in first] == ["a", "b"]
     center.ack(first[:1])
     center.put("mail", "a", b"another", delay=HOUR)
     # It arrives once more, and gives nothing; its name tells what is still in flight by it.
-    assert center.run(call).popped.messages == []
-    recalled = center.run(center.commands.recall(topic, (0,), name))
+    assert center.runner.run(call).popped.messages == []
+    recalled = center.runner.run(center.commands.recall(topic, (0,), name))
     assert recalled.messages == first[1:]
     # One whose consumer waits for it no more gives nothing, when it arrives at last.
     late = request._replace(name=center.deliveries.names.next(), wanted=[Wanted("a")])
-    assert center.run(center.commands.recall(topic, (0,), late.name)).messages == []
+    assert center.runner.run(center.commands.recall(topic, (0,), late.name)).messages == []
     call = pick_call(center.context, topic, topic.slot(0), late)
-    assert center.run(call).popped.messages == []
+    assert center.runner.run(call).popped.messages == []
     assert states(center) == {"a": WAITING, "b": IN_FLIGHT}
     check_slots(center, "mail")

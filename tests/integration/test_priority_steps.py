@@ -33,7 +33,7 @@ def test_who_says_nothing_uses_the_steps_that_a_topic_was_declared_with(
     assert consumer.counts("mail").ready == 3
     assert [found.state for found in consumer.get("at 5")] == [WAITING]
     assert len(consumer.scan("mail").messages) == 3
-    assert consumer.repair("mail") == []
+    assert consumer.admin.repair("mail") == []
     popped = consumer.pop("mail", 10).messages
     assert [message.id for message in popped] == ["at 4", "at 5", "at 9"]
     assert consumer.ack(popped) == 3
@@ -49,10 +49,10 @@ def test_other_steps_than_the_declared_ones_are_an_error_that_names_both(
     other = TimeoutCenter(client, steps=TEN)
     declared = "0,3,6,9" if first is None else "0,5"
     for use in (
-        lambda: other.declare("mail"),
+        lambda: other.queues.declare("mail"),
         lambda: other.put("mail", "y", b""),
         lambda: other.pop("mail"),
-        lambda: TimeoutCenter(client).declare("mail", steps=TEN),
+        lambda: TimeoutCenter(client).queues.declare("mail", steps=TEN),
     ):
         for _ in range(2):
             with pytest.raises(PriorityStepsError) as told:
@@ -85,9 +85,9 @@ def test_the_options_of_one_queue_may_name_its_steps(connect: Callable[..., Conn
     for name in ("mail", "news"):
         Queue(name).bind(connection.default_channel).declare()
     center = connection.transport.center
-    assert center.declared("mail").steps == (0, 5)
-    assert center.declared("news").steps == TEN
-    assert center.declared("mail").slot(0).stores[1].endswith("store:5")
+    assert center.registry.declared("mail").steps == (0, 5)
+    assert center.registry.declared("news").steps == TEN
+    assert center.registry.declared("mail").slot(0).stores[1].endswith("store:5")
 
 
 def test_queues_that_go_away_by_themselves_are_used_whatever_their_steps(
@@ -106,7 +106,7 @@ def test_queues_that_go_away_by_themselves_are_used_whatever_their_steps(
 
 def test_resharding_keeps_the_steps(client: redis.Redis) -> None:
     center = TimeoutCenter(client, steps=TEN)
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     center.put("mail", "x", b"", priority=7)
     reshard_topic(TimeoutCenter(client), "mail", 4, settle=0)
     assert kept(client)["steps"] == list(TEN)
@@ -121,33 +121,33 @@ def test_repair_does_not_bury_what_waits_under_another_step(
     client: redis.Redis, center: TimeoutCenter, step: int
 ) -> None:
     """Put by somebody of an older release, who was told other steps."""
-    slot = center.declare("mail", slots=1).slot(0)
+    slot = center.queues.declare("mail", slots=1).slot(0)
     center.put("mail", "now", b"", priority=3)
     center.put("mail", "later", b"", priority=3, delay=3600)
     client.rename(slot.stores[1], slot.store(step))
     client.delete(slot.announced_times, center.keys.wake("mail"))
     place = (slot.store(step),)
     for _ in range(2):  # check changes nothing
-        faults = {(fault.kind, fault.id, fault.places) for fault in center.check("mail")}
+        faults = {(fault.kind, fault.id, fault.places) for fault in center.admin.check("mail")}
         assert faults == {(OTHER_STEP, "now", place), (OTHER_STEP, "later", place)}
-    center.repair("mail")
-    assert center.check("mail") == []
+    center.admin.repair("mail")
+    assert center.admin.check("mail") == []
     assert (center.counts("mail").ready, center.counts("mail").scheduled) == (1, 1)
     assert len(announced(center, "mail")) == 1
     [message] = center.pop("mail", 5).messages
     assert message.id == "now"
-    assert center.topic("mail").steps[message.step] == {5: 3, 42: 9}[step]
+    assert center.registry.topic("mail").steps[message.step] == {5: 3, 42: 9}[step]
     check_slots(center, "mail")
 
 
 def test_of_an_id_under_two_steps_the_one_that_is_looked_at_stays(
     client: redis.Redis, center: TimeoutCenter
 ) -> None:
-    slot = center.declare("mail", slots=1).slot(0)
+    slot = center.queues.declare("mail", slots=1).slot(0)
     center.put("mail", "x", b"")
     client.zadd(slot.store(5), {"x": 40})
-    center.repair("mail")
-    assert center.check("mail") == []
+    center.admin.repair("mail")
+    assert center.admin.check("mail") == []
     assert not client.exists(slot.store(5))
     assert center.ack(center.pop("mail").messages) == 1
 
@@ -155,8 +155,8 @@ def test_of_an_id_under_two_steps_the_one_that_is_looked_at_stays(
 def test_what_waits_under_another_step_is_deleted_with_its_topic(
     client: redis.Redis, center: TimeoutCenter
 ) -> None:
-    slot = center.declare("mail", slots=1).slot(0)
+    slot = center.queues.declare("mail", slots=1).slot(0)
     center.put("mail", "x", b"", priority=3)
     client.rename(slot.stores[1], slot.store(5))
-    center.delete("mail")
+    center.queues.delete("mail")
     assert residue(client) == []

@@ -99,7 +99,7 @@ def test_the_example_of_recurring_tasks_runs(
 def test_the_example_of_topics_at_run_time_runs(
     center: TimeoutCenter, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exec(named("docs/python.md", "center.alter("), {"center": center})
+    exec(named("docs/python.md", "center.queues.alter("), {"center": center})
     assert capsys.readouterr().out.splitlines() == [
         "5 declared",
         "Counts(ready=0, scheduled=0, in_flight=0, dead=0) False []",

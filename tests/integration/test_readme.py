@@ -170,7 +170,7 @@ def test_the_example_of_queues_is_declared(app: Celery) -> None:
         for queue in app.amqp.queues.values():
             queue(connection.default_channel).declare()
         center = connection.transport.center
-        declared = center.declared("mail").declaration
+        declared = center.registry.declared("mail").declaration
     assert (declared.slots, declared.retries, declared.visibility) == (1, 3, 30)
 
 
@@ -183,7 +183,7 @@ def test_the_examples_for_those_who_come_from_elsewhere_run(app: Celery) -> None
     center = timeout_center(app)
     [found] = center.scan("mail").messages
     assert center.task(found).args == [7]
-    assert center.describe("mail").limits["message_ttl"].value == 3_600_000
+    assert center.queues.describe("mail").limits["message_ttl"].value == 3_600_000
     names: dict[str, Any] = {"app": app}
     exec(rq, names)
     [found] = center.scan("celery").messages

@@ -44,7 +44,7 @@ def test_another_process_ends_a_delivery_by_its_receipt(
     center: TimeoutCenter, server: Server | Cluster
 ) -> None:
     """A5"""
-    center.declare("mail", slots=2, steps=(0, 5))
+    center.queues.declare("mail", slots=2, steps=(0, 5))
     one, two, three, four = deliver(center, *"abcd")
     program = """if True:
         import json, sys
@@ -102,7 +102,7 @@ def test_what_is_given_twice_is_acknowledged_once_and_is_not_stale(center: Timeo
 
 def test_of_thousands_the_stale_are_found(center: TimeoutCenter) -> None:
     """More than Redis's Lua can unpack at once, and in every part of them."""
-    center.declare("mail", slots=2)
+    center.queues.declare("mail", slots=2)
     messages = deliver(center, *(f"m{number}" for number in range(2500)))
     gone = {message.id for message in messages[::97]}
     center.ack(message for message in messages if message.id in gone)
@@ -113,7 +113,7 @@ def test_of_thousands_the_stale_are_found(center: TimeoutCenter) -> None:
 
 
 def test_thousands_are_released_in_calls_of_a_bounded_size(center: TimeoutCenter) -> None:
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     messages = deliver(center, *(f"m{number}" for number in range(1200)))
     calls = center.commands.release(messages)
     assert [(len(call.args) - 2) // 5 for call in calls] == [500, 500, 200]
@@ -180,7 +180,7 @@ def test_a_stale_receipt_never_touches_a_namesake(
 
 
 def test_a_receipt_outlives_a_reshard(center: TimeoutCenter, other: TimeoutCenter) -> None:
-    center.declare("mail", slots=8)
+    center.queues.declare("mail", slots=8)
     messages = deliver(center, *(f"m{number}" for number in range(20)))
     reshard_topic(center, "mail", 2, settle=0)
     acked = other.ack([message.receipt for message in messages])
@@ -217,7 +217,7 @@ def test_a_bad_receipt_is_named_and_nothing_is_done_or_lost(
             act()
         assert isinstance(caught.value, ReceiptError)
         assert str(caught.value).startswith(repr(bad)[:20])
-    assert other.topics() == ["mail"]  # none was declared by that
+    assert other.queues.names() == ["mail"]  # none was declared by that
     assert center.ack([one, two]) == 2
 
 
@@ -238,11 +238,11 @@ def test_a_receipt_of_another_prefix_is_refused_or_stale(
 def test_a_receipt_of_a_queue_that_has_other_priority_steps_since_is_refused(
     center: TimeoutCenter, other: TimeoutCenter
 ) -> None:
-    center.declare("mail", steps=(0, 3, 6))
+    center.queues.declare("mail", steps=(0, 3, 6))
     center.put("mail", "a", b"", priority=6)
     [message] = center.pop("mail").messages
-    center.delete("mail")
-    other.declare("mail", steps=(0,))
+    center.queues.delete("mail")
+    other.queues.declare("mail", steps=(0,))
     with pytest.raises(ReceiptError, match="when it had other priority steps"):
         other.release([message.receipt])
 
@@ -251,7 +251,7 @@ def test_a_message_of_another_process_goes_back_to_its_own_priority_step(
     center: TimeoutCenter, other: TimeoutCenter
 ) -> None:
     """The process that gives it back has not heard of the topic's steps."""
-    center.declare("mail", slots=1, steps=(0, 1, 2, 3, 4, 5))
+    center.queues.declare("mail", slots=1, steps=(0, 1, 2, 3, 4, 5))
     center.put("mail", "a", b"", priority=5)
     [message] = center.pop("mail").messages
     assert other.release([message]) == 1

@@ -21,7 +21,7 @@ from kombu_toc.model import message as envelope
 from kombu_toc.model.results import DEAD, IN_FLIGHT, WAITING
 
 from .conftest import drain
-from .inspection import announced, check_slots, keys_left, slot_keys
+from .inspection import announced, check_slots, keys_left, put_call, slot_keys
 
 HOUR = 3600.0
 
@@ -44,7 +44,9 @@ def everything(center: TimeoutCenter, topic: str) -> dict[str, tuple[object, ...
     """What a topic holds, wherever it is: id -> state, step, score, body, reason, error."""
     found = {}
     for id in {
-        id for slot in center.topic(topic).all_slots() for id in center.client.hkeys(slot.body)
+        id
+        for slot in center.registry.topic(topic).all_slots()
+        for id in center.client.hkeys(slot.body)
     }:
         for one in center.get(id.decode(), topic=topic):
             assert one.id not in found or found[one.id][0] == one.state
@@ -74,17 +76,17 @@ def fill(center: TimeoutCenter, topic: str) -> None:
 def test_messages_go_where_the_new_count_puts_them_and_are_what_they_were(
     center, client, before, after
 ):
-    center.declare("mail", slots=before)
+    center.queues.declare("mail", slots=before)
     fill(center, "mail")
     there = everything(center, "mail")
     assert len(there) == 40 + 12 + 12 + 16
     result = now(center, "mail", after)
     assert (result.slots, result.left, result.done) == (after, 0, True)
     assert everything(center, "mail") == there
-    topic = center.declared("mail")
+    topic = center.registry.declared("mail")
     assert (topic.slots, topic.slot_span, topic.declaration.draining_counts) == (after, after, ())
     check_slots(center, "mail")
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
     for id, (*_, body, _, _) in there.items():
         # Also with a basis: it is where that picks.
         basis = envelope.unpack(body)["headers"]["id"]
@@ -93,7 +95,7 @@ def test_messages_go_where_the_new_count_puts_them_and_are_what_they_were(
 
 
 def test_what_is_due_is_delivered_from_wherever_it_is_and_nothing_is_early(center, client):
-    center.declare("mail", slots=16)
+    center.queues.declare("mail", slots=16)
     for i in range(50):
         center.put("mail", f"due-{i}", packed(f"due-{i}"))
         center.put("mail", f"later-{i}", packed(f"later-{i}"), delay=HOUR)
@@ -102,27 +104,27 @@ def test_what_is_due_is_delivered_from_wherever_it_is_and_nothing_is_early(cente
     popped = center.pop("mail", 1000)
     assert sorted(one.id for one in popped.messages) == sorted(f"due-{i}" for i in range(50))
     assert center.ack(popped.messages) == 50
-    center.purge("mail")
+    center.queues.purge("mail")
     assert slot_keys(client) == []
 
 
 @moves
 def test_a_message_with_a_slot_basis_stays_with_those_that_share_it(center, client):
     """K5: one producer, one slot."""
-    center.declare("mail", slots=2)
+    center.queues.declare("mail", slots=2)
     for i in range(20):
         body = packed(f"{i}", **{"x-slot-basis": f"customer-{i % 3}"})
         center.put("mail", f"{i}", body, delay=HOUR, basis=f"customer-{i % 3}")
     now(center, "mail", 64)
     for i in range(20):
         [one] = center.get(f"{i}", basis=f"customer-{i % 3}")
-        assert one.slot == center.topic("mail").slot_for(f"customer-{i % 3}").number
+        assert one.slot == center.registry.topic("mail").slot_for(f"customer-{i % 3}").number
 
 
 @moves
 def test_bodies_that_are_no_envelopes_stay_and_are_found_and_delivered(center, client):
     """Whoever uses the center alone: nobody knows their slot basis."""
-    center.declare("mail", slots=2)
+    center.queues.declare("mail", slots=2)
     for i in range(20):
         center.put("mail", f"{i}", b"raw", basis=f"customer-{i % 3}")
     result = now(center, "mail", 16)
@@ -135,7 +137,7 @@ def test_bodies_that_are_no_envelopes_stay_and_are_found_and_delivered(center, c
         )
     assert center.ack(center.pop("mail", 100).messages) == 20
     assert now(center, "mail", 16).done
-    assert center.declared("mail").declaration.draining_counts == ()
+    assert center.registry.declared("mail").declaration.draining_counts == ()
     # To fewer, the slot says all there is to know.
     for i in range(20):
         center.put("mail", f"{i}", b"raw", basis=f"customer-{i % 3}", delay=HOUR)
@@ -146,7 +148,7 @@ def test_bodies_that_are_no_envelopes_stay_and_are_found_and_delivered(center, c
 @moves
 def test_what_is_in_flight_stays_and_its_acknowledgement_counts(center, client):
     """The slots that go are kept until then."""
-    center.declare("mail", slots=16)
+    center.queues.declare("mail", slots=16)
     for i in range(30):
         center.put("mail", f"{i}", packed(f"{i}"))
     held = center.pop("mail", 30).messages
@@ -169,7 +171,7 @@ def test_what_is_in_flight_stays_and_its_acknowledgement_counts(center, client):
 
 def test_a_lease_that_ends_in_a_slot_that_goes_is_rolled_back(center, client):
     """A5: whoever held it has died."""
-    center.declare("mail", slots=16)
+    center.queues.declare("mail", slots=16)
     for i in range(30):
         center.put("mail", f"{i}", packed(f"{i}"))
     assert len(center.pop("mail", 30, visibility=1).messages) == 30
@@ -184,7 +186,7 @@ def test_a_lease_that_ends_in_a_slot_that_goes_is_rolled_back(center, client):
 @moves
 def test_two_live_messages_that_share_an_id_meet_in_one_slot_and_stay_two(center, client):
     """Celery's retry publishes the id of the task that is running."""
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     other = next(n for n in map(str, range(99)) if kombu_toc.model.topic.slot_of(n, 8) == 5)
     center.put("mail", other, packed(other, k=1))
     [running] = center.pop("mail", 1).messages
@@ -209,9 +211,9 @@ def test_two_live_messages_that_share_an_id_meet_in_one_slot_and_stay_two(center
 
 @moves
 def test_the_same_message_that_was_put_by_both_counts_is_one_where_they_meet(center, client):
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     old, new = TimeoutCenter(client), TimeoutCenter(client)
-    old.topic("mail")
+    old.registry.topic("mail")
     other = next(n for n in map(str, range(99)) if kombu_toc.model.topic.slot_of(n, 8) == 5)
     assert now(new, "mail", 8).done
     old.put("mail", other, packed(other), delay=HOUR)  # it has not heard of it
@@ -224,17 +226,17 @@ def test_the_same_message_that_was_put_by_both_counts_is_one_where_they_meet(cen
 
 def test_a_topic_is_declared_with_its_former_count_and_no_third_one(center, client):
     """A worker whose settings say the old number reconnects."""
-    center.declare("mail", slots=4)
+    center.queues.declare("mail", slots=4)
     now(center, "mail", 16)
-    assert TimeoutCenter(client).declare("mail", slots=4).slots == 16
+    assert TimeoutCenter(client).queues.declare("mail", slots=4).slots == 16
     with pytest.raises(kombu_toc.SlotCountError, match=r"16 slots, not 8; .*toc reshard mail"):
-        TimeoutCenter(client).declare("mail", slots=8)
+        TimeoutCenter(client).queues.declare("mail", slots=8)
 
 
 @moves
 def test_a_change_of_mind_halfway_is_no_harm(center, client):
     """To 4, to 16 and to 2, none of them finished before the next."""
-    center.declare("mail", slots=8)
+    center.queues.declare("mail", slots=8)
     fill(center, "mail")
     there = everything(center, "mail")
     for i in range(20):
@@ -251,7 +253,7 @@ def test_a_change_of_mind_halfway_is_no_harm(center, client):
 
 def test_two_who_reshard_at_once_do_not_fight(center, client):
     """The first learns of it, and gives up."""
-    center.declare("mail", slots=8)
+    center.queues.declare("mail", slots=8)
     told = []
 
     def meanwhile(state):
@@ -260,17 +262,17 @@ def test_two_who_reshard_at_once_do_not_fight(center, client):
             now(TimeoutCenter(client), "mail", 4)
 
     with pytest.raises(kombu_toc.ReshardError, match="4 slots by somebody else"):
-        now(center, "mail", 16, settle=0.2, report=meanwhile)
-    assert center.declared("mail").slots == 4
+        now(center, "mail", 16, settle=0.2, on_progress=meanwhile)
+    assert center.registry.declared("mail").slots == 4
 
 
 def test_what_cannot_be_resharded_is_refused_by_name(center, client):
     with pytest.raises(kombu_toc.ReshardError, match="no queue 'mail'"):
         now(center, "mail", 4)
-    center.declare("mail")
+    center.queues.declare("mail")
     with pytest.raises(kombu_toc.SlotCountError, match="power of two"):
         now(center, "mail", 6)
-    center.declare("reply", slots=1, expires=60_000)
+    center.queues.declare("reply", slots=1, expires=60_000)
     with pytest.raises(kombu_toc.ReshardError, match="'reply' goes away by itself"):
         now(center, "reply", 2)
 
@@ -283,7 +285,7 @@ def test_a_declaration_of_a_newer_release_keeps_what_this_one_does_not_know(cent
 
 @moves
 def test_a_full_server_refuses_to_move_and_nothing_is_half_moved(center, client):
-    center.declare("mail", slots=16)
+    center.queues.declare("mail", slots=16)
     fill(center, "mail")
     there = everything(center, "mail")
     client.config_set("maxmemory", "1")
@@ -299,16 +301,16 @@ def test_a_full_server_refuses_to_move_and_nothing_is_half_moved(center, client)
 
 @moves
 def test_more_than_one_call_can_move_are_moved(center, client):
-    center.declare("mail", slots=2)
+    center.queues.declare("mail", slots=2)
     number = 3 * BATCH
-    topic = center.topic("mail")
-    center.run_all(
-        [center.putting(topic, f"{i}", packed(f"{i}"), delay_us=10**9) for i in range(number)]
+    topic = center.registry.topic("mail")
+    center.runner.run_all(
+        [put_call(center, topic, f"{i}", packed(f"{i}"), delay_us=10**9) for i in range(number)]
     )
     now(center, "mail", 1)
     assert center.counts("mail").scheduled == number
     assert now(center, "mail", 8).moved > number / 2
-    by_slot = [counts.scheduled for counts in center.counts_by_slot("mail")]
+    by_slot = [counts.scheduled for counts in center.queues.counts_by_slot("mail")]
     assert len(by_slot) == 8
     assert min(by_slot) > 0
 
@@ -316,11 +318,11 @@ def test_more_than_one_call_can_move_are_moved(center, client):
 @moves
 def test_a_lookup_by_id_finds_what_is_moved_in_that_moment(center, client, server):
     """And a cancellation is told the truth."""
-    center.declare("mail", slots=64)
+    center.queues.declare("mail", slots=64)
     number = 2000
-    topic = center.topic("mail")
-    center.run_all(
-        [center.putting(topic, f"{i}", packed(f"{i}"), delay_us=10**10) for i in range(number)]
+    topic = center.registry.topic("mail")
+    center.runner.run_all(
+        [put_call(center, topic, f"{i}", packed(f"{i}"), delay_us=10**10) for i in range(number)]
     )
     ids = iter(random.Random(3).sample(range(number), number))
     missed = []
@@ -349,15 +351,15 @@ def test_a_lookup_by_id_finds_what_is_moved_in_that_moment(center, client, serve
 
 @moves
 def test_a_message_that_is_moved_between_two_looks_is_found_once(center, monkeypatch):
-    center.declare("mail", slots=8)
-    topic = center.topic("mail")
+    center.queues.declare("mail", slots=8)
+    topic = center.registry.topic("mail")
     id = next(f"{n}" for n in range(100) if topic.slot_for(f"{n}").number >= 2)
-    center.run(center.putting(topic, id, packed(id), delay_us=10**10))
+    center.runner.run(put_call(center, topic, id, packed(id), delay_us=10**10))
     assert not reshard_topic(center, "mail", 2, settle=0, move=False).done
     monkeypatch.setattr("kombu_toc.center.find.CALLS_TOGETHER", 1)
     monkeypatch.setattr("kombu_toc.center.find.IDS_PER_CALL", 1)
     looker = TimeoutCenter(center.client)
-    ask, slots = looker.run_all, []
+    ask, slots = looker.runner.run_all, []
 
     def run_all(calls):
         found = ask(calls)
@@ -412,7 +414,7 @@ def test_killed_at_any_step_it_leaves_everything_right_and_goes_on(center, clien
     while True:
         client.flushall()
         center = TimeoutCenter(client)
-        center.declare("mail", slots=before)
+        center.queues.declare("mail", slots=before)
         fill(center, "mail")
         for i in range(5):
             center.put("mail", f"due-{i}", packed(f"due-{i}"))
@@ -472,10 +474,10 @@ def test_whatever_happens_meanwhile_each_message_is_delivered_until_it_is_settle
     @given(steps)
     def run(steps):
         client.flushall()
-        TimeoutCenter(client).declare("mail", slots=4)
+        TimeoutCenter(client).queues.declare("mail", slots=4)
         producers = [TimeoutCenter(client) for _ in range(2)]  # who read the declaration now
         for producer in producers:
-            producer.topic("mail")
+            producer.registry.topic("mail")
         live: dict[bytes, str] = {}  #: body -> state
         held: list = []
         number = 0
@@ -518,7 +520,7 @@ def test_whatever_happens_meanwhile_each_message_is_delivered_until_it_is_settle
             # it sees to it that all look there.
             center = TimeoutCenter(client)
             for slot, _ in announced(center, "mail"):
-                center.reach("mail", slot)
+                center.registry.reach("mail", slot)
             check_slots(TimeoutCenter(client), "mail")
             counts = TimeoutCenter(client).counts("mail")
             states = list(live.values())
@@ -529,7 +531,9 @@ def test_whatever_happens_meanwhile_each_message_is_delivered_until_it_is_settle
         check_slots(TimeoutCenter(client), "mail")
         left = sorted(body for body, state in live.items() if state != "held")
         center = TimeoutCenter(client)
-        kept = [center.client.hvals(slot.body) for slot in center.topic("mail").all_slots()]
+        kept = [
+            center.client.hvals(slot.body) for slot in center.registry.topic("mail").all_slots()
+        ]
         assert sorted(body for part in kept for body in part) == left
 
     run()
@@ -552,7 +556,7 @@ def test_what_a_late_producer_puts_into_a_slot_that_is_gone_is_delivered_in_time
     registry = producer.transport.center.registry
     registry.clock = partial(float, registry.clock())
     now(TimeoutCenter(client), queue, 1)
-    while consumer.transport.center.known(queue).slots != 1:
+    while consumer.transport.center.registry.known(queue).slots != 1:
         drain(consumer, timeout=0.1)
     began = time.monotonic()
     for i in range(20):
@@ -561,7 +565,7 @@ def test_what_a_late_producer_puts_into_a_slot_that_is_gone_is_delivered_in_time
         consumer.drain_events(timeout=5)
     assert time.monotonic() - began < 3
     assert sorted(got) == list(range(20))
-    topic = TimeoutCenter(client).declared(queue)
+    topic = TimeoutCenter(client).registry.declared(queue)
     assert (topic.slots, topic.slot_span) == (1, 16)  # so that whoever dies with one is no loss
     drain(consumer)
     assert now(TimeoutCenter(client), queue, 1).done
@@ -593,7 +597,7 @@ def test_a_consumer_that_is_never_idle_takes_from_new_slots_too(connect, client)
         except TimeoutError:
             pass
     assert sorted(got) == list(range(20))
-    assert channel.center.known("mail").slots == 16
+    assert channel.center.registry.known("mail").slots == 16
 
 
 def test_a_publish_that_is_repeated_after_the_change_stays_one_message(connect, client):
@@ -612,11 +616,13 @@ def test_a_publish_that_is_repeated_after_the_change_stays_one_message(connect, 
         center = TimeoutCenter(client)
         assert center.ack(center.pop("mail", 10).messages) == 1
         now(center, "mail", 64)
-        channel.center.forget("mail")  # a channel of a new connection reads the declaration
+        channel.center.registry.forget(
+            "mail"
+        )  # a channel of a new connection reads the declaration
         publish()
         assert center.counts("mail").waiting == 0, i
         now(center, "mail", 1)
-        channel.center.forget("mail")
+        channel.center.registry.forget("mail")
 
 
 @moves

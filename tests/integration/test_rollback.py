@@ -148,7 +148,7 @@ def test_order_and_priorities_are_kept(
     old: Connect, new: Connection, back: Back, center: TimeoutCenter
 ) -> None:
     """What a consumer had, and lost, comes first, as with Kombu."""
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     for i in range(450):
         send(new, f"{i:03}", "one")
     send(new, "urgent", "one", priority=0)
@@ -175,7 +175,7 @@ def test_what_has_no_place_there_stays_and_is_told(
     copies = Queue("copies", Exchange("everyone", "fanout"), durable=True)
     copies(new.default_channel).declare()
     Producer(new).publish("x", exchange=copies.exchange)
-    center.declare("reply", slots=1, expires=60_000)
+    center.queues.declare("reply", slots=1, expires=60_000)
     center.put("reply", "1", b"x")
     for dry_run in (True, False, False):
         result = back(dry_run=dry_run)
@@ -257,7 +257,7 @@ def test_it_is_refused_while_somebody_consumes_unless_it_is_meant(
         send(new, "later", headers={"eta": at(60)})
         assert "bzpopmin" in [client["cmd"] for client in client.client_list()]
         said = f"1 worker consumes from toc.*{os.getpid()}.*: stop its workers.*within a minute"
-        wait_until(lambda: TimeoutCenter(client).consumers())
+        wait_until(lambda: TimeoutCenter(client).queues.consumers())
         with pytest.raises(kombu_toc.ConsumersError, match=said):
             back()
         counted = back(dry_run=True)
@@ -296,14 +296,14 @@ def test_a_consumer_that_waits_for_nothing_counts_too(
         one.qos(prefetch_count=1)
         while not got:
             consumer.drain_events(timeout=5)
-        wait_until(lambda: TimeoutCenter(client).consumers())
+        wait_until(lambda: TimeoutCenter(client).queues.consumers())
         for each in client.client_list():
             if each["cmd"] in ("bzpopmin", "xread"):
                 client.client_kill_filter(_id=each["id"])
         with pytest.raises(kombu_toc.ConsumersError, match="1 worker consumes"):
             back()
     consumer.release()
-    wait_until(lambda: not TimeoutCenter(client).consumers())
+    wait_until(lambda: not TimeoutCenter(client).queues.consumers())
     assert back().moved == 2
 
 
@@ -316,8 +316,8 @@ def test_who_has_stopped_to_consume_is_no_consumer_although_it_is_connected(
     with Consumer(consumer, [Queue("celery")], callbacks=[print]):
         with pytest.raises(TimeoutError):
             consumer.drain_events(timeout=0.2)
-        wait_until(lambda: TimeoutCenter(client).consumers())
-    wait_until(lambda: not TimeoutCenter(client).consumers())
+        wait_until(lambda: TimeoutCenter(client).queues.consumers())
+    wait_until(lambda: not TimeoutCenter(client).queues.consumers())
     assert back().moved == 1
 
 
@@ -386,7 +386,7 @@ def test_what_waits_for_a_limit_goes_back_with_its_time(
 ) -> None:
     """Due since some time, some of it in a lane, and what is not due yet."""
     center = kombu_toc.TimeoutCenter(client)
-    center.alter("celery", key_concurrency=1, rate="1/h", rate_burst=2)
+    center.queues.alter("celery", key_concurrency=1, rate="1/h", rate_burst=2)
     eta = at(3600)
     for number in range(6):
         send(new, f"m{number}", headers={"x-key": f"k{number % 2}"})

@@ -101,7 +101,7 @@ def test_a_queue_goes_with_its_last_schedule(center: TimeoutCenter, client: redi
     for queue in ("mail", "sms"):
         for name in ("one", "two"):
             put(center, queue, name)
-    names = center.topic("mail").slot(0).schedule_names
+    names = center.registry.topic("mail").slot(0).schedule_names
     # Nobody has read them, and so mended them.
     assert client.zrange(names, 0, -1) == [b"one", b"two"]
     delete(center, "mail", "one")
@@ -110,12 +110,12 @@ def test_a_queue_goes_with_its_last_schedule(center: TimeoutCenter, client: redi
     assert places(center, "one") == ["sms"]
     delete(center, "mail", "two")
     assert center.recurring.topics(limit=9) == center.recurring.topics() == ["sms"]
-    center.delete("sms")
+    center.queues.delete("sms")
     assert center.recurring.topics(limit=9) == [] == noted(center)
     put(center, "mail", "two")
     assert listed(center) == [("mail", "two")]
     delete(center, "mail", "two")
-    assert center.delete("mail", if_empty=True, settle=0)
+    assert center.queues.delete("mail", if_empty=True, settle=0)
     assert client.keys("*schedule*") == []
 
 
@@ -331,7 +331,7 @@ def test_the_api_has_every_schedule_once(
     tasks.schedules.pause(every[0])
     after = quote(first["nextPageToken"], safe="")
     assert api.get(f"/v1/schedules?limit=2&after={after}").json["schedules"][0]["name"] == every[5]
-    tasks.center.delete("a%b")
+    tasks.center.queues.delete("a%b")
     assert pages(api) == [*every[:4], "late", *every[5:8], *every[12:]]
     for wrong in ("a:b:c", ":x", "a:", "a%3A"):
         assert api.get(f"/v1/schedules?after={wrong}").status == 422

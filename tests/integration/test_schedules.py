@@ -83,7 +83,7 @@ def fire(center: TaskCenter, name: str, queue: str = "jobs") -> list[str]:
 
 def counted(center: TaskCenter) -> tuple[int, int]:
     """How many firings this process has counted as run, and as missed."""
-    counts = center.metrics.counts(center.topic("jobs"))
+    counts = center.metrics.counts(center.registry.topic("jobs"))
     return counts.fired, counts.missed
 
 
@@ -374,11 +374,11 @@ def test_a_firing_that_meets_the_former_one(center: TaskCenter, overlap: str) ->
 def test_a_reshard_leaves_schedules_where_they_are(
     center: TaskCenter, server: Server | Cluster
 ) -> None:
-    center.declare("jobs", slots=8)
+    center.queues.declare("jobs", slots=8)
     made = [center.schedules.put(f"s{n}", "shop.remind", 3600) for n in range(9)]
     for slots in (16, 2):
         kombu_toc.reshard_topic(center.center, "jobs", slots, settle=0)
-        assert center.topic("jobs").slots == slots
+        assert center.registry.topic("jobs").slots == slots
         assert {one.slot for one in center.get([one.next_id for one in made])} == {0}
         for one in made:
             bring_forward(center, one.name)
@@ -459,11 +459,11 @@ def test_a_firing_that_is_cancelled_or_purged_is_lost_and_the_next_one_comes(
     before = {one.name: one for one in center.schedules.each() if one.next is not None}
     ids = [before[name].next_id for name in names]
     if how == "purge":
-        assert center.purge("jobs") == len(names)
+        assert center.queues.purge("jobs") == len(names)
     elif how == "cancel":
         assert all(one.deleted for one in center.cancel(ids))
     else:
-        assert all(one.deleted for one in center.cancel_found(center.get(ids)))
+        assert all(one.deleted for one in center.cancel(center.get(ids)))
     follow = worker.Followers(iter(range(0, 1000, 10)).__next__)
     while len(waiting(center)) < len(names):
         follow(center.center, lambda *_: None, lambda: True)

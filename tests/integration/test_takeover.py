@@ -29,7 +29,7 @@ def test_a_publish_waits_for_the_replica_that_takes_over(
         queue(connection).declare()
         toc = kombu_toc.center_for(cluster.toc_url)
         hub = cluster.node_of("{toc}")
-        owners = [cluster.node_of(slot.body) for slot in toc.topic("takeover").all_slots()]
+        owners = [cluster.node_of(slot.body) for slot in toc.registry.topic("takeover").all_slots()]
         number = next(n for n, node in enumerate(owners) if (node is hub) == home)
         ids = [id for id in map(str, range(500)) if slot_of(id, len(owners)) == number][:20]
         producer = connection.Producer()
@@ -45,7 +45,9 @@ def test_a_publish_waits_for_the_replica_that_takes_over(
             publish(id)
         toc.client.close()
         toc = kombu_toc.center_for(cluster.toc_url)  # one that knows nothing of the dead node
-        assert cluster.node_of(toc.topic("takeover").slot(number).body) is not owners[number]
+        assert (
+            cluster.node_of(toc.registry.topic("takeover").slot(number).body) is not owners[number]
+        )
         # What was published before may be gone with the primary: replicas follow when they can.
         assert {found.id for found in toc.scan("takeover").messages} >= set(ids[1:])
         toc.client.close()

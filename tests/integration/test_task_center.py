@@ -14,11 +14,11 @@ from kombu_toc import TimeoutCenter
 @pytest.fixture
 def tasks(center: TimeoutCenter) -> TaskCenter:
     """A center with a message that was acknowledged, and one that waits."""
-    center.declare("mail", slots=2)
+    center.queues.declare("mail", slots=2)
     for id in ("a", "b"):
         center.put("mail", id, b"x" * 1000)
     center.ack(center.pop("mail", 1).messages)
-    center.metrics.send(center)
+    center.metrics.send(center.runner)
     return TaskCenter(Celery("shop", set_as_current=False), center)
 
 
@@ -38,7 +38,7 @@ def test_memory_is_estimated(tasks: TaskCenter) -> None:
 def test_a_topic_is_resharded(tasks: TaskCenter) -> None:
     done = kombu_toc.reshard_topic(tasks, "mail", 1, settle=0.0)
     assert done.done
-    assert tasks.declared("mail").slots == 1
+    assert tasks.registry.declared("mail").slots == 1
     assert len(tasks.get("b")) == 1
 
 

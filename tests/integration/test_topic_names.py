@@ -19,7 +19,7 @@ def every(center: TimeoutCenter, prefix: str = "", limit: int = 3) -> list[str]:
     """All names, in pages."""
     found: list[str] = []
     after = ""
-    while page := center.topics(prefix=prefix, after=after, limit=limit):
+    while page := center.queues.names(prefix=prefix, after=after, limit=limit):
         assert len(page) <= limit
         found += page
         after = page[-1]
@@ -35,35 +35,39 @@ def kept(client: redis.Redis) -> list[str]:
 
 def test_pages_have_every_name_once_in_order(center: TimeoutCenter, client: redis.Redis) -> None:
     for name in reversed(NAMES[1:]):
-        center.declare(name)
+        center.queues.declare(name)
     assert kept(client) == NAMES[1:]
-    assert every(center) == NAMES[1:] == center.topics()
+    assert every(center) == NAMES[1:] == center.queues.names()
     assert every(center, "a") == ["a", "a b", "a%b", "a?", "ab"]
     assert every(center, "a b") == ["a b"]
     assert every(center, "c") == []
-    assert center.topics(prefix="a", after="a%b", limit=10) == ["a?", "ab"]
-    assert center.topics(prefix="a", after="b", limit=10) == []
-    assert center.topics(prefix="b", after="a", limit=10) == ["b{c}"]
-    assert center.topics(prefix="a", after="a b") == ["a%b", "a?", "ab"]  # without a limit, too
-    center.delete("a%b")
-    center.delete("täsk")
-    assert kept(client) == center.topics()
+    assert center.queues.names(prefix="a", after="a%b", limit=10) == ["a?", "ab"]
+    assert center.queues.names(prefix="a", after="b", limit=10) == []
+    assert center.queues.names(prefix="b", after="a", limit=10) == ["b{c}"]
+    assert center.queues.names(prefix="a", after="a b") == [
+        "a%b",
+        "a?",
+        "ab",
+    ]  # without a limit, too
+    center.queues.delete("a%b")
+    center.queues.delete("täsk")
+    assert kept(client) == center.queues.names()
     assert every(center) == [one for one in NAMES[1:] if one not in ("a%b", "täsk")]
-    assert every(center) == center.topics()
+    assert every(center) == center.queues.names()
 
 
 def test_what_a_release_declares_and_deletes_that_knows_no_names_is_seen(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
     for number in range(1200):
-        center.declare(f"q{number:04}")
+        center.queues.declare(f"q{number:04}")
     raw = client.hget(center.keys.topics, "q0000")
     client.hset(center.keys.topics, "older", raw)
     client.hdel(center.keys.topics, "q0007", "q1199")
-    assert every(center, limit=500) == center.topics()
+    assert every(center, limit=500) == center.queues.names()
     assert client.zcard(center.keys.names) == 1199
     client.delete(center.keys.names)
-    assert every(center, limit=500) == center.topics()
+    assert every(center, limit=500) == center.queues.names()
     client.zadd(center.keys.names, {"nobody": 0})
     assert "nobody" not in every(center, limit=500)
 
@@ -82,10 +86,10 @@ def test_a_page_of_queues_costs_no_more_of_many_queues(tmp_path: Path) -> None:
             return int(client.info("stats")["total_net_output_bytes"] - before)
 
         for number in range(30):
-            center.declare(f"queue-{number:05}")
+            center.queues.declare(f"queue-{number:05}")
         few = look()
         for number in range(30, 3000):
-            center.declare(f"queue-{number:05}")
+            center.queues.declare(f"queue-{number:05}")
         assert look() < 1.5 * few
         client.config_resetstat()
         names, after = [], ""

@@ -54,14 +54,14 @@ def age(center: TimeoutCenter, seconds: float) -> None:
 
 
 def test_limits_are_changed_and_taken_back(center: TimeoutCenter, client: redis.Redis) -> None:
-    center.declare("mail", slots=2, retries=3, visibility=90)
-    altered = center.alter("mail", retries=5, visibility=30, retry_backoff=2, dead_limit=7)
-    assert altered.declaration == center.declared("mail").declaration
+    center.queues.declare("mail", slots=2, retries=3, visibility=90)
+    altered = center.queues.alter("mail", retries=5, visibility=30, retry_backoff=2, dead_limit=7)
+    assert altered.declaration == center.registry.declared("mail").declaration
     assert (altered.slots, altered.declaration.retries) == (2, 5)
     center.put("mail", "x", b"")
     [message] = center.pop("mail").messages
     assert message.retries_left == 5
-    back = center.alter("mail", retries=None, visibility=None, dead_limit=None)
+    back = center.queues.alter("mail", retries=None, visibility=None, dead_limit=None)
     assert stored(client) == {
         "slots": 2,
         "retries": 16,
@@ -69,7 +69,7 @@ def test_limits_are_changed_and_taken_back(center: TimeoutCenter, client: redis.
         "steps": [0, 3, 6, 9],
     } | {"bases": False}
     assert back.declaration.visibility is None
-    assert center.alter("mail") == back, "nothing is changed"
+    assert center.queues.alter("mail") == back, "nothing is changed"
 
 
 @pytest.mark.parametrize(
@@ -90,17 +90,20 @@ def test_what_cannot_be_altered_changes_nothing(
     error: type[Exception],
     said: str,
 ) -> None:
-    center.declare("mail", retries=3)
+    center.queues.declare("mail", retries=3)
     before = stored(client)
     with pytest.raises(error, match=said):
-        center.alter("mail", **{"dead_age": 60, **limits})
+        center.queues.alter("mail", **{"dead_age": 60, **limits})
     assert stored(client) == before
 
 
 def test_a_topic_that_nobody_has_declared_is_neither_altered_nor_described(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
-    for use in (lambda: center.alter("mail", retries=3), lambda: center.describe("mail")):
+    for use in (
+        lambda: center.queues.alter("mail", retries=3),
+        lambda: center.queues.describe("mail"),
+    ):
         with pytest.raises(UnknownTopicError, match="there is no queue 'mail'"):
             use()
     assert residue(client) == []
@@ -116,13 +119,13 @@ def test_what_several_alter_at_once_all_holds(client: redis.Redis) -> None:
         "dead_age",
         "dead_limit",
     )
-    TimeoutCenter(client).declare("mail")
+    TimeoutCenter(client).queues.declare("mail")
     client.hset(TOPICS, "mail", json.dumps({**stored(client), "of_tomorrow": [1]}))
 
     def alter(name: str) -> None:
         own = TimeoutCenter(client)
         for value in range(10, 31):
-            own.alter("mail", **{name: value})
+            own.queues.alter("mail", **{name: value})
 
     threads = [threading.Thread(target=alter, args=(name,)) for name in names]
     for thread in threads:
@@ -137,12 +140,12 @@ def test_messages_under_steps_that_are_removed_are_delivered(client: redis.Redis
     """Those that wait, that are in flight and come back, that are dead, and that a producer puts
     who does not know yet; and nothing new is put there."""
     center, late, consumer = (TimeoutCenter(client) for _ in range(3))
-    center.declare("mail", slots=1, steps=(0, 3, 6, 9), retries=3)
+    center.queues.declare("mail", slots=1, steps=(0, 3, 6, 9), retries=3)
     for priority in (9, 6, 3, 0):
         center.put("mail", f"{priority}", b"", priority=priority)
     taken = consumer.pop("mail", 2).messages
-    late.topic("mail")
-    altered = center.alter("mail", steps=(0, 5))
+    late.registry.topic("mail")
+    altered = center.queues.alter("mail", steps=(0, 5))
     assert (altered.steps, altered.open_steps) == ((0, 3, 5, 6, 9), (0, 5))
     late.put("mail", "late", b"", priority=9)
     center.put("mail", "new", b"", priority=9)
@@ -151,9 +154,9 @@ def test_messages_under_steps_that_are_removed_are_delivered(client: redis.Redis
     center.reject(taken[1], requeue=True)
     found = {message.id for message in TimeoutCenter(client).pop("mail", 10).messages}
     assert found == {"0", "3", "6", "9", "late", "new"}
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
     check_slots(center, "mail")
-    assert center.alter("mail", steps=None).open_steps == (0, 3, 6, 9)
+    assert center.queues.alter("mail", steps=None).open_steps == (0, 3, 6, 9)
 
 
 def test_steps_that_were_altered_are_no_error_for_who_has_others(
@@ -164,22 +167,22 @@ def test_steps_that_were_altered_are_no_error_for_who_has_others(
     sender = TimeoutCenter(client, steps=(0, 5))
     sender.put("mail", "x", b"", priority=5)
     with pytest.raises(PriorityStepsError, match="celery toc topic set mail --priority-steps 0,9"):
-        TimeoutCenter(client, steps=(0, 9)).declare("mail")
-    TimeoutCenter(client).alter("mail", steps=(0, 9))
+        TimeoutCenter(client, steps=(0, 9)).queues.declare("mail")
+    TimeoutCenter(client).queues.alter("mail", steps=(0, 9))
     age(sender, RELOAD)
     sender.put("mail", "y", b"", priority=9)
-    sender.declare("mail")
+    sender.queues.declare("mail")
     [line] = [record.getMessage() for record in caplog.records]
     assert "with steps=0,9, and this process asks for steps=0,5: the former stands" in line
     assert {message.id for message in sender.pop("mail", 5).messages} == {"x", "y"}
 
 
 def test_more_steps_than_a_lease_can_name_are_refused(center: TimeoutCenter) -> None:
-    center.declare("mail")
+    center.queues.declare("mail")
     for first in (10, 20):
-        center.alter("mail", steps=(0, *range(first, first + 9)))
+        center.queues.alter("mail", steps=(0, *range(first, first + 9)))
     with pytest.raises(ConfigurationError, match="has had 22 priority steps"):
-        center.alter("mail", steps=(0, *range(30, 39)))
+        center.queues.alter("mail", steps=(0, *range(30, 39)))
 
 
 # -- describe
@@ -187,11 +190,11 @@ def test_more_steps_than_a_lease_can_name_are_refused(center: TimeoutCenter) -> 
 
 def test_a_description_says_where_each_limit_comes_from(client: redis.Redis) -> None:
     center = TimeoutCenter(client, retries=4)
-    center.declare("mail", slots=2, visibility=90)
+    center.queues.declare("mail", slots=2, visibility=90)
     center.put("mail", "x", b"")
     center.put("mail", "y", b"", delay=60)
-    center.pause("mail")
-    found = center.describe("mail")
+    center.queues.pause("mail")
+    found = center.queues.describe("mail")
     assert isinstance(found, Description)
     assert (found.topic, found.slots, found.paused, found.consumers) == ("mail", 2, True, [])
     assert found.counts == (1, 1, 0, 0)
@@ -200,8 +203,8 @@ def test_a_description_says_where_each_limit_comes_from(client: redis.Redis) -> 
     assert found.limits["dead_age"] == Limit(7 * 86400.0, "default")
     assert found.limits["steps"] == Limit((0, 3, 6, 9), "declared")
     assert (found.closed_steps, found.expires_ms, found.draining_counts) == ((), None, ())
-    center.declare("reply", expires=5000)
-    assert center.describe("reply").expires_ms == 5000
+    center.queues.declare("reply", expires=5000)
+    assert center.queues.describe("reply").expires_ms == 5000
 
 
 # -- delete
@@ -216,30 +219,30 @@ def test_a_topic_that_holds_a_message_is_not_deleted_if_it_is_to_be_empty(
         [message] = center.pop("mail").messages
         if state == "dead":
             center.reject(message, requeue=False)
-    assert center.delete("mail", if_empty=True) is False
-    assert center.topics() == ["mail"]
+    assert center.queues.delete("mail", if_empty=True) is False
+    assert center.queues.names() == ["mail"]
     center.cancel("x", in_flight=True)
-    assert center.delete("mail", if_empty=True, settle=0) is True
+    assert center.queues.delete("mail", if_empty=True, settle=0) is True
     assert residue(client) == []
 
 
 def test_a_message_that_is_put_while_its_topic_is_deleted_stays(
     center: TimeoutCenter, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    center.declare("mail", slots=4, retries=3)
-    center.pause("mail")
+    center.queues.declare("mail", slots=4, retries=3)
+    center.queues.pause("mail")
     sender = TimeoutCenter(client)
-    sender.topic("mail")
-    undeclare = center.operations._undeclare
+    sender.registry.topic("mail")
+    undeclare = center.queues._undeclare
 
     def undeclare_and_send(name: str) -> None:
         undeclare(name)
         sender.put("mail", "x", b"", delay=1)
 
-    monkeypatch.setattr(center.operations, "_undeclare", undeclare_and_send)
-    assert center.delete("mail", if_empty=True) is False
+    monkeypatch.setattr(center.queues, "_undeclare", undeclare_and_send)
+    assert center.queues.delete("mail", if_empty=True) is False
     assert [found.id for found in center.get("x")] == ["x"]
-    assert (stored(client)["retries"], center.paused()) == (3, {"mail"})
+    assert (stored(client)["retries"], center.queues.paused()) == (3, {"mail"})
     check_slots(center, "mail")
 
 
@@ -247,7 +250,7 @@ PUTS = """
 import sys
 from kombu_toc import center_for
 center = center_for(sys.argv[1])
-center.topic("mail")
+center.registry.topic("mail")
 print("has read it", flush=True)
 for line in sys.stdin:
     center.put("mail", line.strip(), b"", delay=0.1)
@@ -279,20 +282,20 @@ def test_what_another_process_puts_by_what_it_has_read_before_stays(
     server: Server | Cluster, center: TimeoutCenter, client: redis.Redis, anew: int | None
 ) -> None:
     """Although it puts nothing later, and whoever declares the topic anew."""
-    center.declare("mail", slots=4, retries=3)
+    center.queues.declare("mail", slots=4, retries=3)
     center.put("mail", "first", b"")
     with ThreadPoolExecutor() as pool, a_producer(server.toc_url) as put:
         center.ack(center.pop("mail").messages)
-        deleted = pool.submit(TimeoutCenter(client).delete, "mail", if_empty=True)
-        while TimeoutCenter(client).declared("mail") is not None:
+        deleted = pool.submit(TimeoutCenter(client).queues.delete, "mail", if_empty=True)
+        while TimeoutCenter(client).registry.declared("mail") is not None:
             assert not deleted.done()
         if anew:
-            TimeoutCenter(client).declare("mail", slots=anew)
+            TimeoutCenter(client).queues.declare("mail", slots=anew)
         put("x")
         assert deleted.result(timeout=10) is False
     looking = TimeoutCenter(client, grace=0)
-    assert looking.declared("mail").slots == (anew or 4)
-    assert looking.declared("mail").declaration.retries == (16 if anew else 3)
+    assert looking.registry.declared("mail").slots == (anew or 4)
+    assert looking.registry.declared("mail").declaration.retries == (16 if anew else 3)
     assert [found.id for found in looking.get("x")] == ["x"]
     [message] = looking.pop(["mail"], wait=10).messages
     assert message.id == "x"
@@ -302,11 +305,11 @@ def test_what_another_process_puts_by_what_it_has_read_before_stays(
 def test_an_empty_topic_is_deleted_when_nobody_can_have_it_read_any_more(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
-    center.declare("mail")
+    center.queues.declare("mail")
     began = time.monotonic()
-    assert center.delete("mail", if_empty=True) is True
+    assert center.queues.delete("mail", if_empty=True) is True
     assert time.monotonic() - began >= 5
-    assert (center.topics(), residue(client)) == ([], [])
+    assert (center.queues.names(), residue(client)) == ([], [])
 
 
 # -- who uses a topic that is gone
@@ -321,12 +324,12 @@ def test_a_producer_declares_again_what_is_gone(
     sender, center = TimeoutCenter(client), TimeoutCenter(client)
     transports = connection.transport.center
     Queue("kombu", queue_arguments={"x-retries": 3})(connection.default_channel).declare()
-    sender.declare("mail", retries=3)
+    sender.queues.declare("mail", retries=3)
     if flush:
         client.flushall()
     else:
-        center.delete("mail")
-        center.delete("kombu")
+        center.queues.delete("mail")
+        center.queues.delete("kombu")
     publisher = Producer(connection)
 
     def put(id: str) -> None:
@@ -377,12 +380,12 @@ def test_a_put_reads_the_declaration_along_with_the_message(
     ):
         put()
         for older, visibility, reads in ((AGING, 45, 0), (RELOAD, None, 1)):
-            TimeoutCenter(client).alter("mail", visibility=visibility)
+            TimeoutCenter(client).queues.alter("mail", visibility=visibility)
             age(sender, older)
             with monkeypatch.context() as patched:
                 read = count_reads(patched, sender)
                 put()
-            assert sender.known("mail").declaration.visibility == visibility
+            assert sender.registry.known("mail").declaration.visibility == visibility
             assert len(read) == reads
 
 
@@ -399,9 +402,9 @@ def test_a_consumer_knows_within_five_seconds(client: redis.Redis, connect: Conn
     consumer = connection.Consumer(Queue("mail"), callbacks=[lambda body, message: None])
     with consumer:
         drain(connection, timeout=0.1)
-        TimeoutCenter(client).alter("mail", retries=1, visibility=33)
+        TimeoutCenter(client).queues.alter("mail", retries=1, visibility=33)
         began = time.monotonic()
-        known = connection.transport.center.known
+        known = connection.transport.center.registry.known
         while known("mail").declaration.visibility != 33:
             drain(connection, timeout=0.1)
             assert time.monotonic() - began < 5

@@ -50,7 +50,7 @@ def test_the_caller_says_how_long_a_lease_lasts_then_the_message_then_its_topic_
     center: TimeoutCenter, asked, own, topic, seconds
 ) -> None:
     center = TimeoutCenter(center.client, limits=Limits(visibility=50))
-    center.declare("mail", visibility=topic)
+    center.queues.declare("mail", visibility=topic)
     center.put("mail", "x", b"", visibility=own)
     delivery = pop_one(center, visibility=asked)
     assert delivery.visibility == own
@@ -64,7 +64,7 @@ def test_the_caller_says_how_long_a_lease_lasts_then_the_message_then_its_topic_
 
 
 def test_a_message_keeps_its_visibility_through_every_way_back(center: TimeoutCenter) -> None:
-    center.declare("mail", retries=5)
+    center.queues.declare("mail", retries=5)
     center.put("mail", "x", b"", visibility=200)
     center.put("mail", "y", b"")
     for back in (
@@ -82,7 +82,7 @@ def test_a_message_keeps_its_visibility_through_every_way_back(center: TimeoutCe
     popped = {one.id: one for one in center.pop("mail", 2).messages}
     assert popped["x"].visibility == 200
     center.reject(popped["x"], requeue=False)
-    assert center.requeue_dead("mail") == 1
+    assert center.dead.requeue("mail") == 1
     again = pop_one(center)
     assert again.visibility == 200
     assert center.ack([popped["x"], popped["y"]]) == 2  # late, and it counts: the same message
@@ -107,9 +107,9 @@ def test_a_namesake_has_traits_of_its_own_only(center: TimeoutCenter) -> None:
 
 def test_what_goes_away_by_itself_leaves_no_traits_to_a_namesake(center: TimeoutCenter) -> None:
     """The body has a time to live there, the traits have none"""
-    center.declare("reply", slots=1, expires=100_000)
+    center.queues.declare("reply", slots=1, expires=100_000)
     center.put("reply", "x", b"", visibility=200)
-    slot = center.topic("reply").slot(0)
+    slot = center.registry.topic("reply").slot(0)
     center.client.delete(slot.body, *slot.stores)
     center.put("reply", "x", b"")
     assert pop_one(center, "reply").visibility is None
@@ -141,7 +141,7 @@ def test_a_delivery_ends_when_its_max_lease_has_passed_although_it_is_renewed(
     center: TimeoutCenter,
 ) -> None:
     center = TimeoutCenter(center.client, grace=0)
-    center.declare("mail", max_lease=100, retries=3)
+    center.queues.declare("mail", max_lease=100, retries=3)
     center.put("mail", "x", b"")
     center.put("mail", "mine", b"", max_lease=30)
     center.put("mail", "free", b"", max_lease=0)
@@ -156,7 +156,7 @@ def test_a_delivery_ends_when_its_max_lease_has_passed_although_it_is_renewed(
     time_passes(center, "mail", 2)
     first = {id: aged(one, 2) for id, one in first.items()}
     assert {one.id for one in center.extend(first.values(), HOUR)} == {"mine", "x"}
-    counts = center.metrics.counts(center.topic("mail"))
+    counts = center.metrics.counts(center.registry.topic("mail"))
     assert counts.overran == 3
 
     popped = center.pop("mail", 3)
@@ -175,19 +175,19 @@ def test_a_delivery_ends_when_its_max_lease_has_passed_although_it_is_renewed(
 
 
 def test_a_pop_that_is_recalled_does_not_outlive_its_max_lease(center: TimeoutCenter) -> None:
-    topic = center.declare("mail", slots=1, visibility=50)
+    topic = center.queues.declare("mail", slots=1, visibility=50)
     center.put("mail", "x", b"", max_lease=1)
     center.put("mail", "y", b"", visibility=20)
     request = PopRequest("me.1", [0], ready_limit=2, remember=60)
-    given = center.run(center.commands.pop(topic, request)).messages
+    given = center.runner.run(center.commands.pop(topic, request)).messages
     recall = center.commands.recall(topic, [0], "me.1")
-    assert center.run(recall).messages == given
+    assert center.runner.run(recall).messages == given
     x, y = given
     assert lease_of(center, x) <= 1
     assert lease_of(center, y) == pytest.approx(20, abs=5)
     while now_us(center.client) <= x.ends_us:  # the server's clock
         time.sleep(0.05)
-    assert center.run(recall).messages == [y]
+    assert center.runner.run(recall).messages == [y]
     assert center.extend(given) == [x]
 
 
@@ -209,12 +209,12 @@ def test_a_message_is_not_delivered_once_it_has_been_due_for_longer_than_its_exp
     [found] = center.get("x", topic="mail")
     assert (found.state, found.reason) == (DEAD, "expired")
     check_slots(center, "mail")
-    counts = center.metrics.counts(center.topic("mail"))
+    counts = center.metrics.counts(center.registry.topic("mail"))
     assert (counts.expired, counts.dead) == (1, 1)
 
 
 def test_the_shorter_of_a_messages_expiration_and_its_topics_holds(center: TimeoutCenter) -> None:
-    center.declare("mail", message_ttl=60_000)
+    center.queues.declare("mail", message_ttl=60_000)
     center.put("mail", "longer", b"", expiration=HOUR)
     center.put("mail", "shorter", b"", expiration=10)
     center.put("mail", "plain", b"")
@@ -231,7 +231,7 @@ def test_the_shorter_of_a_messages_expiration_and_its_topics_holds(center: Timeo
 
 
 def test_a_message_that_comes_back_keeps_the_time_when_it_expires(center: TimeoutCenter) -> None:
-    center.declare("mail", retries=9)
+    center.queues.declare("mail", retries=9)
     center.put("mail", "x", b"", expiration=100)
     first = pop_one(center)
     assert (first.expires_us - now_us(center.client)) / 1e6 == pytest.approx(100, abs=5)
@@ -253,19 +253,19 @@ def test_a_message_that_comes_back_keeps_the_time_when_it_expires(center: Timeou
 def test_where_expired_messages_are_not_kept_they_go_without_a_trace(
     center: TimeoutCenter, own: bool
 ) -> None:
-    center.declare("mail", dead_expired=False, message_ttl=None if own else 60_000)
+    center.queues.declare("mail", dead_expired=False, message_ttl=None if own else 60_000)
     for body in (b"1", b"2", b"3"):
         center.put("mail", "x", body, priority=len(body), expiration=60 if own else None)
     time_passes(center, "mail", 61)
     assert len(center.pop("mail", 2).expired) == 3
     assert center.counts("mail") == (0, 0, 0, 0)
     assert slot_keys(center.client) == []
-    counts = center.metrics.counts(center.topic("mail"))
+    counts = center.metrics.counts(center.registry.topic("mail"))
     assert (counts.expired, counts.dead) == (3, 0)
 
 
 def test_a_pop_finds_what_is_due_behind_many_that_have_expired(center: TimeoutCenter) -> None:
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     for number in range(350):
         center.put("mail", f"{number}", b"", expiration=60)
     center.put("mail", "x", b"")
@@ -277,7 +277,7 @@ def test_a_pop_finds_what_is_due_behind_many_that_have_expired(center: TimeoutCe
 
 
 def test_a_message_that_is_given_another_time_expires_anew(center: TimeoutCenter) -> None:
-    center.declare("mail", slots=1, retries=9)
+    center.queues.declare("mail", slots=1, retries=9)
     for id in ("waiting", "released", "rejected", "dead", "expired"):
         center.put("mail", id, b"", expiration=100, max_lease=50)
     popped = {one.id: one for one in center.pop("mail", 3).messages}
@@ -290,7 +290,7 @@ def test_a_message_that_is_given_another_time_expires_anew(center: TimeoutCenter
     time_passes(center, "mail", 101)
     popped = center.pop("mail", 9)
     assert sorted(popped.expired) == ["dead", "expired", "released", "waiting"]
-    assert center.requeue_dead("mail") == 4
+    assert center.dead.requeue("mail") == 4
     center.reschedule("rejected", topic="mail")
     popped = center.pop("mail", 9)
     assert popped.expired == []
@@ -309,7 +309,7 @@ def test_a_message_that_is_given_another_time_expires_anew(center: TimeoutCenter
 
 @pytest.mark.one_server("messages are not moved from node to node")
 def test_a_message_keeps_its_traits_when_its_topic_is_resharded(center: TimeoutCenter) -> None:
-    center.declare("mail", slots=4)
+    center.queues.declare("mail", slots=4)
     for number in range(16):
         center.put("mail", f"{number}", b"1", expiration=100, visibility=200)
         center.put("mail", f"{number}", b"2", delay=HOUR, max_lease=300)
@@ -319,7 +319,7 @@ def test_a_message_keeps_its_traits_when_its_topic_is_resharded(center: TimeoutC
     center.reject(popped[13], requeue=False)
     center.ack(popped[14:])
     assert reshard_topic(center, "mail", 1, settle=0).done
-    assert center.requeue_dead("mail") == 1
+    assert center.dead.requeue("mail") == 1
     for number in range(16):
         center.reschedule(f"{number}", topic="mail")
     popped = center.pop("mail", 99).messages
@@ -332,7 +332,7 @@ def test_a_message_keeps_its_traits_when_its_topic_is_resharded(center: TimeoutC
 
 
 def test_upkeep_finds_what_has_expired_where_nobody_consumes(center: TimeoutCenter) -> None:
-    center.declare("mail", slots=2, message_ttl=60_000)
+    center.queues.declare("mail", slots=2, message_ttl=60_000)
     for number in range(500):
         center.put("mail", f"{number}", b"", delay=HOUR if number % 5 == 0 else None)
     [tried] = center.pop("mail").messages
@@ -358,14 +358,14 @@ def test_upkeep_finds_what_has_expired_where_nobody_consumes(center: TimeoutCent
 
 def test_what_expires_is_looked_at_in_parts_of_a_bounded_length(center: TimeoutCenter) -> None:
     """A9, however much has expired; and whoever consumes finds what is behind it."""
-    topic = center.declare("mail", slots=1, message_ttl=60_000)
+    topic = center.queues.declare("mail", slots=1, message_ttl=60_000)
     center.put_many("mail", [(f"old-{number}", b"") for number in range(1000)])
     time_passes(center, "mail", 61)
     center.put("mail", "new", b"")
-    looks = center.run(center.commands.pop(topic, PopRequest("me.1", ready_limit=0)))
+    looks = center.runner.run(center.commands.pop(topic, PopRequest("me.1", ready_limit=0)))
     assert (len(looks.expired), looks.messages) == (100, [])
     assert looks.more
-    kept = center.run(keep(center.context, [(Part(topic, (0,)), MAY_NOT)]))
+    kept = center.runner.run(keep(center.context, [(Part(topic, (0,)), MAY_NOT)]))
     [event] = kept.events
     assert len(event.expired) == 100
     assert kept.more
@@ -378,7 +378,7 @@ def test_what_expires_is_looked_at_in_parts_of_a_bounded_length(center: TimeoutC
 @pytest.mark.one_server("one server is filled")
 @pytest.mark.parametrize("drop", [True, False])
 def test_a_full_server_lets_messages_expire(center: TimeoutCenter, drop: bool) -> None:
-    center.declare("mail", slots=1, dead_expired=not drop)
+    center.queues.declare("mail", slots=1, dead_expired=not drop)
     center.put("mail", "x", b"", expiration=60)
     center.put("mail", "y", b"", visibility=200)
     time_passes(center, "mail", 61)
@@ -470,7 +470,7 @@ def test_kombus_expiration_and_a_queues_ttl_count_from_when_a_message_is_due(
     assert queue(connection.default_channel).get() is None
     [dead] = center.scan("mail").messages
     assert (dead.state, dead.reason) == (DEAD, "expired")
-    assert center.requeue_dead("mail") == 1
+    assert center.dead.requeue("mail") == 1
     message = queue(connection.default_channel).get()
     assert message.properties.get("expiration") == ("60000" if own else None)
     message.ack()
@@ -491,9 +491,9 @@ def test_a_queue_of_celerys_that_only_reads_broadcasts_is_no_topic_for_its_ttl(
 ) -> None:
     queue = Queue("events", Exchange("ev", "fanout"), auto_delete=True, message_ttl=5)
     queue(connection.default_channel).declare()
-    assert center.topics() == []
+    assert center.queues.names() == []
     publish(connection, queue)
-    assert center.topic("events").declaration.message_ttl == 5000
+    assert center.registry.topic("events").declaration.message_ttl == 5000
 
 
 # -- what get and scan show of them
@@ -510,7 +510,7 @@ def shown(center: TimeoutCenter, id: str) -> list[tuple[Any, ...]]:
 def test_a_message_is_found_with_what_holds_for_it_only_in_any_state(
     center: TimeoutCenter,
 ) -> None:
-    center.declare("mail", retries=0)
+    center.queues.declare("mail", retries=0)
     center.put("mail", "x", b"", visibility=200, max_lease=500.5, expiration=900)
     center.put("mail", "y", b"", delay=HOUR, max_lease=0)
     center.put("mail", "y", b"another", visibility=30)
@@ -537,7 +537,7 @@ def test_a_message_is_found_with_what_holds_for_it_only_in_any_state(
 
 def test_what_another_message_of_the_same_id_has_left_is_not_shown(center: TimeoutCenter) -> None:
     """An older release has left the token of a message that it acknowledged."""
-    topic = center.declare("mail")
+    topic = center.queues.declare("mail")
     center.put("mail", "x", b"")
     center.client.hset(topic.slot_for("x").tokens, "x", "older.1;v5000~older.2")
     assert shown(center, "x") == [(None, None, None)]

@@ -266,11 +266,11 @@ def test_a_queue_may_limit_how_often_a_message_is_put_off(
         reason = "requeued 2 times, and x-requeue-limit allows no more"
         assert (found.state, found.reason) == ("dead", reason)
         if not number:
-            assert center.requeue_dead("mail") == 1  # and counts anew
+            assert center.dead.requeue("mail") == 1  # and counts anew
             put_off(connection, 3, lambda message: message.requeue())[-1].ack()
     assert reason in caplog.text
-    center.alter("mail", requeue_limit=None)
-    center.requeue_dead("mail")
+    center.queues.alter("mail", requeue_limit=None)
+    center.dead.requeue("mail")
     put_off(connection, 4, lambda message: message.requeue())[-1].ack()
 
 
@@ -477,7 +477,7 @@ def test_x_slot_basis_names_the_slot(connection: Connection) -> None:
     """A2, A7"""
     for i in range(20):
         publish(connection, i, headers={"x-slot-basis": "customer-7", "x-delay": 60_000})
-    by_slot = connection.transport.center.counts_by_slot("mail")
+    by_slot = connection.transport.center.queues.counts_by_slot("mail")
     assert sorted(counts.scheduled for counts in by_slot) == [0] * 7 + [20]
 
 
@@ -623,7 +623,7 @@ def test_deleting_a_queue_ends_bindings_that_other_processes_have_made(
     }
     assert left == {"work": ["b"], "news": ["b"], "far": []}
     Producer(connection, Exchange("work", "direct")).publish(1, routing_key="key")
-    assert connection.transport.center.declared(odd) is None
+    assert connection.transport.center.registry.declared(odd) is None
 
 
 # -- queues
@@ -653,7 +653,7 @@ def test_what_is_published_is_found_by_its_id_in_whichever_slot_and_kind_of_queu
             channel.queues.topic(queue.name)
         center = TimeoutCenter(client)
         publish(sender, "answer", queue="reply", correlation_id="x")
-        assert center.declared("reply").declaration.named is False
+        assert center.registry.declared("reply").declaration.named is False
         headers = {"id": "x", "x-delay": 60_000}
         for number in range(5):
             basis = {"x-slot-basis": f"order-{number}"} if number else {}
@@ -704,7 +704,7 @@ def test_a_queue_that_was_declared_to_stay_stays_whoever_declares_it_otherwise(
     center = first.transport.center
     time.sleep(1.2)  # the server's own clock decides what is stale
     sweep(center)
-    assert center.declared("mail").slots == 8
+    assert center.registry.declared("mail").slots == 8
     assert center.counts("mail").waiting == 3 - len(inbox.bodies)
     with pytest.raises(kombu_toc.SlotCountError, match="8 slots, not 2"):
         arguments = {"x-slots": 2}
@@ -813,7 +813,7 @@ def test_a_queue_that_is_used_does_not_expire(connect: Connect) -> None:
     channel.queues.topic("living")
     time.sleep(2.5)  # the server's own clock decides what is stale
     assert sweep(connection.transport.center) == []
-    assert connection.transport.center.declared("living") is not None
+    assert connection.transport.center.registry.declared("living") is not None
 
 
 def test_declaring_a_queue_passively_tells_whether_it_is_there(connection: Connection) -> None:
@@ -1313,7 +1313,7 @@ def test_basic_get_logs_what_dead_queue_drops(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     connection = connect(toc_dead_limit=1)
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     for id in ("first", "second"):
         center.put("mail", id, b"")
         center.reject(center.pop("mail").messages[0], requeue=False)
@@ -1528,7 +1528,7 @@ def test_a_damaged_body_goes_to_dead_queue_and_the_consumer_goes_on(
     connection: Connection, client: redis.Redis, damage: bytes
 ) -> None:
     center = connection.transport.center
-    slot = center.topic("mail").slot_for("m1")
+    slot = center.registry.topic("mail").slot_for("m1")
     publish(connection, "x", headers={"id": "m1"})
     client.hset(slot.body, "m1", damage)
     inbox = Inbox()
@@ -1547,7 +1547,7 @@ def test_an_id_without_a_body_is_removed_and_logged_once(
 ) -> None:
     center = connection.transport.center
     publish(connection, "x", headers={"id": "m1"})
-    client.hdel(center.topic("mail").slot_for("m1").body, "m1")
+    client.hdel(center.registry.topic("mail").slot_for("m1").body, "m1")
     inbox = Inbox()
     with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
         publish(connection, "good")
@@ -1566,9 +1566,9 @@ def test_what_is_sent_to_a_transient_queue_that_is_gone_does_not_stay_for_ever(
     exchange = Exchange("replies", "direct")
     queue = Queue("caller", exchange, routing_key="caller", auto_delete=True)
     queue(caller.default_channel).declare()
-    caller.transport.center.delete("caller")
+    caller.transport.center.queues.delete("caller")
     Producer(worker, exchange).publish("too late", routing_key="caller")
-    topic = worker.transport.center.declared("caller")
+    topic = worker.transport.center.registry.declared("caller")
     assert (topic.slots, topic.declaration.expires) == (1, 60_000)
     assert len(slot_keys(client)) > 0
     assert all(0 < client.ttl(key) <= 60 for key in slot_keys(client))
@@ -1581,7 +1581,7 @@ def test_a_queues_arguments_set_its_limits(connect: Connect) -> None:
     connection = connect(toc_retry_backoff=7, toc_retry_backoff_max=9)
     Queue("strict", queue_arguments=arguments)(connection.default_channel).declare()
     center = connect().transport.center
-    topic = center.topic("strict")
+    topic = center.registry.topic("strict")
     assert topic.declaration.retries == 2
     limits = topic.declaration.limits(connection.transport.center.limits)
     assert (limits.retry_backoff, limits.retry_backoff_max) == (1.5, 9)

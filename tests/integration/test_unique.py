@@ -60,7 +60,7 @@ def pop(center: TimeoutCenter, **how: Any) -> Delivery:
 
 def claims(center: TimeoutCenter) -> dict[str, str]:
     """Unique key -> the id under which its message is kept."""
-    topic = center.topic("mail")
+    topic = center.registry.topic("mail")
     return {
         name.decode(): value.decode().split(",", 5)[5]
         for slot in topic.all_slots()
@@ -70,7 +70,7 @@ def claims(center: TimeoutCenter) -> dict[str, str]:
 
 def expire_lease(center: TimeoutCenter, delivery: Delivery) -> None:
     """Let the lease of a delivery be one that ended long ago."""
-    slot = center.topic("mail").slot(delivery.slot)
+    slot = center.registry.topic("mail").slot(delivery.slot)
     center.client.zadd(slot.prepare, {delivery.id: delivery.lease_token})
 
 
@@ -84,7 +84,7 @@ def test_of_a_unique_key_a_queue_has_one_message_at_a_time(center, key):
     assert put(center, "c", f"{key}!") == "c"
     assert bodies(center) == [b"a", b"c"]
     check_slots(center, "mail")
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
 
 
 def test_a_message_tells_its_unique_key(center):
@@ -121,7 +121,7 @@ def test_a_throttle_ends_with_its_time_whatever_waits(center, client):
 def test_a_throttle_lasts_no_longer_although_the_clock_is_set_back(center, client):
     put(center, "a", until=HOUR)
     center.ack([pop(center)])
-    slot = center.topic("mail").slot_for("k")
+    slot = center.registry.topic("mail").slot_for("k")
     mode, first, ends, rest = client.hget(slot.claims, "k").decode().split(",", 3)
     moved = (mode, str(int(first) + 10**12), str(int(ends) + 10**12), rest)
     client.hset(slot.claims, "k", ",".join(moved))
@@ -138,23 +138,23 @@ def test_what_was_cancelled_purged_or_is_dead_has_no_key(center, until):
         if how == "cancel":
             center.cancel("a")
         elif how == "purge":
-            center.purge("mail")
+            center.queues.purge("mail")
         elif how == "dead":
             center.reject(pop(center), requeue=False)
         elif how == "bury":
             center.bury(pop(center), reason="failed")
         elif how == "delete":
-            center.delete("mail")
+            center.queues.delete("mail")
         else:
             [one] = center.get("a")
-            center.cancel_found([one])
+            center.cancel([one])
 
     for how in ("cancel", "purge", "dead", "bury", "delete", "cancel_found"):
         assert put(center, "a", until=until) == "a", how
         end(how)
         assert put(center, "b", until=until) == "b", how
         assert center.cancel("b")[0].deleted
-        center.purge_dead("mail")
+        center.dead.purge("mail")
 
 
 def test_what_has_expired_has_no_key(center, client):
@@ -186,7 +186,7 @@ def test_a_dead_workers_key_is_free_for_who_asks_although_nobody_consumes(
     server: Server, client: redis.Redis, acknowledged: bool
 ) -> None:
     center = center_for(server.toc_url)
-    center.declare("mail", visibility=1)
+    center.queues.declare("mail", visibility=1)
     assert put(center, "a", until="done") == "a"
     held = pop(center)
     if acknowledged:  # before it ran, as a worker does
@@ -204,7 +204,7 @@ def test_a_dead_workers_key_is_free_for_who_asks_although_nobody_consumes(
 def test_a_dead_message_that_is_replayed_does_not_stand_in_the_way(center):
     put(center, "a")
     center.reject(pop(center), requeue=False)
-    center.requeue_dead("mail")
+    center.dead.requeue("mail")
     assert put(center, "b") == "b"
     assert bodies(center) == [b"a", b"b"]
     assert put(center, "c") == "b"
@@ -241,7 +241,7 @@ def test_a_message_takes_the_place_of_the_one_that_waits_and_its_id(center, clie
     assert (delivery.id, delivery.body) == ("a", b"c")
     center.ack([delivery])
     check_slots(center, "mail")
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
 
 
 def test_what_has_started_is_neither_replaced_nor_pushed_back(center):
@@ -379,7 +379,7 @@ def test_of_many_that_replace_at_once_the_last_one_stays(center):
 
 
 def test_claims_that_hold_no_longer_are_swept_as_others_are_put(center):
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     for n in range(300):
         put(center, f"m{n}", f"k{n}")
         center.ack([pop(center)])
@@ -401,24 +401,24 @@ def test_a_sweep_leaves_nothing_behind_of_what_is_done(center, client):
         center.ack(messages)
     assert len(claims(center)) == 252
     sweep = ClaimSweep(center.runner)
-    topics = [center.declared("mail")]
+    topics = [center.registry.declared("mail")]
     assert topics[0].declaration.unique
     for n in range(100):
         sweep.run(topics, 10.0 * n)
     assert claims(center) == {"k": "a", "throttle": "b"}
     center.cancel("a")
-    center.purge("mail")
+    center.queues.purge("mail")
     assert sum(client.exists(slot.claims) for slot in topics[0].all_slots()) == 1
 
 
 def test_a_sweep_goes_on_where_there_is_much_and_rests_else(center):
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     for n in range(500):
         put(center, f"m{n}", f"k{n}")
     while messages := center.pop("mail", 1000).messages:
         center.ack(messages)
     sweep = ClaimSweep(center.runner)
-    topics = [center.declared("mail")]
+    topics = [center.registry.declared("mail")]
     for left in (400, 300, 200, 100, 0, 0):
         sweep.run(topics, 1.0)
         assert len(claims(center)) == left
@@ -432,9 +432,9 @@ def test_a_sweep_goes_on_where_there_is_much_and_rests_else(center):
 
 
 def test_a_queue_that_goes_away_by_itself_takes_its_claims_along(center, client):
-    center.declare("mail", slots=1, expires=60_000)
+    center.queues.declare("mail", slots=1, expires=60_000)
     put(center, "a")
-    assert 0 < client.pttl(center.topic("mail").slot(0).claims) <= 60_000
+    assert 0 < client.pttl(center.registry.topic("mail").slot(0).claims) <= 60_000
 
 
 def test_a_put_that_is_repeated_finds_its_message_and_not_a_conflict(center):
@@ -488,7 +488,7 @@ def test_who_may_not_sweep_puts_all_the_same(client):
 
 @pytest.mark.parametrize("conflict", ["keep", "replace", "push_back", "raise"])
 def test_what_waits_for_its_turn_in_a_lane_has_its_unique_key(center, conflict):
-    center.declare("mail", key_concurrency=1)
+    center.queues.declare("mail", key_concurrency=1)
     put(center, "a", "k1", key="customer")
     put(center, "b", "k2", key="customer")
     put(center, "c", "k3", key="customer")
@@ -510,13 +510,13 @@ def test_what_waits_for_its_turn_in_a_lane_has_its_unique_key(center, conflict):
         center.ack([one])
     new = conflict in ("replace", "push_back")
     assert sorted(got) == [("b", b"d" if new else b"b"), ("c", b"c")]
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
     assert put(center, "f", "k2", key="customer") == "f"
 
 
 @pytest.mark.parametrize("order", ["serial", None])
 def test_a_key_is_held_while_its_task_has_a_place_and_until_it_is_freed(center, order):
-    center.declare("mail", slots=1, key_order=order, concurrency=1)
+    center.queues.declare("mail", slots=1, key_order=order, concurrency=1)
     put(center, "a", "k1", key="customer")
     put(center, "b", "k2", key="customer")
     first = pop(center)
@@ -534,7 +534,7 @@ def test_a_key_is_held_while_its_task_has_a_place_and_until_it_is_freed(center, 
 
 
 def test_what_may_not_be_put_claims_nothing_and_what_is_kept_does_not_count(center):
-    center.declare("mail", slots=1, put_rate="2/h")
+    center.queues.declare("mail", slots=1, put_rate="2/h")
     put(center, "a", "k1", delay=HOUR)
     for _ in range(3):
         assert put(center, "b", "k1") == "a"
@@ -600,7 +600,7 @@ events = st.one_of(
 def test_whatever_happens_a_key_is_held_by_what_is_still_there(client, steps):
     client.flushall()
     center = TimeoutCenter(client, grace=0)
-    center.declare("mail", slots=4, retries=16)
+    center.queues.declare("mail", slots=4, retries=16)
     model = Model()
     flying: list[Delivery] = []
     for number, (what, *rest) in enumerate(steps):
@@ -626,7 +626,7 @@ def test_whatever_happens_a_key_is_held_by_what_is_still_there(client, steps):
                 center.cancel(id)
                 del model.state[id]
         elif what == "replay":
-            center.requeue_dead("mail")
+            center.dead.requeue("mail")
             dead = {id for id, state in model.state.items() if state == "dead"}
             model.state.update(dict.fromkeys(dead, "waiting"))
             model.holder = {k: held for k, held in model.holder.items() if held[0] not in dead}
@@ -650,7 +650,7 @@ def test_whatever_happens_a_key_is_held_by_what_is_still_there(client, steps):
     assert {one.id: one.body.decode() for one in center.scan("mail", limit=100).messages} == {
         id: model.body[id] for id in model.state
     }
-    assert center.check("mail") == []
+    assert center.admin.check("mail") == []
 
 
 # -- another number of slots
@@ -661,7 +661,7 @@ def test_whatever_happens_a_key_is_held_by_what_is_still_there(client, steps):
 def test_claims_go_along_with_another_number_of_slots(server, client, slots, is_envelope):
     """Whether the messages are moved, or stay where they are until they are delivered."""
     center = center_for(server.toc_url)
-    center.declare("mail", slots=4)
+    center.queues.declare("mail", slots=4)
     keys = {f"m{n}": f"k{n}" for n in range(20)}
 
     def add(id: str, key: str, **how: Any) -> str | None:
@@ -698,8 +698,8 @@ def test_claims_go_along_with_another_number_of_slots(server, client, slots, is_
     assert done or reshard()
     assert add("later", "k3") == "later"
     assert add("other", "throttle") == "throttled"
-    assert center.check("mail") == []
-    assert center.declared("mail").declaration.draining_counts == ()
+    assert center.admin.check("mail") == []
+    assert center.registry.declared("mail").declaration.draining_counts == ()
 
 
 # -- docs/unique.md
@@ -720,7 +720,7 @@ def test_the_example_of_a_center_runs(center, capsys):
     ],
 )
 def test_keys_and_slot_bases_are_told_apart_whatever_they_hold(center, one, other):
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     for number, (basis, key) in enumerate((one, other)):
         assert center.put("mail", f"m{number}", b"", basis=basis, unique=key).id == f"m{number}"
         assert center.put("mail", "again", b"", basis=basis, unique=key).id == f"m{number}"

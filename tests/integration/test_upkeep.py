@@ -121,7 +121,7 @@ def test_what_was_asked_before_the_server_stood_still_takes_nothing_from_who_liv
 ) -> None:
     """A look is on its way when the server freezes for longer than a lease."""
     center = kombu_toc.center_for(own.toc_url)
-    center.limits = Limits(visibility=VISIBILITY)
+    center.context.limits = Limits(visibility=VISIBILITY)
     center.put("mail", "m", BODY)
     holder = process(own.toc_url)
     holder.take("mail")
@@ -146,7 +146,7 @@ def test_who_keeps_topics_up_takes_nothing_from_who_lives_after_the_server_stood
     holder, keeper = process(own.toc_url), process(own.toc_url)
     for i in range(20):
         holder.center.put("mail", f"m{i}", BODY)
-    holder.center.declare("mail", visibility=VISIBILITY)
+    holder.center.queues.declare("mail", visibility=VISIBILITY)
     holder.take("mail", 20)
     keeper.keep_up()
     until(lambda: keeper.heartbeat.keeps_up)
@@ -167,7 +167,7 @@ def test_a_clock_that_is_set_forward_takes_nothing_from_who_lives(
     """X10"""
     living, dead, other = (process(stepped.toc_url) for _ in range(3))
     center = other.center
-    center.declare("mail", visibility=VISIBILITY)
+    center.queues.declare("mail", visibility=VISIBILITY)
     for id in ("a", "b"):
         center.put("mail", id, BODY)
     living.take("mail")
@@ -199,7 +199,7 @@ def test_after_a_restart_nobody_takes_from_who_lives(
 ) -> None:
     """Nor does one that has just connected; but from who died meanwhile."""
     living, dead = process(own.toc_url), process(own.toc_url)
-    living.center.declare("mail", visibility=VISIBILITY)
+    living.center.queues.declare("mail", visibility=VISIBILITY)
     for id in ("a", "b"):
         living.center.put("mail", id, BODY)
     living.take("mail")
@@ -258,7 +258,7 @@ def test_who_comes_rarely_gives_back_what_the_one_before_saw_ended(server: Serve
     with server.client() as client:
         client.flushall()
     center = kombu_toc.center_for(server.toc_url)
-    center.declare("rarely", slots=1, visibility=1)
+    center.queues.declare("rarely", slots=1, visibility=1)
     center.put("rarely", "m", BODY)
     center.pop("rarely")
     time.sleep(1)  # its lease ends
@@ -268,7 +268,7 @@ def test_who_comes_rarely_gives_back_what_the_one_before_saw_ended(server: Serve
     assert look() == ["m"]
     assert look() == []
     with server.client() as client:
-        assert client.exists(center.topic("rarely").slot(0).watch) == 0
+        assert client.exists(center.registry.topic("rarely").slot(0).watch) == 0
     center.client.close()
 
 
@@ -280,7 +280,7 @@ def test_a_message_of_its_own_visibility_comes_back_in_time_whoever_polls(
     with server.client() as client:
         client.flushall()
     dead, other = process(server.toc_url), process(server.toc_url)
-    dead.center.declare("mail", slots=1)
+    dead.center.queues.declare("mail", slots=1)
     if who == "next":
         killed = process(server.toc_url)  # it keeps all topics up, and goes without a word
         killed.keep_up()
@@ -292,7 +292,7 @@ def test_a_message_of_its_own_visibility_comes_back_in_time_whoever_polls(
     if who == "keeper":
         other.keep_up()
     if who == "next":
-        watch_key = dead.center.topic("mail").slot(0).watch
+        watch_key = dead.center.registry.topic("mail").slot(0).watch
         until(lambda: bool(dead.center.client.exists(watch_key)))  # it has looked
         killed.heartbeat._upkeeper._elect = lambda *_: (False, 1.0)  # without a word
     if who == "late":
@@ -334,7 +334,7 @@ def test_a_short_lease_of_a_queue_with_long_ones_outlasts_a_silence_that_nobody_
 def test_what_is_known_of_looks_at_leases_goes_with_the_leases(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
-    topic = center.declare("mail", slots=1, visibility=1)
+    topic = center.queues.declare("mail", slots=1, visibility=1)
     center.put("mail", "m", BODY)
     held = center.pop("mail").messages
     TimeoutCenter(client).pop("mail", 0)
@@ -355,7 +355,7 @@ def test_topics_that_nobody_consumes_are_kept_up(
     keeper.keep_up()
     until(lambda: keeper.heartbeat.keeps_up)
     for name in ("nobody", "others"):
-        center.declare(name, visibility=VISIBILITY, dead_limit=8)
+        center.queues.declare(name, visibility=VISIBILITY, dead_limit=8)
         for i in range(3):
             center.put(name, f"{i}", BODY, basis="0")
         dead.take(name, 1)
@@ -460,7 +460,7 @@ def test_a_broken_topic_keeps_no_other_from_being_kept_up(
 ) -> None:
     keeper, dead = process(server.toc_url), process(server.toc_url)
     for name in ("a", "b", "c"):
-        dead.center.declare(name, slots=2, visibility=VISIBILITY)
+        dead.center.queues.declare(name, slots=2, visibility=VISIBILITY)
         dead.center.put(name, "m", BODY)
         dead.take(name)
     client.set("toc:{b:0}:prepare", "no sorted set", keepttl=False)
@@ -485,7 +485,7 @@ def test_a_key_that_another_program_has_written_stops_its_queue_and_no_other(
 
     queues = [Queue("broken"), Queue("mail")]
     with Consumer(connection, queues, callbacks=[received]), connection.Producer() as producer:
-        slot = center.topic("broken").slot(0)
+        slot = center.registry.topic("broken").slot(0)
         key = slot.stores[0] if which == "store" else center.keys.wake("broken")
         center.client.set(key, "something else")
         for number in range(3):
@@ -493,7 +493,7 @@ def test_a_key_that_another_program_has_written_stops_its_queue_and_no_other(
             until(lambda count=number + 1: _drain(connection, 0.1) or len(got) == count)
         until(lambda: _drain(connection, 0.1) or "a queue is not served" in caplog.text)
         assert f"the key {key!r} is no" in caplog.text
-        center.repair("broken")
+        center.admin.repair("broken")
         for number in range(3, 20):
             producer.publish(f"{number}", routing_key="broken")
         until(lambda: _drain(connection, 0.1) or len(got) == 20)

@@ -218,7 +218,7 @@ def test_messages_that_are_due_together_go_to_all_who_wait(
     make: Callable[[], TimeoutCenter], center: TimeoutCenter, client: redis.Redis
 ) -> None:
     """Nobody who waits sits on what another could have."""
-    center.declare("mail", slots=8)
+    center.queues.declare("mail", slots=8)
     with Waiters(make, 6, "mail", limit=1).running() as waiters:
         until(lambda: blocked(client) == 6)
         at = now_us(client) / 1e6 + 0.5
@@ -256,7 +256,7 @@ def test_a_topic_with_a_backlog_delays_no_other(
 
 
 def test_priorities_go_first(center: TimeoutCenter) -> None:
-    center.declare("mail", slots=1)  # of a Cluster, one is popped after the other
+    center.queues.declare("mail", slots=1)  # of a Cluster, one is popped after the other
     center.put("mail", "low", b"", priority=9)
     center.put("mail", "high", b"", priority=0)
     assert [center.pop("mail", wait=1).messages[0].id for _ in "12"] == ["high", "low"]
@@ -269,7 +269,7 @@ def test_what_comes_back_when_a_lease_ends_reaches_who_waits(
     center: TimeoutCenter, make: Callable[[], TimeoutCenter]
 ) -> None:
     """Without a worker or another process that keeps the topic in order."""
-    center.declare("mail", visibility=1)
+    center.queues.declare("mail", visibility=1)
     center.put("mail", "m", b"")
     [message] = center.pop("mail").messages
     began = time.monotonic()
@@ -310,8 +310,8 @@ def waiting_processes(server: Server | Cluster, number: int) -> Iterator[list[An
 def test_a_process_that_is_killed_with_claims_delays_its_messages_by_moments(
     server: Server | Cluster, center: TimeoutCenter, client: redis.Redis
 ) -> None:
-    center.declare("mail", slots=1)
-    center.declare("sms", slots=1)
+    center.queues.declare("mail", slots=1)
+    center.queues.declare("sms", slots=1)
     center.put("mail", "m", b"", delay=1.5)
     with waiting_processes(server, 1) as [process]:
         until(lambda: not announced(center, "mail"))  # it has claimed it
@@ -352,7 +352,7 @@ def test_who_waits_asks_the_server_next_to_nothing(
     try:
         with server.client() as client, server.client() as waits:
             other = TimeoutCenter(waits, grace=0)
-            other.declare("mail", slots=1)
+            other.queues.declare("mail", slots=1)
             with in_thread(other.pop, "mail", wait=4.5):
                 until(lambda: blocked(client) == 1)
                 client.config_resetstat()
@@ -368,7 +368,7 @@ def test_who_waits_asks_the_server_next_to_nothing(
 def test_somebody_who_keeps_the_topics_up_spares_the_looks(
     center: TimeoutCenter, client: redis.Redis, make: Callable[[], TimeoutCenter]
 ) -> None:
-    center.declare("mail")
+    center.queues.declare("mail")
     client.set(center.keys.upkeep, "somebody")
     with in_thread(make().pop, "mail", wait=9):
         until(lambda: blocked(client) == 1)
@@ -384,7 +384,7 @@ def test_threads_that_share_a_center_share_the_looks(
     client: redis.Redis, make: Callable[[], TimeoutCenter]
 ) -> None:
     center = make()
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     with ExitStack() as stack:
         for _ in range(10):
             stack.enter_context(in_thread(center.pop, "mail", wait=4))
@@ -451,7 +451,7 @@ def test_a_server_that_is_restarted_is_waited_for(tmp_path: Path) -> None:
 def test_a_server_that_is_away_ends_the_wait_with_its_error(tmp_path: Path) -> None:
     server = Server(tmp_path).start()
     center = center_for(server.toc_url)
-    center.declare("mail")
+    center.queues.declare("mail")
     server.kill()
     began = time.monotonic()
     with pytest.raises(redis.exceptions.ConnectionError):
@@ -483,11 +483,11 @@ def test_what_a_pop_had_given_when_its_connection_was_cut_is_not_lost(
     server: Server, center: TimeoutCenter, many: bool
 ) -> None:
     """It is fetched by the name of the pop, and no retry is spent."""
-    center.declare("mail", visibility=30)
+    center.queues.declare("mail", visibility=30)
     center.put("mail", "m", b"body")
     with Proxy(server.port) as proxy:
         waits = center_for(proxy.toc_url)
-        waits.declare("mail")
+        waits.queues.declare("mail")
         waits.pop("mail", 0)  # loads the script, and takes nothing
         lost = proxy.drop_replies(load("pop").sha.encode())
         began = time.monotonic()
@@ -505,7 +505,7 @@ def test_a_failover_is_waited_for(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path).start()
     try:
         center = center_for(deployment.toc_url)
-        center.declare("mail")
+        center.queues.declare("mail")
         with in_thread(center_for(deployment.toc_url).pop, "mail", wait=60) as returned:
             with deployment.acting().client() as client:
                 until(lambda: blocked(client) == 1)
@@ -532,7 +532,7 @@ def test_a_node_of_a_cluster_that_dies_or_loses_the_wake_indexes_is_waited_for(
 ) -> None:
     cluster = start_cluster(replicas=1)
     center = center_for(cluster.toc_url)
-    center.declare("mail")
+    center.queues.declare("mail")
     home = cluster.node_of(center.keys.wake("mail"))
     with in_thread(center_for(cluster.toc_url).pop, ["mail", "sms"], wait=60) as returned:
         until(lambda: home("INFO", "clients")["blocked_clients"] == 1)
@@ -589,7 +589,7 @@ def test_what_one_topic_has_given_is_not_lost_when_another_one_fails(
     center: TimeoutCenter, caplog: pytest.LogCaptureFixture
 ) -> None:
     center.put("good", "x", b"")
-    for slot in center.declare("bad").all_slots():
+    for slot in center.queues.declare("bad").all_slots():
         center.client.set(slot.prepare, "not a sorted set")
     [message] = center.pop(["good", "bad"], 9, wait=5).messages
     assert message.id == "x"
@@ -608,7 +608,7 @@ def test_an_exception_after_one_topic_was_popped_gives_its_messages_back(
         return agreed(topic)
 
     center.put("first", "x", b"")
-    center.declare("second")
+    center.queues.declare("second")
     monkeypatch.setattr(center.registry, "agreed", agreed)
     for _ in range(2):  # another topic goes first each time
         with pytest.raises(PriorityStepsError):

@@ -17,7 +17,7 @@ from kombu_toc.consumer.state import MAX_CLAIMS
 from kombu_toc.model.scores import action_time
 from kombu_toc.scripts.call import load
 
-from .inspection import announced, check_slots, keys_left, now_us, slot_keys, time_passes
+from .inspection import announced, check_slots, keys_left, now_us, put_call, slot_keys, time_passes
 
 Connect = Callable[..., Connection]
 
@@ -203,25 +203,27 @@ MANY = 2000
 def sizes(center: TimeoutCenter, topic: str) -> tuple[int, int]:
     """How many announcements nobody has claimed, and how many the fullest slot remembers."""
     client = center.client
-    armed = max(client.zcard(slot.announced_times) for slot in center.topic(topic).all_slots())
+    armed = max(
+        client.zcard(slot.announced_times) for slot in center.registry.topic(topic).all_slots()
+    )
     return client.zcard(center.keys.wake(topic)), armed
 
 
 def test_puts_with_descending_times_leave_one_announcement_a_slot(center: TimeoutCenter) -> None:
     """Y5: nothing grows, and no script takes longer."""
-    topic = center.topic("mail")
+    topic = center.registry.topic("mail")
     calls = [
-        center.putting(topic, f"m{i}", b"", at_us=2 * 10**15 - i * 1000) for i in range(10 * MANY)
+        put_call(center, topic, f"m{i}", b"", at_us=2 * 10**15 - i * 1000) for i in range(10 * MANY)
     ]
     for start in range(0, len(calls), 500):
-        center.run_all(calls[start : start + 500])
+        center.runner.run_all(calls[start : start + 500])
     unclaimed, armed = sizes(center, "mail")
     # On a Cluster a script cannot see what is claimed, and leaves one that may be.
     each = 2 if center.clustered else 1
     assert unclaimed <= each * 8
     assert armed <= each
     check_slots(center, "mail")
-    center.purge("mail")
+    center.queues.purge("mail")
     assert slot_keys(center.client) == []
 
 
@@ -232,7 +234,7 @@ def test_a_consumer_of_descending_times_holds_a_few_claims_of_a_slot(
     poller = connection.transport.poller
     with Consumer(connection, [Queue("mail", queue_arguments={"x-slots": 1})], callbacks=[print]):
         poller.long_running = True
-        center.declare("mail", slots=1)
+        center.queues.declare("mail", slots=1)
         wake = center.keys.wake("mail")
         first = time.time() + 3600
         for i in range(40):
@@ -260,14 +262,16 @@ def test_whatever_is_announced_and_claimed_the_first_time_is_known(
 ) -> None:
     """A8: a slot's first time, or an earlier one, is announced, or claimed by a consumer that pops
     then, whoever claimed what before, and in whatever order times come and go."""
-    center.declare("one", slots=1)
+    center.queues.declare("one", slots=1)
     client, wake = center.client, center.keys.wake("one")
-    slot = center.topic("one").slot(0)
+    slot = center.registry.topic("one").slot(0)
     some = random.Random(seed)
     first, ids, claims = time.time() + 3600, [], set[int]()
 
     def hand_back(times: list[int]) -> None:
-        center.run_all(center.handing_back("one", [(0, us) for us in times]))
+        center.runner.run_all(
+            center.commands.reannounce(center.registry.resolved("one"), [(0, us) for us in times])
+        )
 
     for number in range(150):
         action = some.choice(["put", "put", "put", "claim", "cancel", "pop", "hand back", "pass"])
@@ -308,7 +312,7 @@ def test_whatever_is_announced_and_claimed_the_first_time_is_known(
 
 def test_what_one_script_announces_and_takes_back_is_not_announced(center: TimeoutCenter) -> None:
     """Of what is released together, the latest first."""
-    center.declare("mail", slots=1)
+    center.queues.declare("mail", slots=1)
     for number in range(5):
         center.put("mail", f"{number}", b"")
     popped = center.pop("mail", 5).messages

@@ -100,19 +100,21 @@ def test_what_was_passed_on_goes_when_its_time_has_passed(
     key = center.keys.passed_on("mail", 5)
     now = now_us(client)
     pass_on = center.commands.pass_on
-    assert center.run(pass_on("mail", 5, now - 3_000_000)) == 0
-    assert center.run(pass_on("mail", 5, now + 60_000_000)) == 1
-    assert center.run(pass_on("mail", 5, now + 1_000_000)) == 2
-    assert center.run(pass_on("mail", 5, now + 1_000_000)) == 2
+    assert center.runner.run(pass_on("mail", 5, now - 3_000_000)) == 0
+    assert center.runner.run(pass_on("mail", 5, now + 60_000_000)) == 1
+    assert center.runner.run(pass_on("mail", 5, now + 1_000_000)) == 2
+    assert center.runner.run(pass_on("mail", 5, now + 1_000_000)) == 2
     assert 64_000 < client.pttl(key) <= 65_000
     client.zadd(key, {f"5:{number}": number for number in range(300)})
-    assert center.run(pass_on("mail", 5, now)) == 203  # a hundred of what is old go at a time
+    assert (
+        center.runner.run(pass_on("mail", 5, now)) == 203
+    )  # a hundred of what is old go at a time
 
 
 def test_what_was_passed_on_goes_with_its_topic(client: redis.Redis, center: TimeoutCenter) -> None:
-    center.declare("mail")
-    center.run(center.commands.pass_on("mail", 5, now_us(client) + 10**15))
-    center.delete("mail")
+    center.queues.declare("mail")
+    center.runner.run(center.commands.pass_on("mail", 5, now_us(client) + 10**15))
+    center.queues.delete("mail")
     assert not client.exists(center.keys.passed_on("mail", 5))
 
 

@@ -14,41 +14,28 @@ from kombu_toc import AsyncTimeoutCenter, ConfigurationError, TimeoutCenter
 from kombu_toc.aio.client import _patience
 from kombu_toc.aio.links import ReplyReader
 from kombu_toc.aio.waiting import run, wait_for
-from kombu_toc.center.center import Delegate, Option
+from kombu_toc.center.center import Delegate
 
 from ..loops import in_loop
 
 pytestmark = pytest.mark.versions
 
-#: Methods that only build a call, from before there were others for it.
-OLD = {
-    *("acking", "appearing", "counting", "declaring", "extending", "finding_due", "handing_back"),
-    *("popping", "putting", "recalling", "rejecting", "releasing"),
-    *("watched", "watched_until"),
-}
-
 
 def test_whatever_a_timeout_center_offers_can_be_awaited() -> None:
-    methods = {
-        name
-        for name in dir(TimeoutCenter)
-        if not name.startswith("_") and callable(getattr(TimeoutCenter, name))
-    } - OLD
-    assert len(methods) > 40
-    missing = methods - set(dir(AsyncTimeoutCenter))
-    assert not missing, "kombu_toc/aio/center.py: add NAME = Awaited(TimeoutCenter.NAME)"
     for name, value in vars(TimeoutCenter).items():
         if isinstance(value, Delegate):
             assert getattr(AsyncTimeoutCenter, name) is getattr(TimeoutCenter, name)
-        if isinstance(value, Option):
-            assert isinstance(vars(AsyncTimeoutCenter)[name], Option), name
-
-
-def test_options_are_those_of_the_center() -> None:
     toc = AsyncTimeoutCenter.from_url("toc+redis://localhost:1/0", toc_slots=4, toc_retries=2)
-    assert toc.slots == 4
-    toc.grace = 3.0
-    assert toc.center.grace == 3.0
+    for part in (*TimeoutCenter.PARTS, "registry", "runner"):
+        methods = public(getattr(toc.center, part))
+        assert methods
+        assert methods <= public(getattr(toc, part))
+    assert toc.registry.slots == 4
+    assert toc.limits is toc.center.limits
+
+
+def public(thing: object) -> set[str]:
+    return {name for name in dir(thing) if name[0] != "_" and callable(getattr(thing, name))}
 
 
 def test_a_function_gets_what_is_awaited_for_it() -> None:

@@ -17,7 +17,7 @@ class Center:
     """Replies the bindings of an exchange, unless the caller has that version of them."""
 
     def __init__(self) -> None:
-        self.keys = Keys("toc:")
+        self.keys, self.runner = Keys("toc:"), self
         self.bound: dict[str, str] = {}  #: routing key -> queue
         self.version = 0
         self.asked = self.read = 0

@@ -1,38 +1,15 @@
-"""A TaskCenter wraps a TimeoutCenter, and has all of its public names."""
+"""A TaskCenter is a TimeoutCenter of the same parts, to which messages are tasks."""
 
 from __future__ import annotations
-
-import inspect
-from unittest import mock
 
 import pytest
 import redis
 from celery import Celery
 
 from celery_toc import Task, TaskCenter
-from kombu_toc import DEAD, WAITING, Cancelled, Found, Limits, Page, TimeoutCenter
+from kombu_toc import DEAD, WAITING, Cancelled, Found, Page, TimeoutCenter
 
 pytestmark = pytest.mark.versions
-
-#: What users have had since the first release, on the object that `timeout_center` returns.
-METHODS = {
-    *("ack", "acking", "admit", "agreed", "appearing", "cancel", "cancel_found"),
-    *("cancelled_lately", "check", "coming", "consumers", "count", "counting", "counts"),
-    *("counts_by_slot", "declare", "declared", "declaring", "delete", "ensure_task"),
-    *("extend", "extending", "finding_due", "forget", "get", "handing_back", "known", "learn"),
-    *("pause", "paused", "pop", "popping", "purge", "purge_dead", "put", "putting"),
-    *("reach", "recalling", "redeclare", "refresh", "reject", "rejecting", "release"),
-    *("releasing", "remember_cancelled", "repair", "requeue_dead", "reschedule"),
-    *("reschedule_found", "run", "run_all", "run_each", "run_now", "run_puts", "scan"),
-    *("scheduled", "speaks_for", "stale", "summary", "task", "tasks", "topic", "topics"),
-}
-ATTRIBUTES = {
-    *("app", "client", "clustered", "grace", "keys", "limits", "metrics", "pop_bytes", "slots"),
-    *("steps", "wait_replicas", "wait_timeout"),
-}
-
-#: What a TaskCenter does in a way of its own.
-OWN = {"alter", "count", "declare", "pop", "purge_dead", "requeue_dead", "reschedule", "scan"}
 
 
 @pytest.fixture
@@ -52,41 +29,12 @@ def tasks(app, center) -> TaskCenter:
     return TaskCenter(app, center)
 
 
-def public(thing: object) -> set[str]:
-    return {name for name in dir(thing) if not name.startswith("_")}
-
-
-def test_what_users_have_is_there(tasks):
-    assert public(tasks) >= {*METHODS, *ATTRIBUTES}
-    assert all(callable(getattr(tasks, name)) for name in METHODS)
-
-
-def test_whatever_a_timeout_center_offers_a_task_center_does_too(center, tasks):
-    methods = {name for name in public(TimeoutCenter) if callable(getattr(TimeoutCenter, name))}
-    methods.discard("from_url")  # of an app it is celery_toc.timeout_center
-    assert methods
-    assert methods - public(tasks) == set()
-    for name in methods - OWN:
-        of_tasks, of_center = getattr(tasks, name), getattr(center, name)
-        assert of_tasks.__name__ == of_center.__name__ == name
-        assert inspect.signature(of_tasks) == inspect.signature(of_center)
-        assert of_tasks.__doc__ == of_center.__doc__
-
-
-def test_what_is_the_same_is_asked_of_the_center(center, tasks, monkeypatch):
-    for name in METHODS & (public(TimeoutCenter) - OWN):
-        asked = mock.Mock()
-        monkeypatch.setattr(center, name, asked)
-        assert getattr(tasks, name)("mail", topic="x") is asked.return_value, name
-        assert asked.mock_calls == [mock.call("mail", topic="x")], name
-
-
-def test_attributes_are_those_of_the_center(center, tasks):
-    for name in ATTRIBUTES - {"app"}:
-        assert getattr(tasks, name) is getattr(center, name)
-    tasks.limits = Limits(visibility=5)
-    assert center.limits.visibility == 5
-    assert (tasks.pop_bytes, tasks.grace, tasks.steps) == (77, 3.0, (0, 5))
+def test_its_parts_are_those_of_the_center(center, tasks):
+    assert isinstance(tasks, TimeoutCenter)
+    own = {name for name, part in vars(center).items() if getattr(tasks, name) is not part}
+    assert own == {"dead"}, "a predicate of it is given a Task"
+    for name in ("get", "put", "cancel", "ack"):
+        assert getattr(tasks, name) == getattr(center, name)
 
 
 def test_a_task_center_of_a_task_center_wraps_the_same_center(app, center, tasks):
@@ -109,19 +57,25 @@ def test_a_predicate_is_asked_about_a_task(app, center, tasks, monkeypatch):
         assert (topic, options["state"], options["limit"]) == ("mail", DEAD, 9)
         return Page([one for one in (found("a"), found("b")) if where(one)], None)
 
-    monkeypatch.setattr(center, "scan", scan)
+    monkeypatch.setattr(center.scans, "scan", scan)
     [one] = tasks.scan("mail", state=DEAD, where=where, limit=9).messages
     assert one.id == "b"
     assert [type(task) for task in asked] == [Task, Task]
     assert asked[0].app is app
 
 
-@pytest.mark.parametrize("name", ["scan", "count", "requeue_dead", "purge_dead"])
+@pytest.mark.parametrize("name", ["scan", "count", "requeue", "purge"])
 def test_who_has_no_predicate_reads_no_task(center, tasks, monkeypatch, name):
     """The center reads bodies, and in larger steps, only for a predicate."""
     given = []
-    monkeypatch.setattr(center, name, lambda topic, **options: given.append(options["where"]))
-    getattr(tasks, name)("mail")
+
+    def called(topic, **options):
+        given.append(options["where"])
+        return 0
+
+    part = "scans" if name in ("scan", "count") else "dead"
+    monkeypatch.setattr(getattr(center, part), name, called)
+    getattr(tasks if part == "scans" else tasks.dead, name)("mail")
     assert given == [None]
 
 

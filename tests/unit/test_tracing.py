@@ -426,7 +426,7 @@ with Celery("shop", broker="toc+embedded://") as app:
         await api_for("toc+embedded://").aclose()
 
     asyncio.run(main())
-    center.delete(queue)
+    center.queues.delete(queue)
 mine = {name for name in sys.modules if name.endswith((".tracing", ".traced"))}
 assert not {name for name in mine if name.startswith(("kombu_toc", "celery_toc"))}, mine
 """

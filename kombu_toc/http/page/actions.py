@@ -75,22 +75,20 @@ class Actions:
         if not found:
             return Done(0, 0)
         if act == "cancel":
-            cancelled: list[Cancelled] = await self._center.cancel_found(found, dead=False)
+            cancelled: list[Cancelled] = await self._center.cancel(found, dead=False)
             deleted = [one for one in cancelled if one.deleted]
             if deleted:
                 await self._extras.cancelled(deleted)
             skipped = tuple(one.schedule for one in deleted if one.schedule)
             return Done(len(deleted), len(found) - len(deleted), skipped)
         if act in ("run", "reschedule"):
-            moved = await self._center.reschedule_found(
-                found, at=at if act == "reschedule" else None
-            )
+            moved = await self._center.reschedule(found, at=at if act == "reschedule" else None)
             number = sum(one.moved for one in moved)
             return Done(number, len(found) - number)
         # Just these: another one of the same id may have died meanwhile.
         these = {(one.id, one.time_us, one.body) for one in found}
         ids = sorted({one.id for one in found})
-        method = self._center.requeue_dead if act == "requeue" else self._center.purge_dead
+        method = self._center.dead.requeue if act == "requeue" else self._center.dead.purge
         number = await method(
             found[0].topic, ids=ids, where=lambda one: (one.id, one.time_us, one.body) in these
         )

@@ -39,7 +39,7 @@ async def limits(tools: Tools, ask: Ask) -> View:
     names = [row.queue for row in snapshot.rows if ask.visitor.may("read", row.queue)]
     limited = []
     for name in names:
-        known = await tools.center.known(name)
+        known = await tools.center.registry.known(name)
         if known is not None and (known.declaration.gates or known.declaration.put_gates):
             limited.append(name)
     others = [name for name in names if name not in limited]
@@ -47,7 +47,7 @@ async def limits(tools: Tools, ask: Ask) -> View:
         "Limits",
         "limits",
         {
-            "used": [await tools.center.usage(name) for name in limited[:MOST]],
+            "used": [await tools.center.queues.usage(name) for name in limited[:MOST]],
             "others": others[: 2 * MOST],
             "are_many": len(others) > 2 * MOST or len(limited) > MOST,
             "said": _text,
@@ -58,13 +58,13 @@ async def limits(tools: Tools, ask: Ask) -> View:
 
 
 async def _one(tools: Tools, ask: Ask, queue: str) -> View:
-    described = await tools.center.describe(queue)
+    described = await tools.center.queues.describe(queue)
     return View(
         f"Limits of {queue}",
         "limit",
         {
             "queue": queue,
-            "used": [await tools.center.usage(queue)],
+            "used": [await tools.center.queues.usage(queue)],
             "keys": _shown(await tools.center.call(waiting_keys, queue, MOST), tools.mask),
             "fields": [(name, described.limits[name]) for name in _names()]
             if ask.visitor.may("operate", queue)
@@ -131,7 +131,7 @@ def _text(value: Any) -> Any:
 async def change(tools: Tools, ask: Ask) -> Answer:
     """Change what differs from what is declared."""
     queue = await tools.queue_of(ask, "operate", ask.field("queue"))
-    described = await tools.center.describe(queue)
+    described = await tools.center.queues.describe(queue)
     changed: dict[str, Any] = {}
     for name in _names():
         if f"limit.{name}" not in ask.fields:
@@ -149,7 +149,7 @@ async def change(tools: Tools, ask: Ask) -> Answer:
     )
     async with tools.audit.doing(ask.visitor.name, "alter", queue, what):
         try:
-            await tools.center.alter(queue, **changed)
+            await tools.center.queues.alter(queue, **changed)
         except ConfigurationError as exc:
             raise invalid("", str(exc)) from None
     return redirect(ask, link("limits", queue=queue), f"Changed: {what}.")

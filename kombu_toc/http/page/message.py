@@ -111,8 +111,8 @@ async def message(tools: Tools, ask: Ask) -> View | Answer:
     history = await _history(tools, ask, id)
     found: list[Found] = await tools.center.get(id, topic=name)
     found.sort(key=lambda one: one.id != id)
-    usage = await tools.center.usage(name) if found else None
-    declared = await tools.center.declared(name) if found else None
+    usage = await tools.center.queues.usage(name) if found else None
+    declared = await tools.center.registry.declared(name) if found else None
     retries = None if declared is None else declared.declaration.retries
     holders: list[str] | str | None = None
     if any(one.state == IN_FLIGHT for one in found):

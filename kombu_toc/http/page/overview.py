@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...center.find import MOST_FAR
+from ...center.topics import MOST_FAR
 from ..problems import invalid
 from . import words
 from .actions import ACTS

@@ -46,8 +46,8 @@ async def queue(tools: Tools, ask: Ask) -> View | Answer:
     selection = Selection.of({**ask.query, "queue": name}, now_us / 1e6)
     counts = await tools.center.counts(name)
     listing, every, seen_us = await _found(tools, ask, selection, now_us)
-    paused = await tools.center.is_paused(name)
-    declared = await tools.center.declared(name)
+    paused = await tools.center.queues.is_paused(name)
+    declared = await tools.center.registry.declared(name)
     numbers = {
         ALL_WAITING: counts.waiting,
         SCHEDULED: counts.scheduled,
@@ -205,7 +205,7 @@ async def pause(tools: Tools, ask: Ask) -> Answer:
     if act not in ("pause", "resume"):
         raise invalid("act", "it must be pause or resume")
     async with tools.audit.doing(ask.visitor.name, act, name):
-        await tools.center.pause(name, act == "pause")
+        await (tools.center.queues.pause if act == "pause" else tools.center.queues.resume)(name)
     return redirect(ask, link("queue", queue=name), f"{name} is {act}d.")
 
 

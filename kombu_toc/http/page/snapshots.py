@@ -136,7 +136,7 @@ class SnapshotReader:
         topics = [one for one in center.registry.select(None) if not one.declaration.expires]
         edges = edges_of(spans)
         self.seen, self.of = 0, len(topics)
-        consumers, paused = center.consumers(), center.paused()
+        consumers, paused = center.queues.consumers(), center.queues.paused()
         rows: list[Row] = []
         minutes = self._minutes
         self._minutes = {}

@@ -83,7 +83,11 @@ class Center:
         self._network, self._server = network, network.server
         self.commands = Commands(network.server)
         self.leases = EndedLeases(network.server)
-        self.registry = SimpleNamespace(resolved=str, known=lambda topic: None)
+        self.registry = SimpleNamespace(
+            resolved=str, known=lambda topic: None, topic=self.topic, reach=self.reach
+        )
+        self.queues = SimpleNamespace(paused=self.paused)
+        self.runner = SimpleNamespace(run_all=self.run_all)
         self._topics: dict[str, Topic] = {}
         self.keys = SimpleNamespace(wake=str, passed_on=passed_on, paused="paused", topics="topics")
         self.metrics = SimpleNamespace(late=lambda topic, us: None)
