@@ -26,6 +26,7 @@ import kombu_toc
 from ..cluster import Cluster
 from ..integration.inspection import slot_keys
 from ..servers import Server
+from ..support.waiting import wait_until
 from .nodes import Backend, Broker, ServerProcess, Worker, WorkerProcess
 from .tasks import make_app
 
@@ -44,17 +45,6 @@ LOOPS = list(POOLS) if os.environ.get("TOC_TEST_ALL") else ["prefork", "gevent"]
 
 #: The same for what was looked at with Kombu's event loop only.
 EVENT_LOOP = ["prefork", "threads"] if os.environ.get("TOC_TEST_ALL") else ["prefork"]
-
-
-def wait_until(holds: Callable[[], Any], seconds: float = 15, what: Any = None) -> None:
-    """Return when it holds.
-
-    what: what a failure shows; called for, if it can be
-    """
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, what() if callable(what) else what
-        time.sleep(0.02)  # it comes about in another process
 
 
 def stop_when_done(workers: Iterable[Worker], done: Callable[[], bool]) -> None:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from kombu_toc import ConfigurationError, Delivery, Taken, TimeoutCenter, center
 
 from ..cluster import Cluster
 from ..servers import Server
+from ..support.waiting import wait_until
 from .inspection import announced, now_us
 
 HOUR = 3600.0
@@ -31,13 +31,6 @@ HOUR = 3600.0
 def other(server: Server | Cluster, client: redis.Redis) -> TimeoutCenter:
     """Another center on the shared server, which is empty."""
     return TimeoutCenter(server.client(), grace=0)
-
-
-def until(holds: Callable[[], Any], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def put(center: TimeoutCenter, *ids: str, topic: str = "mail", **options: Any) -> None:
@@ -185,7 +178,7 @@ def test_each_lease_is_as_long_as_its_message_says(
     with center.consume("mail", limit=10, auto_ack=False, idle=0) as messages:
         [*_] = messages
         before = {one.id: one.time_us for one in center.scan("mail", state="in flight").messages}
-        until(
+        wait_until(
             lambda: (
                 {one.id: one.time_us for one in center.scan("mail", state="in flight").messages}
                 != before
@@ -207,7 +200,7 @@ def test_a_lease_that_is_lost_is_told(
     with center.consume("mail", idle=0) as messages, caplog.at_level(logging.WARNING):
         for message in messages:
             other.cancel("a", topic="mail", in_flight=True)
-            until(lambda taken=message: taken.lost)
+            wait_until(lambda taken=message: taken.lost)
     assert "leases ended before they were renewed" in caplog.text
     assert "message a of mail was gone when it was acknowledged" in caplog.text
 
@@ -223,7 +216,7 @@ def test_what_was_lost_before_its_turn_is_not_handed_to_the_body(
             got.append(message.id)
             if message.id == "a":
                 other.cancel("b", topic="mail", in_flight=True)
-                until(lambda: len(messages.held) == 2)
+                wait_until(lambda: len(messages.held) == 2)
     assert got == ["a", "c"]
 
 
@@ -275,10 +268,12 @@ def test_a_program_that_consumes_is_interrupted_without_harm(
         assert process.stdout.readline() == "a\n"
         put(center, "b", topic="sms")
         assert process.stdout.readline() == "b\n"
-        until(lambda: client.info("clients")["blocked_clients"])
+        wait_until(lambda: client.info("clients")["blocked_clients"])
         put(center, "later", delay=HOUR)
-        until(lambda: not announced(center, "mail"))
-        until(lambda: client.info("clients")["blocked_clients"])  # what it has claimed it knows now
+        wait_until(lambda: not announced(center, "mail"))
+        wait_until(
+            lambda: client.info("clients")["blocked_clients"]
+        )  # what it has claimed it knows now
         process.send_signal(signal.SIGINT)
         assert process.wait(20) != 0
     assert len(announced(center, "mail")) == 1
@@ -289,7 +284,7 @@ def test_several_programs_share_what_comes(server: Server | Cluster, center: Tim
     with program(server) as one, program(server) as two:
         for number in range(30):
             put(center, f"m{number}", topic=("mail", "sms")[number % 2], delay=0.005 * number)
-        until(lambda: sum(center.counts("mail")) + sum(center.counts("sms")) == 0, 30)
+        wait_until(lambda: sum(center.counts("mail")) + sum(center.counts("sms")) == 0, 30)
         put(center, "stop")
         put(center, "stop", topic="sms")
         lines = [*one.stdout, *two.stdout]

@@ -22,6 +22,7 @@ from kombu_toc.model.topic import slot_of
 from ..cluster import Cluster
 from ..ports import free_port
 from ..servers import Server
+from ..support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,13 +42,6 @@ def deliver(
     for i in range(number):
         center.put(topic, f"{topic}-{i}", b"x")
     return center.pop(topic, number, visibility=visibility).messages
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # another thread brings it about
 
 
 def test_an_error_in_one_topic_keeps_no_other_lease_from_being_renewed(
@@ -102,9 +96,9 @@ def test_a_thousand_leases_that_ended_make_one_warning(
     center.release(deliveries)
     for delivery in deliveries:
         heartbeat.hold(delivery, 1)
-    until(lambda: not heartbeat.held())
+    wait_until(lambda: not heartbeat.held())
     again = "may be delivered again"
-    until(lambda: again in caplog.text)
+    wait_until(lambda: again in caplog.text)
     [record] = [record for record in caplog.records if again in record.getMessage()]
     assert record.levelno == logging.WARNING
     assert record.getMessage().endswith("and 990 more")
@@ -184,7 +178,7 @@ def test_an_acknowledgement_that_a_replica_refused_is_said_again(tmp_path: Path)
             time.sleep(1.5)  # it is said once a second, and refused
             assert center.counts("mail").in_flight == 1
             client.execute_command("REPLICAOF", "NO", "ONE")
-            until(lambda: center.counts("mail").in_flight == 0)
+            wait_until(lambda: center.counts("mail").in_flight == 0)
     finally:
         server.stop()
 
@@ -250,7 +244,7 @@ def test_a_node_that_is_away_keeps_nothing_on_the_others_from_being_renewed(
     assert len(exchange.of("everyone")) == 1
     assert heartbeat.in_time("mail", places), "expired leases are rolled back there"
     away.cluster.restart(away.node)
-    until(lambda: not heartbeat.owes_calls)
+    wait_until(lambda: not heartbeat.owes_calls)
     for delivery, _ in heartbeat.held():
         heartbeat.drop(delivery)
     heartbeat.leave_all("me")
@@ -266,12 +260,12 @@ def test_where_leases_cannot_be_renewed_nothing_is_rolled_back_by_who_holds_them
     heartbeat.hold(there, 1)
     assert heartbeat.in_time("mail")
     away.cluster.kill(away.node)
-    until(lambda: not heartbeat.in_time("mail", {there.slot}))
+    wait_until(lambda: not heartbeat.in_time("mail", {there.slot}))
     assert heartbeat.in_time("mail", {here.slot})
     assert heartbeat.in_time("mail", ()) and heartbeat.in_time("news")
     assert not heartbeat.in_time("mail") and not heartbeat.in_time()
     heartbeat.drop(there)
-    until(lambda: heartbeat.in_time("mail"))
+    wait_until(lambda: heartbeat.in_time("mail"))
     heartbeat.drop(here)
 
 

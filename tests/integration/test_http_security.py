@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from ..http_server import HttpServer
 from ..page_visitor import Visitor, audit
 from ..servers import Server
 from ..support import nursery
+from ..support.waiting import wait_until
 
 SECRET = {"all": "", "producer": "", "reader": "", "slow": ""}
 
@@ -51,13 +52,6 @@ def own_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = folder / "tokens.txt"
     file.write_text(lines())
     return file
-
-
-def until(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -290,22 +284,22 @@ def test_a_token_that_is_removed_ends_and_one_that_is_added_counts_without_a_res
         assert visitor.get("").status == status(made, "all", "GET", "/v1/queues") == 200
         with ThreadPoolExecutor() as pool:
             waits = pool.submit(status, made, "all", "POST", "/v1/queues/mail:lease", {"wait": 20})
-            until(lambda: center.client.info("clients")["blocked_clients"])
+            wait_until(lambda: center.client.info("clients")["blocked_clients"])
             secret, line = new_token("new", "read", "*")
             file.write_text(line)
             monkeypatch.setitem(SECRET, "new", secret)
-            until(lambda: status(made, "new", "GET", "/v1/queues") == 200)
+            wait_until(lambda: status(made, "new", "GET", "/v1/queues") == 200)
             assert status(made, "all", "GET", "/v1/queues") == 401
             assert visitor.get("").status == 401
             center.put("mail", "one", b"x")
             assert waits.result() == 401
-            until(lambda: center.counts("mail").ready == 1)
+            wait_until(lambda: center.counts("mail").ready == 1)
         file.write_text(line + "\nbroken")
         file.touch()
         time.sleep(1.2)  # it is looked at once a second: nothing must happen
         assert status(made, "new", "GET", "/v1/queues") == 200
         file.write_text("# none")
-        until(lambda: status(made, "new", "GET", "/v1/queues") == 401)
+        wait_until(lambda: status(made, "new", "GET", "/v1/queues") == 401)
         assert made.get("/v1/queues").status == 401
         said = made.stop()
     assert "line 2" in said and "the tokens stay as they were" in said

@@ -38,19 +38,11 @@ from ..http_server import HttpServer
 from ..loops import in_loop
 from ..notifier import OK, SECRET, NotifierProcess, Received, Reply, Target, signatures
 from ..servers import Server
+from ..support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
 Anywhere = Server | Cluster
-
-
-def until(found: Callable[[], Any], timeout: float = 60) -> Any:
-    """What this returns as soon as it is something. There is nothing else to wait on."""
-    deadline = time.monotonic() + timeout
-    while not (value := found()):
-        assert time.monotonic() < deadline, "it has not come to that"
-        time.sleep(0.02)
-    return value
 
 
 def dead(center: TimeoutCenter, queue: str = "mail") -> list[Found]:
@@ -137,7 +129,7 @@ def test_what_fails_comes_again_by_the_back_off_of_its_queue_and_is_dead_at_last
         center.queues.declare("mail", target=target.url, retries=2, retry_backoff=0.2)
         center.put("mail", "order-7", b"remind")
         some = target.take(3)
-        [found] = until(lambda: dead(center))
+        [found] = wait_until(lambda: dead(center))
         assert found.reason == "no retries left: HTTP 500"
         assert found.error.startswith(f"{target.url}: HTTP 500 Internal Server Error\nout of paper")
         assert len(found.error) < 700
@@ -198,7 +190,7 @@ def test_a_target_that_says_when_to_come_again_is_left_alone_until_then(
         some = target.take(6)
         assert some[1].at - some[0].at >= 1.9
         assert len({got.id for got in some}) == 5
-        until(lambda: center.counts("mail") == (0, 0, 0, 0))
+        wait_until(lambda: center.counts("mail") == (0, 0, 0, 0))
 
 
 def test_410_stops_the_target_until_somebody_names_one_again(
@@ -210,7 +202,7 @@ def test_410_stops_the_target_until_somebody_names_one_again(
         with NotifierProcess(server.toc_url, "--concurrency", "4") as notifier:
             line = notifier.wait_for("410 Gone")
             assert "celery toc topic set mail --target URL" in line
-            until(lambda: center.counts("mail") == (300, 0, 0, 0))
+            wait_until(lambda: center.counts("mail") == (300, 0, 0, 0))
             described = center.queues.describe("mail")
             assert described.limits["target"].value == gone.url
             assert (described.target_stopped or "").startswith("HTTP 410 at 20")
@@ -232,7 +224,7 @@ def test_410_of_a_messages_own_target_ends_that_message_only(
         center.queues.declare("mail", target=target.url)
         center.put("mail", "own", pack(message, deflate=False))
         with NotifierProcess(server.toc_url):
-            [found] = until(lambda: dead(center))
+            [found] = wait_until(lambda: dead(center))
             assert (found.id, found.reason) == ("own", "HTTP 410")
             center.put("mail", "other", b"x")
             assert target.next().id == "other"
@@ -247,7 +239,7 @@ def test_redirects_are_not_followed(server: Anywhere, center: TimeoutCenter) -> 
         ):
             center.queues.declare("mail", target=target.url, retries=0)
             center.put("mail", "order-7", b"remind")
-            [found] = until(lambda: dead(center))
+            [found] = wait_until(lambda: dead(center))
         assert "HTTP 307 (redirects are not followed)" in found.error
         assert other.connections == 0
 
@@ -262,9 +254,9 @@ def test_nobody_there_and_no_such_name_are_failures_that_say_so(
     for queue in ("mail", "sms"):
         center.put(queue, "order-7", b"remind")
     with NotifierProcess(server.toc_url):
-        [found] = until(lambda: dead(center))
+        [found] = wait_until(lambda: dead(center))
         assert "onnect" in found.error
-        [found] = until(lambda: dead(center, "sms"))
+        [found] = wait_until(lambda: dead(center, "sms"))
         assert "its name cannot be resolved" in found.error
 
 
@@ -315,12 +307,12 @@ def test_what_answers_too_slowly_or_without_end_holds_nothing_up(
             center.queues.declare(queue, target=url, retries=0)
             center.put(queue, "order-7", b"remind")
         with NotifierProcess(server.toc_url, "--timeout", "1"):
-            [found] = until(lambda: dead(center, "silent"))
+            [found] = wait_until(lambda: dead(center, "silent"))
             assert "no answer within 1 seconds" in found.error
-            [found] = until(lambda: dead(center, "slow"))
+            [found] = wait_until(lambda: dead(center, "slow"))
             assert found.reason == "no retries left: HTTP 500"
             assert found.error.startswith(f"{urls['slow']}: HTTP 500 X\nxxx")
-            until(lambda: center.counts("endless") == (0, 0, 0, 0))
+            wait_until(lambda: center.counts("endless") == (0, 0, 0, 0))
         ended.set()
         for one in (slow, endless):
             one.shutdown(socket.SHUT_RDWR)
@@ -348,7 +340,7 @@ def test_addresses_that_are_not_public_are_refused_unless_they_are_allowed(
             center.put(f"mail-{number}", "order-7", b"remind")
         with NotifierProcess(server.toc_url, allow=""):
             for number in range(len(urls)):
-                [found] = until(lambda number=number: dead(center, f"mail-{number}"))
+                [found] = wait_until(lambda number=number: dead(center, f"mail-{number}"))
                 # aiohttp refuses numbers itself, or asks the system, or hands them on.
                 refused = "is no(t a canonical IPv4| public)? address"
                 assert re.search(refused, found.error), (urls[number], found.error)
@@ -365,7 +357,7 @@ def test_an_address_may_be_allowed_at_one_port_only(
             center.put(queue, "order-7", b"remind")
         with NotifierProcess(server.toc_url, allow=f"127.0.0.0/8:{target.port}"):
             assert target.next().id == "order-7"
-            [found] = until(lambda: dead(center, "sms"))
+            [found] = wait_until(lambda: dead(center, "sms"))
         assert f"--allow 127.0.0.1:{other.port} lets it be a target" in found.error
         assert other.connections == 0
 
@@ -432,7 +424,7 @@ def test_https_is_spoken_with_those_whose_certificate_is_trusted(
             center.put(queue, "order-7", b"remind")
         assert signatures(target.next())
         for queue in ("misnamed", "unknown"):
-            [found] = until(lambda queue=queue: dead(center, queue))
+            [found] = wait_until(lambda queue=queue: dead(center, queue))
             assert "certificate" in found.error
         assert misnamed.received.empty() and unknown.received.empty()
 
@@ -459,14 +451,14 @@ def test_a_secret_is_replaced_while_the_notifier_runs(
         got = send()
         assert signatures(got, SECRET) and not signatures(got, new)
         path.write_text(f"* {new} {SECRET}\n")
-        until(lambda: signatures(send(), new))
+        wait_until(lambda: signatures(send(), new))
         got = send()
         assert signatures(got, SECRET) and signatures(got, new)
         path.write_text("* nonsense\n")
         notifier.wait_for("the secrets stay as they were")
         assert signatures(send(), new)
         path.write_text(f"* {new}\n")
-        until(lambda: not signatures(send(), SECRET))
+        wait_until(lambda: not signatures(send(), SECRET))
         assert signatures(send(), new)
         notifier.end()
         assert not any(SECRET in line or new in line for line in notifier.said)
@@ -523,7 +515,7 @@ def test_several_share_the_work_and_each_message_is_sent_once(
             center.put_many("mail", [{"id": f"first-{n}", "body": b"x"} for n in range(3)])
             center.put_many("mail", [{"id": f"order-{n}", "body": b"x"} for n in range(60)])
             some = target.take(63)
-            until(lambda: center.counts("mail") == (0, 0, 0, 0))
+            wait_until(lambda: center.counts("mail") == (0, 0, 0, 0))
         finally:
             assert [one.end() for one in processes] == [0, 0, 0]
         assert target.received.empty()
@@ -539,10 +531,10 @@ def test_a_notifier_is_among_the_consumers_of_the_queues_that_it_sends(
         pid = notifier.process.pid
         for queue in ("mail", "sms"):
             center.queues.declare(queue, target=target.url)
-        until(lambda: set(center.queues.consumers()) == {"mail", "sms"})
+        wait_until(lambda: set(center.queues.consumers()) == {"mail", "sms"})
         assert [one.pid for one in center.queues.consumers()["mail"]] == [pid]
         center.queues.alter("sms", target=None)
-        until(lambda: set(center.queues.consumers()) == {"mail"})
+        wait_until(lambda: set(center.queues.consumers()) == {"mail"})
         notifier.end()
         assert center.queues.consumers() == {}
 
@@ -566,7 +558,7 @@ def test_one_that_is_killed_loses_nothing(server: Anywhere, center: TimeoutCente
             hold.set()
         assert center.counts("mail").in_flight == 20
         with NotifierProcess(server.toc_url, "--timeout", "2"):
-            until(lambda: center.counts("mail") == (0, 0, 0, 0))
+            wait_until(lambda: center.counts("mail") == (0, 0, 0, 0))
         second = [target.received.get() for _ in range(target.received.qsize())]
         assert len(second) == 200
         assert {got.id for got in second} == {f"order-{n}" for n in range(200)}
@@ -596,11 +588,11 @@ def test_leases_are_short_however_long_a_request_may_take_and_renewed_meanwhile(
         target.next()
         first = left()
         assert first <= LEASE + 1
-        until(lambda: left() < first - 1)
+        wait_until(lambda: left() < first - 1)
         before = left()
-        until(lambda: left() > before)
+        wait_until(lambda: left() > before)
         hold.set()
-        until(lambda: center.counts("mail") == (0, 0, 0, 0))
+        wait_until(lambda: center.counts("mail") == (0, 0, 0, 0))
         assert target.received.empty()
 
 
@@ -613,7 +605,7 @@ def test_one_that_stood_still_sends_nothing_that_another_one_has(
     async def exchange(self: Link, *args: Any, real: Any = Link.exchange) -> Any:
         replies = await real(self, *args)
         if not theirs and center.counts("mail").in_flight:
-            theirs.extend(until(lambda: center.pop("mail", visibility=60).messages))
+            theirs.extend(wait_until(lambda: center.pop("mail", visibility=60).messages))
         return replies
 
     async def run() -> None:
@@ -622,7 +614,7 @@ def test_one_that_stood_still_sends_nothing_that_another_one_has(
             notifier = Notifier(toc, None, allow=["127.0.0.1"])
             running = asyncio.create_task(notifier.run(done))
             center.put("mail", "order-7", b"remind")
-            await asyncio.to_thread(until, lambda: theirs)
+            await asyncio.to_thread(wait_until, lambda: theirs)
             await toc.put("mail", "order-8", b"remind")
             assert (await asyncio.to_thread(target.next)).id == "order-8"
             done.set()
@@ -657,8 +649,8 @@ def test_what_was_answered_while_one_stood_still_is_not_sent_again(
             hold.set()
             for _ in range(3):
                 target.answered.get(timeout=30)
-            until(lambda: time.monotonic() > last.at + seconds)
-        until(lambda: center.counts("mail") == (0, 0, 0, 0))
+            wait_until(lambda: time.monotonic() > last.at + seconds)
+        wait_until(lambda: center.counts("mail") == (0, 0, 0, 0))
         assert target.received.empty()
 
 
@@ -684,10 +676,10 @@ def test_what_one_has_under_way_it_does_not_send_again_although_its_leases_have_
         center.put_many("mail", [{"id": f"order-{n}", "body": b"x"} for n in range(10)])
         target.take(10)
         with one.standing_still():
-            until(all_are_back)
-        until(lambda: center.counts("mail").in_flight == 10)
+            wait_until(all_are_back)
+        wait_until(lambda: center.counts("mail").in_flight == 10)
         hold.set()
-        until(lambda: center.counts("mail") == (0, 0, 0, 0))
+        wait_until(lambda: center.counts("mail") == (0, 0, 0, 0))
         assert target.received.empty()
 
 
@@ -723,9 +715,9 @@ def test_what_one_had_fetched_again_before_it_was_acknowledged_is_not_sent_again
             notifier = Notifier(toc, None, allow=["127.0.0.1"])
             running = asyncio.create_task(notifier.run(done))
             await asyncio.to_thread(target.next)
-            await asyncio.to_thread(until, is_fetched_again)
+            await asyncio.to_thread(wait_until, is_fetched_again)
             hold.set()
-            await asyncio.to_thread(until, lambda: center.counts("mail") == (0, 0, 0, 0))
+            await asyncio.to_thread(wait_until, lambda: center.counts("mail") == (0, 0, 0, 0))
             done.set()
             await running
 
@@ -760,7 +752,7 @@ def test_one_that_is_told_to_end_ends_what_is_under_way(
             assert begun.is_set()
             notifier.process.send_signal(signal.SIGTERM)
             # Nothing tells that it has got the signal: what has ended would be fetched for.
-            until(lambda: not _is_caught(notifier, signal.SIGTERM))
+            wait_until(lambda: not _is_caught(notifier, signal.SIGTERM))
             hold.set()
             assert notifier.process.wait(60) == 0
         assert center.counts("mail") == (3, 0, 0, 0)
@@ -797,7 +789,7 @@ def test_one_slow_target_does_not_delay_others(server: Anywhere, center: Timeout
             assert slow.received.empty()
             hold.set()
             slow.take(290)
-            until(lambda: center.counts("slow") == (0, 0, 0, 0))
+            wait_until(lambda: center.counts("slow") == (0, 0, 0, 0))
 
 
 def test_a_slow_target_of_single_messages_does_not_delay_the_others_of_its_queue(
@@ -824,15 +816,15 @@ def test_a_slow_target_of_single_messages_does_not_delay_the_others_of_its_queue
             assert usual.next().id == "order-7"
             assert slow.received.empty()
             notifier.process.send_signal(signal.SIGTERM)
-            until(lambda: not _is_caught(notifier, signal.SIGTERM))
+            wait_until(lambda: not _is_caught(notifier, signal.SIGTERM))
             # What waits for its host is given back.
-            until(lambda: center.counts("mail").in_flight == 2)
+            wait_until(lambda: center.counts("mail").in_flight == 2)
             hold.set()
             assert notifier.process.wait(60) == 0
         assert center.counts("mail") == (98, 0, 0, 0)
         with NotifierProcess(server.toc_url, "--concurrency", "8"):
             assert len({got.id for got in slow.take(98)}) == 98
-            until(lambda: center.counts("mail") == (0, 0, 0, 0))
+            wait_until(lambda: center.counts("mail") == (0, 0, 0, 0))
 
 
 class Meter:
@@ -861,7 +853,7 @@ def test_the_limits_of_a_queue_are_those_of_its_target(
         center.put_many("mail", [{"id": f"order-{n}", "body": b"x"} for n in range(30)])
         with NotifierProcess(server.toc_url), NotifierProcess(server.toc_url):
             assert len({got.id for got in target.take(30)}) == 30
-            until(lambda: center.counts("mail") == (0, 0, 0, 0))
+            wait_until(lambda: center.counts("mail") == (0, 0, 0, 0))
         assert answer.most == 3
     with Target() as target:
         center.queues.declare("calls", target=target.url, rate="20/s")
@@ -933,10 +925,10 @@ def test_a_later_message_of_the_same_id_has_another_webhook_id_and_a_requeued_on
         center.queues.declare("mail", target=target.url, retries=0)
         center.put("mail", "order-7", b"remind")
         first = target.next()
-        until(lambda: center.counts("mail") == (0, 0, 0, 0))
+        wait_until(lambda: center.counts("mail") == (0, 0, 0, 0))
         center.put("mail", "order-7", b"remind")
         second = target.next()
-        until(lambda: dead(center))
+        wait_until(lambda: dead(center))
         center.dead.requeue("mail")
         third = target.next()
         assert {got.id for got in (first, second, third)} == {"order-7"}
@@ -963,9 +955,9 @@ def test_a_message_keeps_its_webhook_id_when_its_queue_is_resharded(
             with NotifierProcess(server.toc_url):
                 some.append(target.take(24))
                 if slots == 1:
-                    until(lambda: center.counts("mail") == (0, 0, 0, 24))
+                    wait_until(lambda: center.counts("mail") == (0, 0, 0, 24))
                 else:
-                    until(lambda: center.counts("mail").in_flight == 0)
+                    wait_until(lambda: center.counts("mail").in_flight == 0)
         reshard_topic(center, "mail", 4, settle=0.0)
         taken.set()
         center.dead.requeue("mail")
@@ -1007,7 +999,7 @@ def test_a_message_that_is_cancelled_while_it_is_sent_holds_nothing_up(
         hold.set()
         center.put("mail", "order-8", b"remind")
         assert target.next().id == "order-8"
-        until(lambda: center.counts("mail") == (0, 0, 0, 0))
+        wait_until(lambda: center.counts("mail") == (0, 0, 0, 0))
 
 
 def test_a_message_of_megabytes_is_sent_whole(server: Anywhere, center: TimeoutCenter) -> None:

@@ -20,6 +20,7 @@ from kombu_toc.scripts.call import ScriptCall
 
 from ..proxy import Proxy
 from ..servers import Server
+from ..support.waiting import wait_until
 from .inspection import keys_left, slot_keys
 
 pytestmark = pytest.mark.one_server("the proxy that cuts connections stands before one")
@@ -45,13 +46,6 @@ def consumer(proxy: Proxy, client: redis.Redis) -> Iterator[Connection]:
         proxy.accept()
 
 
-def until(holds: Callable[[], bool], what: Callable[[], object] = lambda: "") -> None:
-    deadline = time.monotonic() + 15
-    while not holds():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.01)  # another thread brings it about
-
-
 def reply(connection: Connection, body: str) -> None:
     Producer(connection, REPLIES.exchange).publish(body, routing_key="me")
 
@@ -66,8 +60,8 @@ def test_a_reply_that_comes_after_a_failed_deletion_does_not_stay(
     reply(worker, "late")
     assert slot_keys(client)
     proxy.accept()
-    until(lambda: not slot_keys(client), lambda: slot_keys(client))
-    until(lambda: worker.transport.center.registry.declared("me.reply") is None)
+    wait_until(lambda: not slot_keys(client), what=lambda: slot_keys(client))
+    wait_until(lambda: worker.transport.center.registry.declared("me.reply") is None)
     reply(worker, "nobody is bound any more")
     assert keys_left(client) == []
 
@@ -95,7 +89,7 @@ def test_answers_that_have_come_are_not_lost_with_the_deletion_of_their_queue(
 
     assert mailbox._collect("T", limit=1, timeout=5, callback=answered, channel=channel)
     proxy.accept()
-    until(lambda: keys_left(client) == [], lambda: keys_left(client))
+    wait_until(lambda: keys_left(client) == [], what=lambda: keys_left(client))
 
 
 def test_a_queue_that_is_declared_anew_is_not_hit_by_the_deletion_of_the_one_before(
@@ -113,7 +107,7 @@ def test_a_queue_that_is_declared_anew_is_not_hit_by_the_deletion_of_the_one_bef
         reply(connect(), "kept")
         [waiting] = slot_keys(client)[:1]
         heartbeat.delete_later("another", {})
-        until(lambda: not heartbeat.owes_deletions)
+        wait_until(lambda: not heartbeat.owes_deletions)
         assert client.exists(waiting)
         assert REPLIES(channel).get(no_ack=True).payload == "kept"
 
@@ -137,7 +131,7 @@ def test_a_deletion_that_is_cut_in_the_middle_is_done_to_its_end(client: redis.R
     keeper.delete_later("me.reply", {})
     assert cut.wait(10)
     assert center.registry.declared("me.reply") is None
-    until(lambda: not keeper.owes_deletions)
+    wait_until(lambda: not keeper.owes_deletions)
     assert keys_left(client) == []
 
 
@@ -170,5 +164,5 @@ def test_a_deletion_that_reaches_the_server_late_does_nothing(
     proxy.thaw()
     with contextlib.closing(redis.Redis(port=proxy.port)) as other:
         other.ping()  # what had piled up has arrived
-    until(lambda: not keeper.owes_deletions)
+    wait_until(lambda: not keeper.owes_deletions)
     assert center.counts("me.reply").waiting == 2

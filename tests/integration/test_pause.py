@@ -17,6 +17,7 @@ from kombu_toc import TimeoutCenter
 from kombu_toc.center.calls import announce_presence
 from kombu_toc.consumer import poller
 
+from ..support.waiting import wait_until
 from .inspection import announced, check_slots, forget_late, now_us, put_call
 
 Connect = Callable[..., Connection]
@@ -142,13 +143,6 @@ def here(center: TimeoutCenter) -> dict[str, list[Any]]:
     }
 
 
-def until(holds: Callable[[], Any], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # the heartbeat's thread does it
-
-
 def test_who_consumes_what_is_known_until_it_ends(
     connect: Connect, center: TimeoutCenter, client: redis.Redis
 ) -> None:
@@ -156,23 +150,23 @@ def test_who_consumes_what_is_known_until_it_ends(
     transient = Queue("reply", exclusive=True)
     Consumer(connect(), [transient], callbacks=[lambda *_: None]).consume()
     me = kombu_toc.Consumer(socket.gethostname(), os.getpid())
-    until(lambda: here(center) == {"mail": [me], "news": [me]})  # one process
+    wait_until(lambda: here(center) == {"mail": [me], "news": [me]})  # one process
     assert client.zcard(center.keys.consumers) == 1
     first.consumer.cancel()
-    until(lambda: here(center) == {"news": [me]})
+    wait_until(lambda: here(center) == {"news": [me]})
     assert client.zcard(center.keys.consumers) == 1
     second.connection.release()
-    until(lambda: not client.exists(center.keys.consumers))
+    wait_until(lambda: not client.exists(center.keys.consumers))
 
 
 def test_who_died_consumes_no_more(connect: Connect, center: TimeoutCenter) -> None:
     gone = json.dumps(["elsewhere", 7, "mail"])
     center.runner.run(announce_presence(center.keys, gone, (), 300))
     assert center.queues.consumers() == {"mail": [("elsewhere", 7)]}
-    until(lambda: not center.queues.consumers())
+    wait_until(lambda: not center.queues.consumers())
     center.runner.run(announce_presence(center.keys, gone, (), 1))
     Listener(connect(), "news")
-    until(lambda: "news" in center.queues.consumers())
+    wait_until(lambda: "news" in center.queues.consumers())
     assert center.client.zcard(center.keys.consumers) == 1  # who comes forgets who went
 
 

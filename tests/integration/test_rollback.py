@@ -18,6 +18,7 @@ from kombu_toc import Migrated, TimeoutCenter, migrate_back
 from kombu_toc.consumer.lease_keeper import Beat
 
 from ..servers import Server
+from ..support.waiting import wait_until
 from .conftest import drain
 from .test_migrate import NEWS, QUEUES, at, ids, let_die, send
 
@@ -53,13 +54,6 @@ def new(connect: Connect) -> Connection:
     for queue in QUEUES:
         queue(connection.default_channel).declare()
     return connection
-
-
-def wait_until(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 15
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # there is nothing to wait on but the server
 
 
 def kept(client: redis.Redis) -> dict[str, list[dict[str, Any]]]:

@@ -31,6 +31,7 @@ from ..cluster import Cluster
 from ..proxy import Proxy
 from ..sentinels import Deployment
 from ..servers import Server
+from ..support.waiting import wait_until
 from .inspection import announced, check_slots, now_us, time_passes
 
 HOUR = 3600.0
@@ -70,7 +71,7 @@ class Waiters:
                 thread.join()
             assert self.errors == []
 
-    def until(self, number: int, seconds: float = 20) -> None:
+    def wait_until(self, number: int, seconds: float = 20) -> None:
         """Until so many messages have come."""
         deadline = time.monotonic() + seconds
         while len(self.got) < number:
@@ -87,13 +88,6 @@ def make(server: Server | Cluster, client: redis.Redis) -> Callable[[], TimeoutC
 def blocked(client: redis.Redis) -> int:
     """How many clients the server keeps waiting."""
     return int(client.info("clients")["blocked_clients"])
-
-
-def until(holds: Callable[[], Any], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @contextmanager
@@ -152,7 +146,7 @@ def test_a_message_that_is_put_while_others_wait_for_their_time_comes_at_once(
     for number in range(20):  # its slots are claimed by then
         center.put("mail", f"later{number}", b"", delay=HOUR)
     with in_thread(make().pop, ["mail", "sms"], wait=10) as returned:
-        until(lambda: not announced(center, "mail") and blocked(client))
+        wait_until(lambda: not announced(center, "mail") and blocked(client))
         center.put("sms", "now", b"")
     assert [message.id for message in returned[0].messages] == ["now"]
     assert len(announced(center, "mail")) == len({*announced(center, "mail")}) > 0
@@ -184,7 +178,7 @@ def test_an_exception_while_it_waits_leaves_nothing_claimed(
         raise Stop
 
     def interrupt() -> None:
-        until(lambda: not announced(center, "mail"))
+        wait_until(lambda: not announced(center, "mail"))
         os.kill(os.getpid(), signal.SIGUSR1)
 
     previous = signal.signal(signal.SIGUSR1, stop)
@@ -220,7 +214,7 @@ def test_messages_that_are_due_together_go_to_all_who_wait(
     """Nobody who waits sits on what another could have."""
     center.queues.declare("mail", slots=8)
     with Waiters(make, 6, "mail", limit=1).running() as waiters:
-        until(lambda: blocked(client) == 6)
+        wait_until(lambda: blocked(client) == 6)
         at = now_us(client) / 1e6 + 0.5
         for number in range(6):
             center.put("mail", f"m{number}", b"", at=at)
@@ -314,7 +308,7 @@ def test_a_process_that_is_killed_with_claims_delays_its_messages_by_moments(
     center.queues.declare("sms", slots=1)
     center.put("mail", "m", b"", delay=1.5)
     with waiting_processes(server, 1) as [process]:
-        until(lambda: not announced(center, "mail"))  # it has claimed it
+        wait_until(lambda: not announced(center, "mail"))  # it has claimed it
         process.kill()
         process.wait()
     due = time.monotonic() + 1.5
@@ -326,9 +320,9 @@ def test_several_processes_wait_and_one_gets_the_message(
     server: Server | Cluster, center: TimeoutCenter, client: redis.Redis
 ) -> None:
     with waiting_processes(server, 3) as processes:
-        until(lambda: blocked(client) == 3)
+        wait_until(lambda: blocked(client) == 3)
         center.put("sms", "m", b"")
-        until(lambda: any(process.poll() is not None for process in processes))
+        wait_until(lambda: any(process.poll() is not None for process in processes))
         [ended] = [process for process in processes if process.poll() is not None]
         assert ended.stdout.read() == "m\n"
         assert blocked(client) == 2
@@ -354,7 +348,7 @@ def test_who_waits_asks_the_server_next_to_nothing(
             other = TimeoutCenter(waits, grace=0)
             other.queues.declare("mail", slots=1)
             with in_thread(other.pop, "mail", wait=4.5):
-                until(lambda: blocked(client) == 1)
+                wait_until(lambda: blocked(client) == 1)
                 client.config_resetstat()
                 began = time.monotonic()
                 time.sleep(3)  # what is counted is what it does in this time
@@ -371,9 +365,11 @@ def test_somebody_who_keeps_the_topics_up_spares_the_looks(
     center.queues.declare("mail")
     client.set(center.keys.upkeep, "somebody")
     with in_thread(make().pop, "mail", wait=9):
-        until(lambda: blocked(client) == 1)
+        wait_until(lambda: blocked(client) == 1)
         client.config_resetstat()
-        until(lambda: calls_of(client, "exists") == 1)  # from then on it knows for five seconds
+        wait_until(
+            lambda: calls_of(client, "exists") == 1
+        )  # from then on it knows for five seconds
         client.config_resetstat()
         time.sleep(2)  # what is counted is what it does in this time
         assert calls_of(client, "evalsha", "eval", "bzpopmin", "exists") == 0
@@ -388,7 +384,7 @@ def test_threads_that_share_a_center_share_the_looks(
     with ExitStack() as stack:
         for _ in range(10):
             stack.enter_context(in_thread(center.pop, "mail", wait=4))
-        until(lambda: blocked(client) == 10)
+        wait_until(lambda: blocked(client) == 10)
         client.config_resetstat()
         time.sleep(2)  # what is counted is what they do in this time
         assert calls_of(client, "evalsha", "eval") <= 4
@@ -405,9 +401,9 @@ def test_a_connection_that_is_cut_is_made_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with in_thread(make().pop, ["mail", "sms"], wait=20) as returned:
-        until(lambda: blocked(client) == 1)
+        wait_until(lambda: blocked(client) == 1)
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        until(lambda: "cannot wait for messages of mail, sms for now" in caplog.text)
+        wait_until(lambda: "cannot wait for messages of mail, sms for now" in caplog.text)
         center.put("mail", "m", b"", delay=0.1)
     assert [message.id for message in returned[0].messages] == ["m"]
 
@@ -425,7 +421,7 @@ def test_what_came_is_not_lost_when_the_connection_that_waited_is_cut(
     monkeypatch.setattr(WakeConnection, "stop", stop)
     for id in ("m", "n"):
         with in_thread(make().pop, ["mail", "sms"], wait=20) as returned:
-            until(lambda: blocked(client) == 1)
+            wait_until(lambda: blocked(client) == 1)
             center.put("mail", "later", b"", delay=HOUR)  # claimed, and waited on
             center.put("mail", id, b"", delay=0.1)
         assert [message.id for message in returned[0].messages] == [id]
@@ -439,7 +435,7 @@ def test_a_server_that_is_restarted_is_waited_for(tmp_path: Path) -> None:
         center.put("mail", "m", b"", delay=1)
         with in_thread(center_for(server.toc_url).pop, "mail", wait=30) as returned:
             with server.client() as client:
-                until(lambda: blocked(client) == 1)
+                wait_until(lambda: blocked(client) == 1)
             server.stop()
             server.start()
         assert [message.id for message in returned[0].messages] == ["m"]
@@ -467,7 +463,7 @@ def test_a_server_that_is_frozen_for_a_while_is_waited_for(tmp_path: Path) -> No
         center.put("mail", "m", b"", delay=1)
         with in_thread(center_for(server.toc_url).pop, "mail", wait=30) as returned:
             with server.client() as client:
-                until(lambda: blocked(client) == 1)
+                wait_until(lambda: blocked(client) == 1)
             os.kill(server.pid, signal.SIGSTOP)
             time.sleep(2)  # for so long the server stands still
             os.kill(server.pid, signal.SIGCONT)
@@ -508,7 +504,7 @@ def test_a_failover_is_waited_for(tmp_path: Path) -> None:
         center.queues.declare("mail")
         with in_thread(center_for(deployment.toc_url).pop, "mail", wait=60) as returned:
             with deployment.acting().client() as client:
-                until(lambda: blocked(client) == 1)
+                wait_until(lambda: blocked(client) == 1)
             deployment.acting().kill()
             deployment.wait_for_failover()
             put_when_possible(center, "m")
@@ -524,7 +520,7 @@ def put_when_possible(center: TimeoutCenter, id: str) -> None:
         except redis.exceptions.ConnectionError:
             return False
 
-    until(done, 30)
+    wait_until(done, 30)
 
 
 def test_a_node_of_a_cluster_that_dies_or_loses_the_wake_indexes_is_waited_for(
@@ -535,7 +531,7 @@ def test_a_node_of_a_cluster_that_dies_or_loses_the_wake_indexes_is_waited_for(
     center.queues.declare("mail")
     home = cluster.node_of(center.keys.wake("mail"))
     with in_thread(center_for(cluster.toc_url).pop, ["mail", "sms"], wait=60) as returned:
-        until(lambda: home("INFO", "clients")["blocked_clients"] == 1)
+        wait_until(lambda: home("INFO", "clients")["blocked_clients"] == 1)
         cluster.kill(home)
         cluster.wait_ok()  # its replica has taken over
         put_when_possible(center, "m")
@@ -544,7 +540,7 @@ def test_a_node_of_a_cluster_that_dies_or_loses_the_wake_indexes_is_waited_for(
     home, other = cluster.node_of(center.keys.wake("mail")), cluster.primaries()
     target = next(node for node in other if node is not home)
     with in_thread(center_for(cluster.toc_url).pop, ["mail", "sms"], wait=60) as returned:
-        until(lambda: home("INFO", "clients")["blocked_clients"] == 1)
+        wait_until(lambda: home("INFO", "clients")["blocked_clients"] == 1)
         cluster.migrate_slots([cluster.slot_of(center.keys.wake("mail"))], target)
         put_when_possible(center, "n")
     assert [message.id for message in returned[0].messages] == ["n"]
@@ -633,8 +629,8 @@ def test_a_message_whose_announcement_was_lost_is_found(
     center: TimeoutCenter, client: redis.Redis, make: Callable[[], TimeoutCenter]
 ) -> None:
     with in_thread(make().pop, "mail", wait=20) as returned:
-        until(lambda: blocked(client) == 1)
+        wait_until(lambda: blocked(client) == 1)
         center.put("mail", "m", b"", delay=HOUR)
-        until(lambda: not announced(center, "mail"))  # it is claimed for in an hour
+        wait_until(lambda: not announced(center, "mail"))  # it is claimed for in an hour
         time_passes(center, "mail", HOUR + 1)
     assert [message.id for message in returned[0].messages] == ["m"]
