@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
@@ -281,9 +281,7 @@ def check(session: Session, queues: tuple[str, ...]) -> None:
     The queues may be in use meanwhile. Exit code 5 if something is found.
     """
     center = session.center
-    names = session.queues(queues)
-    faults = _report(session, (f for name in names for f in session.ask(center.admin.check, name)))
-    if faults:
+    if _report(session, _found(session, center.admin.check, session.queues(queues))):
         session.exit_code = FAULTS
 
 
@@ -301,14 +299,19 @@ def repair(session: Session, queues: tuple[str, ...], yes: bool) -> None:
     """
     center, names = session.center, session.queues(queues)
     if not yes:
-        found = sum(len(session.ask(center.admin.check, name)) for name in names)
+        found = len(_found(session, center.admin.check, names))
         if found:
             session.confirm(f"Repair {counted(found, 'inconsistency')}?", yes)
-    _report(session, (fault for name in names for fault in session.ask(center.admin.repair, name)))
+    _report(session, _found(session, center.admin.repair, names))
 
 
-def _report(session: Session, faults: Iterable[Fault]) -> list[Fault]:
-    found = list(faults)
+def _found(session: Session, look: Callable[[str], list[Fault]], names: Iterable[str]) -> list[Any]:
+    """The faults of queues. A key of another type is named once, also if it is of no single one."""
+    every = (fault for name in names for fault in session.ask(look, name))
+    return list({f.id if f.kind == "other type" else f: f for f in every}.values())
+
+
+def _report(session: Session, found: list[Fault]) -> list[Fault]:
     if session.as_json:
         session.json(
             {

@@ -205,7 +205,15 @@ def begin(center: TimeoutCenter, keys: Iterable[str], read: dict[str, str]) -> d
     with center.client.pipeline(transaction=False) as pipe:
         for key in keys:
             pipe.xrevrange(key, count=1)
-        found = dict(zip(keys, map(newest_of, pipe.execute()), strict=True))
+        newest = pipe.execute(raise_on_error=False)
+    for reply in newest:
+        if isinstance(reply, Exception) and "WRONGTYPE" not in str(reply):
+            raise reply
+    # One that another program has written is to be a new one.
+    found = {
+        key: BEGINNING if isinstance(reply, Exception) else newest_of(reply)
+        for key, reply in zip(keys, newest, strict=True)
+    }
     for key in found.keys() & read.keys():
         found[key] = BEGINNING if restarted(read[key], found[key]) else read[key]
     return found

@@ -12,6 +12,8 @@ from dataclasses import replace
 from secrets import token_urlsafe
 from typing import Any
 
+from redis.exceptions import ResponseError
+
 from ..errors import (
     ConfigurationError,
     LibraryError,
@@ -53,7 +55,7 @@ from .core import Context
 from .pop_wait import sleep_of
 from .recording import Far, Recorder
 from .registry import RELOAD, Registry, pages
-from .runner import Away, Runner
+from .runner import Away, Runner, named
 from .schedules import Recurring
 
 # -- topics that go away when nobody uses them
@@ -650,19 +652,25 @@ class Queues:
 
     def _pause(self, topic: str, paused: bool) -> bool:
         check_name(topic)
-        change = self._client.sadd if paused else self._client.srem
-        is_new = bool(change(self._keys.paused, topic))
+        is_new = bool(self._of_paused("SADD" if paused else "SREM", topic))
         if self.recorder is not None:
             self.recorder.paused(topic, paused)
         return is_new
 
     def paused(self) -> set[str]:
         """The topics that are paused."""
-        return set(texts(self._client.smembers(self._keys.paused)))
+        return set(texts(self._of_paused("SMEMBERS")))
 
     def is_paused(self, topic: str) -> bool:
         """Whether a topic is paused, however many others are."""
-        return bool(self._client.sismember(self._keys.paused, topic))
+        return bool(self._of_paused("SISMEMBER", topic))
+
+    def _of_paused(self, command: str, *topics: str) -> Any:
+        key = self._keys.paused
+        try:
+            return self._client.execute_command(command, key, *topics)
+        except ResponseError as exc:
+            raise named(exc, self._client, [key]) from exc
 
     def _far(self, topic: str) -> Far | None:
         """What is too far ahead to be in Redis, if a topic may have such messages."""

@@ -107,9 +107,16 @@ class Admin:
     ) -> Iterator[Fault]:
         """Keys that another program has written. Each is renamed, and stays on its node."""
         client = self._runner.client
-        shared = [self._context.keys.wake(topic.name)] if slot.number == 0 else []
+        keys = self._context.keys
+        shared: list[str] = []
+        if slot.number == 0:
+            shared += (keys.wake(topic.name), keys.paused)
+            shared += (keys.passed_on(topic.name, n) for n in range(topic.slot_span))
+            hub = client.client_for() if self._runner.clustered else client
+            for stem in (keys.fanout(""), keys.part("", "").removesuffix(":")):
+                shared += map(text, hub.scan_iter(f"{literal_pattern(stem)}*", count=1000))
         for key in misused(client, [*slot.all(), *map(slot.store, sorted(in_use)), *shared]):
-            stem, _, rest = key.rpartition("}:")
+            stem, _, rest = key.partition("}:")
             aside = f"{stem}}}:aside:{time.time_ns()}:{rest}"
             if repair:
                 client.renamenx(as_bytes(key), as_bytes(aside))

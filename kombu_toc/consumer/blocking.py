@@ -21,10 +21,9 @@ from ..center.exchanges import (
     read_page,
     restarted,
 )
-from ..center.runner import misused, named
 from ..client.cluster import is_passing
 from .connections import BROKEN, Waiting
-from .loop import COMPLAIN_AGAIN, TICK, Alarm, Loop, end_wait
+from .loop import TICK, Alarm, Loop, end_wait
 from .state import WakeTopics
 
 if TYPE_CHECKING:
@@ -46,9 +45,6 @@ WAKE_BLOCK = 20.0
 #: Seconds after which a Cluster's node is asked again to wait on keys that are being moved.
 BLOCK_AGAIN = 0.1
 
-#: Seconds for which nobody waits for a topic with a key that another program has written.
-LEFT_OUT = 5.0
-
 #: Attempts to end a wait, half a millisecond apart.
 MAX_UNBLOCKS = 20
 
@@ -58,6 +54,7 @@ class BlockingReader:
 
     def __init__(self, center: TimeoutCenter, loop: Loop, wiring: Wiring) -> None:
         self.connection = wiring.blocking(loop, self._on_refused)
+        self._wiring = wiring
         self._center = center
         self._loop = loop
         #: monotonic seconds before which nothing blocks: what it would wait on is being moved
@@ -66,8 +63,9 @@ class BlockingReader:
     def _on_refused(self, waiting: Waiting, exc: ResponseError) -> bool:
         # Nothing is lost by that: neither was a claim made, nor a position read.
         client = self._center.client
-        if not self._center.clustered or (
-            client.apply_redirect(exc) is None and not is_passing(exc)
+        if not self._wiring.refused(waiting, exc) and (
+            not self._center.clustered
+            or (client.apply_redirect(exc) is None and not is_passing(exc))
         ):
             return False
         self.connection.close()
@@ -92,9 +90,6 @@ class WakeListener(BlockingReader):
         #: while the wait is ended: whoever ends it goes on with what comes of it
         self.stopping = False
         self._on_claim = on_claim
-        #: topics with a key that another program has written, and until when they are left out
-        self._left_out: dict[str, float] = {}
-        self._complains_at = 0.0
 
     @property
     def may_listen(self) -> bool:
@@ -103,14 +98,17 @@ class WakeListener(BlockingReader):
 
     def listen(self, topics: list[str], block: float) -> None:
         """Block on the wake indexes of these, for so many seconds at most."""
-        now = self._loop.now()
-        topics = [topic for topic in topics if now >= self._left_out.get(topic, 0.0)]
+        topics = [topic for topic in topics if all(map(self._wiring.reads, self._keys_of(topic)))]
         if not topics:
-            self._blocks_at = now + BLOCK_AGAIN
+            self._blocks_at = self._loop.now() + BLOCK_AGAIN
             return
         keys = self.topics.listen(topics, self._center.keys.wake, self._passed_on)
         item = (("BZPOPMIN", *keys, f"{block:.3f}"), self._on_reply)
         self.connection.send([item], block=block)
+
+    def _keys_of(self, topic: str) -> list[str]:
+        passed_on = [] if self._passed_on is None else self._passed_on(topic)
+        return [self._center.keys.wake(topic), *passed_on]
 
     def stop(self) -> None:
         """End the wait: it is for other topics than it should be."""
@@ -145,21 +143,6 @@ class WakeListener(BlockingReader):
         claim = self.topics.received(reply)
         if claim is not None:
             self._on_claim(claim)
-
-    def _on_refused(self, waiting: Waiting, exc: ResponseError) -> bool:
-        if "WRONGTYPE" not in str(exc):
-            return super()._on_refused(waiting, exc)
-        client, now = self._center.client, self._loop.now()
-        keys = waiting.item.what[1:-1]
-        for key in misused(client, keys):
-            self._left_out[self.topics.topic_of(key)] = now + LEFT_OUT
-        if now >= self._complains_at:
-            self._complains_at = now + COMPLAIN_AGAIN
-            said = named(exc, client, keys)
-            logger.error("a queue is not served, and the others are: %s", said)
-        self.connection.close()
-        self._blocks_at = now + BLOCK_AGAIN
-        return True
 
 
 # -- broadcasts that are read
@@ -317,7 +300,10 @@ class BroadcastReader(BlockingReader):
             while subscription.returned and not self._dispatcher.enough:
                 if sink.receive_broadcast(subscription, *subscription.returned.pop(0)):
                     self._dispatcher.delivered += 1
-        urgent, rest = self.subscriptions.positions()
+        urgent, rest = (
+            {key: last for key, last in some.items() if self._wiring.reads(key)}
+            for some in self.subscriptions.positions()
+        )
         self._read_unhurried(rest)
         if self.connection.busy:
             if set(urgent) <= set(self._listened):

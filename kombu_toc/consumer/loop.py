@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from kombu.utils.eventio import ERR, READ, poll
 from redis.exceptions import ResponseError
 
-from ..center.runner import named
+from ..center.runner import misused, named
 from ..client.connection import close_idle
 from ..scripts.call import ScriptCall
 from .connections import ClusterConnections, PipelinedConnection, Waiting
@@ -218,8 +218,11 @@ def end_wait() -> None:
 CONNECTION_IDLE = 10.0
 CLOSE_IDLE = 5.0
 
-#: Seconds after which it is said again that a queue is not served.
+#: Seconds after which it is said again that a key cannot be used.
 COMPLAIN_AGAIN = 300.0
+
+#: Seconds for which nobody waits for what is in a key that another program has written.
+LEFT_OUT = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -270,8 +273,10 @@ class Wiring:
         self._center = center
         self._leases = leases
         self._close_at = 0.0
-        #: first key of calls that were refused -> monotonic seconds after which it is said again
+        #: key of what was refused -> monotonic seconds after which it is said again
         self._complained: dict[str, float] = {}
+        #: key that another program has written -> monotonic seconds until which it is left out
+        self._left_out: dict[str, float] = {}
 
     def loop(self, on_nudged: Callable[[], None]) -> Loop:
         """The loop of a poller."""
@@ -289,25 +294,36 @@ class Wiring:
         """A connection for everything that is answered at once."""
         told = (loop.opened, loop.closed, self._leases.retry_later, self._center.metrics)
         if self._center.clustered:
-            return ClusterConnections(self._center.client, *told, self._refused)
-        return PipelinedConnection(self._pool, *told, on_refused=self._refused)
+            return ClusterConnections(self._center.client, *told, self.refused)
+        return PipelinedConnection(self._pool, *told, on_refused=self.refused)
 
-    def _refused(self, waiting: Waiting, exc: ResponseError) -> bool:
-        """What one queue's key makes impossible keeps nobody from the others."""
-        item = waiting.item
+    def refused(self, waiting: Waiting, exc: ResponseError) -> bool:
+        """Whether a key of another type was refused, which keeps nobody from the rest."""
+        item, client, now = waiting.item, self._center.client, time.monotonic()
         call = item.what
-        if "WRONGTYPE" not in str(exc) or not isinstance(call, ScriptCall):
+        if "WRONGTYPE" not in str(exc):
             return False
-        now = time.monotonic()
-        if now >= self._complained.get(call.keys[0], 0.0):
-            self._complained[call.keys[0]] = now + COMPLAIN_AGAIN
-            said = named(exc, self._center.client, call.keys)
-            logger.error("a queue is not served, and the others are: %s", said)
-        if waiting.owed:
+        if isinstance(call, ScriptCall):
+            keys, about = list(call.keys), call.keys[0]
+        else:
+            stem = self._center.keys.wake("").removesuffix("wake:")
+            keys = [part for part in call if isinstance(part, str) and part.startswith(stem)]
+            wrong = misused(client, keys)
+            self._left_out.update(dict.fromkeys(wrong, now + LEFT_OUT))
+            about = next(iter(wrong), "")
+        if now >= self._complained.get(about, 0.0):
+            self._complained[about] = now + COMPLAIN_AGAIN
+            said = named(exc, client, keys)
+            logger.error("a key cannot be used, and what does not need it goes on: %s", said)
+        if waiting.owed and isinstance(call, ScriptCall):
             self._leases.retry_later([call])
         elif item.on_failure is not None:
             item.on_failure()
         return True
+
+    def reads(self, key: str) -> bool:
+        """Whether a key is read: it was not found to be of another type lately."""
+        return time.monotonic() >= self._left_out.get(key, 0.0)
 
     def close_idle(self, now: float) -> None:
         """Close what this thread has not used for long, if it is time to; now: monotonic seconds"""

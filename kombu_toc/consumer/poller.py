@@ -74,7 +74,12 @@ class Rereading:
         """A topic is consumed from now on. Waits for the server, if it was not asked lately."""
         if now >= self._at:
             self._at = now + REREAD
-            self._paused = self._center.queues.paused()
+            try:
+                self._paused = self._center.queues.paused()
+            except ResponseError as exc:
+                if "WRONGTYPE" not in str(exc):
+                    raise
+                self._at = now  # it is read at once, and named
         state.pending.pause(self._paused)
 
     def read(self, now: float) -> None:

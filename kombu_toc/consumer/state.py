@@ -360,10 +360,6 @@ class WakeTopics:
         }
         return keys
 
-    def topic_of(self, key: str) -> str:
-        """Whose wake index it is that this process blocks on."""
-        return self._topics[key.encode("utf-8", "surrogatepass")]
-
     def received(self, reply: Any) -> Claim | None:
         """The claim in a reply to BZPOPMIN; None if it ended without."""
         topics, self._topics = self._topics, {}

@@ -48,16 +48,17 @@ _READ = {
         (("HEXISTS", ""), "hash"),
     ),
     **dict.fromkeys(("topics", "counted", "minute", "firings"), (("HEXISTS", ""), "hash")),
-    **dict.fromkeys(("watch", "sent"), (("GET",), "string")),
-    **dict.fromkeys(("copies", "paused"), (("SCARD",), "set")),
-    "log": (("XLEN",), "stream"),
+    **dict.fromkeys(("copies", "parts", "edition", "scripts"), (("HEXISTS", ""), "hash")),
+    **dict.fromkeys(("watch", "sent", "bound", "upkeep", "speaker"), (("GET",), "string")),
+    "paused": (("SCARD",), "set"),
+    **dict.fromkeys(("log", "fanout", "part", "audit"), (("XLEN",), "stream")),
 }
 
 
 def reading(key: str) -> tuple[tuple[str, ...], str]:
     """The command that Redis refuses if the key is of another type than it should be, and that
     type."""
-    word = key.rpartition("}:")[2].partition(":")[0]
+    word = key.partition("}:")[2].partition(":")[0]
     (name, *rest), kind = _READ.get(word, (("ZCARD",), "sorted set"))
     return (name, key, *rest), kind
 

@@ -92,8 +92,13 @@ def test_status_shows_the_other_queues_beside_a_key_that_another_program_has_wri
     assert [(row["queue"], row["ready"]) for row in told["topics"]] == [("mail", 1)]
     assert [one["queue"] for one in told["missing"]] == ["broken"]
     assert [one.id for one in center.pop("mail").messages] == ["m"]
+    shared = center.keys.paused  # of all queues, and told once
+    center.client.set(shared, "something else")
+    with pytest.raises(redis.ResponseError, match=f"the key '{shared}' is no set"):
+        center.queues.paused()
     code, told, _ = run("check", "--json")
-    assert [(one["kind"], one["id"]) for one in told["faults"]] == [("other type", key)]
+    found = [(one["kind"], one["id"]) for one in told["faults"]]
+    assert sorted(found) == sorted([("other type", key), ("other type", shared)])
     code, told, _ = run("repair", "--yes", "--json")
     assert ("other type", key) in [(one["kind"], one["id"]) for one in told["faults"]], told
     center.put("broken", "n", b"y")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from kombu import Connection, Consumer, Message, Queue
+from kombu import Connection, Consumer, Exchange, Message, Queue
 
 import kombu_toc
 from kombu_toc import Limits, TimeoutCenter
@@ -491,12 +491,57 @@ def test_a_key_that_another_program_has_written_stops_its_queue_and_no_other(
         for number in range(3):
             producer.publish(f"{number}", routing_key="mail")
             until(lambda count=number + 1: _drain(connection, 0.1) or len(got) == count)
-        until(lambda: _drain(connection, 0.1) or "a queue is not served" in caplog.text)
+        until(lambda: _drain(connection, 0.1) or "goes on" in caplog.text)
         assert f"the key {key!r} is no" in caplog.text
         center.admin.repair("broken")
         for number in range(3, 20):
             producer.publish(f"{number}", routing_key="broken")
         until(lambda: _drain(connection, 0.1) or len(got) == 20)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("which", ["broadcasts", "late broadcasts", "paused"])
+def test_a_key_of_no_queue_that_another_program_has_written_stops_only_what_needs_it(
+    connect: Connect,
+    center: TimeoutCenter,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    which: str,
+) -> None:
+    """No connection is lost, and the error names the key. When it is set aside, all goes on."""
+    monkeypatch.setattr("kombu_toc.consumer.loop.LEFT_OUT", 1.0)
+    monkeypatch.setattr("kombu_toc.consumer.blocking.STREAM_PAUSE", 0.2)
+    connection = connect()
+    if which == "late broadcasts":
+        connection.transport.poller.unhurried |= {"lame", "well"}
+    got: list[str] = []
+
+    def received(body: str, message: Message) -> None:
+        got.append(body)
+        message.ack()
+
+    lame, well = Exchange("lame", "fanout"), Exchange("well", "fanout")
+    queues = [
+        Queue("mail"),
+        *(Queue(exchange.name, exchange, auto_delete=True) for exchange in (lame, well)),
+    ]
+    keys = center.keys
+    key = keys.paused if which == "paused" else keys.fanout("lame")
+    center.client.set(key, "something else")
+    with Consumer(connection, queues, callbacks=[received]), connection.Producer() as producer:
+        for number in range(3):
+            producer.publish(f"mail {number}", routing_key="mail")
+            producer.publish(f"well {number}", exchange="well")
+            until(lambda count=2 * number + 2: _drain(connection, 0.1) or len(got) == count)
+        until(lambda: _drain(connection, 0.1) or "goes on" in caplog.text)
+        assert f"the key {key!r} is no" in caplog.text
+        assert key in [fault.id for fault in center.admin.check("mail")]
+        center.admin.repair("mail")
+        assert list(center.client.scan_iter("*aside*"))
+        producer.publish("lame", exchange="lame")
+        until(lambda: _drain(connection, 0.1) or len(got) == 7)
+        center.queues.pause("mail")
+        assert center.queues.is_paused("mail")
 
 
 # -- what idle consumers ask for

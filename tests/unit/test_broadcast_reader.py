@@ -48,7 +48,7 @@ def test_what_is_not_urgent_is_read_in_the_turn_that_its_timer_brings_about() ->
     loop.now = lambda: clock.now  # type: ignore[method-assign]
     loop.hub = hub = Hub(clock)
     work = Work(clock)
-    wiring: Any = SimpleNamespace(blocking=lambda loop, on_refused: Work(clock))
+    wiring: Any = SimpleNamespace(blocking=lambda *_: Work(clock), reads=lambda _: True)
     dispatcher: Any = SimpleNamespace(enough=False, delivered=0)
     center: Any = SimpleNamespace()
     reader = BroadcastReader(center, loop, wiring, work, dispatcher)

@@ -120,6 +120,9 @@ class VirtualWiring(Wiring):
 
     def close_idle(self, now: float) -> None: ...
 
+    def reads(self, key: str) -> bool:
+        return True
+
     def blocking(self, *args: Any) -> Any:
         return self.work()
 
