@@ -232,7 +232,7 @@ class Scan:
         Reads in small steps that each take the server O(log n). A message that is moved meanwhile
         may be seen twice, or not at all; one that stays is seen once. Raises ValueError for an
         unknown state, and for an `after` that no page has; PartialError, with the page of the
-        others, while nodes of a Cluster are away.
+        others, while nodes of a Cluster are away, or another program has written a slot's key.
         """
         if limit < 1:
             raise ValueError(f"limit must be at least 1, not {limit!r}")
@@ -358,7 +358,7 @@ class Scan:
         )
         run = self._runner.run_all
         if away is not None:
-            run = partial(self._runner.run_there, away=away)
+            run = partial(self._runner.run_there, away=away, misused=True)
         calls = [
             call(one, slot, states, cursor and cursor.within(one.name), step)
             for one, slot in places

@@ -70,7 +70,7 @@ def test_a_key_that_another_program_has_written_is_named_and_set_aside(
 
 
 @pytest.mark.cluster
-def test_status_shows_the_other_queues_beside_a_key_that_another_program_has_written(
+def test_status_and_list_show_the_other_queues_beside_a_key_that_another_program_has_written(
     center: TimeoutCenter, server: Server | Cluster
 ) -> None:
     """It is named; who consumes the others is served; check finds it, and repair sets it aside."""
@@ -90,6 +90,10 @@ def test_status_shows_the_other_queues_beside_a_key_that_another_program_has_wri
     code, told, complaints = run("status", "--json")
     assert code == 6 and key in complaints and "repair" in complaints
     assert [(row["queue"], row["ready"]) for row in told["topics"]] == [("mail", 1)]
+    assert [one["queue"] for one in told["missing"]] == ["broken"]
+    code, told, complaints = run("list", "--json")
+    assert code == 6 and key in complaints and "repair" in complaints
+    assert [one["id"] for one in told["messages"]] == ["m"]
     assert [one["queue"] for one in told["missing"]] == ["broken"]
     assert [one.id for one in center.pop("mail").messages] == ["m"]
     shared = center.keys.paused  # of all queues, and told once
