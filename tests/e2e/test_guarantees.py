@@ -96,7 +96,7 @@ def test_one_producers_tasks_start_in_the_order_in_which_they_were_sent(
 
 
 @pytest.mark.nightly(
-    guarded_by="tests/e2e/test_guarantees.py::test_one_producers_tasks_start_in_the_order_in_which_they_were_sent"
+    guarded_by="tests/integration/test_center_delivery.py::test_messages_with_one_action_time_keep_their_publish_order_within_a_slot"
 )
 def test_tasks_with_one_eta_start_in_the_order_in_which_they_were_sent(
     start_workers: StartWorkers, app: Celery, journal: Journal

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-import pytest
 from celery import Celery
 
 from kombu_toc import EmbeddedServer, TimeoutCenter
@@ -113,25 +112,6 @@ def test_early_and_late_acknowledgement_both_drain(
     while toc.counts("celery") != (0, 0, 0, 0):
         assert time.monotonic() < deadline, toc.counts("celery")
         time.sleep(0.02)  # the last acknowledgement is on its way
-
-
-@pytest.mark.nightly(
-    guarded_by="tests/e2e/test_shutdown.py::test_a_warm_shutdown_gives_back_at_once_what_was_not_begun"
-)
-def test_a_warm_shutdown_gives_prefetched_tasks_back_at_once(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: TimeoutCenter
-) -> None:
-    [worker] = start_workers(1, "-c", "1")
-    app.tasks["e2e.nap"].delay("running", 2)
-    journal.wait_for("running", 1)
-    for i in range(3):
-        app.tasks["e2e.note"].delay(f"waiting-{i}")
-    worker.teardown()
-    assert toc.counts("celery").in_flight == 0
-    waiting = toc.counts("celery").ready
-    start_workers(1, "-c", "1")
-    journal.wait_for("waiting-", 3)
-    assert waiting + len(journal.entries("waiting-")) >= 3
 
 
 def test_a_killed_workers_messages_come_back_within_the_visibility_timeout(
