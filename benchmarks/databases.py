@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.databases import ENGINES
+from tests.support.databases import ENGINES
 
 #: What starts each, where it is not there.
 _HELP = {

@@ -57,7 +57,7 @@ class OfCluster:
     kinds = ("{toc}", "another")
 
     def __init__(self, directory: Path, node_timeout: int) -> None:
-        from tests.cluster import Cluster
+        from tests.support.cluster import Cluster
 
         self._cluster = Cluster(
             directory, "--cluster-node-timeout", str(node_timeout), replicas=1
@@ -94,7 +94,7 @@ class OfSentinel:
     kinds = ("master",)
 
     def __init__(self, directory: Path, node_timeout: int) -> None:
-        from tests.sentinels import NAME, Deployment
+        from tests.support.sentinels import NAME, Deployment
 
         lines = (f"sentinel down-after-milliseconds {NAME} {node_timeout}",)
         self._deployment = Deployment(directory, lines=lines).start()
@@ -236,7 +236,7 @@ def main() -> int:
     rows: list[tuple[str, dict[str, float]]] = []
     with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         from tests.chaos.ledger import Ledger
-        from tests.servers import Server
+        from tests.support.servers import Server
 
         directory = Path(folder)
         (directory / "ledger").mkdir()

@@ -99,7 +99,7 @@ def through_center(cluster: Any, messages: int, topic: str) -> None:
 
 
 def through_worker(cluster: Any, messages: int, directory: Path) -> None:
-    from tests.servers import Server
+    from tests.support.servers import Server
 
     with ExitStack() as stack:
         folder = directory / "journal"
@@ -115,7 +115,7 @@ def through_worker(cluster: Any, messages: int, directory: Path) -> None:
             "E2E_SETTINGS": json.dumps({"broker_transport_options": {"toc_slots": SLOTS}}),
             "PYTHONWARNINGS": "ignore",
         }
-        command = [sys.executable, "-m", "celery", "-A", "tests.e2e.tasks", "worker"]
+        command = [sys.executable, "-m", "celery", "-A", "tests.support.tasks", "worker"]
         command += ["-c", "2", "-n", "w@spread", "-l", "INFO"]
         with open(log, "ab") as output:
             worker = subprocess.Popen(
@@ -126,7 +126,7 @@ def through_worker(cluster: Any, messages: int, directory: Path) -> None:
         while " ready." not in log.read_text():
             assert worker.poll() is None, log.read_text()
             time.sleep(0.1)  # it is said in the log alone
-        from tests.e2e.tasks import make_app
+        from tests.support.tasks import make_app
 
         options = {"broker_transport_options": {"toc_slots": SLOTS}}
         app = make_app(cluster.toc_url, "disabled://", **options)
@@ -142,7 +142,7 @@ def through_worker(cluster: Any, messages: int, directory: Path) -> None:
 
 
 def main() -> int:
-    from tests.cluster import Cluster
+    from tests.support.cluster import Cluster
 
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.spread",

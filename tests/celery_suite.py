@@ -31,7 +31,7 @@ from importlib import metadata
 from pathlib import Path
 from xml.etree import ElementTree
 
-from .servers import Server
+from .support.servers import Server
 
 FILES = ("test_inspect.py", "test_tasks.py")
 NEEDS = ("pydantic", "pytest-timeout", "pytest-subtests")

@@ -53,7 +53,7 @@ result backend sends (Valkey's issue 1228). With Kombu 5.5 and 5.6, a Kombu `Pro
 # What runs in an environment to tell what is in it: the server's version, then Python's packages.
 PROBE = """
 import importlib.metadata as m, json, platform, subprocess
-from tests.servers import program
+from tests.support.servers import program
 def version(name):
     try:
         return m.version(name)

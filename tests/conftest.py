@@ -24,11 +24,12 @@ from kombu import Connection
 from kombu_toc import TimeoutCenter
 from kombu_toc.consumer import lease_keeper
 
-from . import databases
-from .cluster import Cluster
-from .servers import Server
-from .support import nursery
+from .support import databases, nursery
+from .support.cluster import Cluster
 from .support.estimate import Estimate
+from .support.servers import Server
+
+pytest_plugins = ["tests.support.fixtures"]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell script: programs started by tests would ignore it too.
@@ -148,7 +149,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `--dist loadgroup`, each test goes to whichever process is free, in their order."""
     if config.getvalue("dist") != "loadgroup":
         return None
-    from .scheduling import Scheduling
+    from .support.scheduling import Scheduling
 
     return Scheduling(config, log)
 

@@ -61,7 +61,7 @@ class Mutant(NamedTuple):
 
 
 SCRIPTS = "kombu_toc/scripts"
-CENTER = "tests/integration/test_center"
+CENTER = "tests/contract/test_center"
 REPLAYED = "test_a_dead_letter_that_is_replayed_keeps_its_last_error_and_has_all_its_retries"
 
 MUTANTS = [
@@ -71,14 +71,14 @@ MUTANTS = [
         f"{SCRIPTS}/ack.lua",
         "redis.call('ZREM', KEYS[before + 2], unpack(ARGV, from, to)) == to - from + 1",
         "redis.call('ZCARD', KEYS[before + 2]) >= to - from + 1",
-        "tests/integration/test_center_delivery.py::test_an_acknowledged_message_is_gone",
+        "tests/contract/test_center_delivery.py::test_an_acknowledged_message_is_gone",
     ),
     Mutant(
         "an acknowledgement counts for another message of the id",
         f"{SCRIPTS}/ack.lua",
         "is_of(tokens[i], births[i])",
         "tokens[i]",
-        "tests/integration/test_identity.py::"
+        "tests/contract/test_identity.py::"
         "test_what_is_said_of_a_message_does_not_touch_another_of_the_same_id",
     ),
     Mutant(
@@ -93,7 +93,7 @@ MUTANTS = [
         f"{SCRIPTS}/recover.lua",
         "due_ms * 1000 + retries - 1, id)",
         "due_ms * 1000 + retries, id)",
-        "tests/integration/test_center_delivery.py::"
+        "tests/contract/test_center_delivery.py::"
         "test_a_message_comes_back_by_itself_when_its_lease_ends",
     ),
     Mutant(
@@ -101,7 +101,7 @@ MUTANTS = [
         f"{SCRIPTS}/reject.lua",
         "due_ms * 1000 + retries - 1, id)",
         "due_ms * 1000 + retries, id)",
-        "tests/integration/test_center_delivery.py::"
+        "tests/contract/test_center_delivery.py::"
         "test_a_message_is_delivered_17_times_at_most_then_it_is_dead",
     ),
     Mutant(
@@ -116,14 +116,14 @@ MUTANTS = [
         f"{SCRIPTS}/extend.lua",
         "redis.call('ZADD', KEYS[1], ends * 1000 + tonumber(score) % 1000, ARGV[i])",
         "redis.call('ZADD', KEYS[1], score, ARGV[i])",
-        "tests/integration/test_center_delivery.py::test_a_renewed_lease_ends_later",
+        "tests/contract/test_center_delivery.py::test_a_renewed_lease_ends_later",
     ),
     Mutant(
         "a message is delivered 20 milliseconds early",
         f"{SCRIPTS}/pop.lua",
         "local soon_us, late_us = now + tonumber(ARGV[4]),",
         "local soon_us, late_us = now + 20000 + tonumber(ARGV[4]),",
-        "tests/integration/test_center_delivery.py::"
+        "tests/contract/test_center_delivery.py::"
         "test_a_message_is_never_delivered_before_its_action_time",
     ),
     Mutant(
@@ -131,7 +131,7 @@ MUTANTS = [
         f"{SCRIPTS}/put.lua",
         "score = last + 1\n",
         "score = last + 0\n",
-        "tests/integration/test_center_delivery.py::"
+        "tests/contract/test_center_delivery.py::"
         "test_messages_with_one_action_time_keep_their_publish_order_within_a_slot",
     ),
     Mutant(
@@ -139,7 +139,7 @@ MUTANTS = [
         f"{SCRIPTS}/failure.lua",
         "first_ms * 2 ^ math.max(math.min(failures - 1, 40), 0)",
         "first_ms",
-        "tests/integration/test_center_failures.py::"
+        "tests/contract/test_center_failures.py::"
         "test_each_redelivery_waits_twice_as_long_up_to_the_longest_wait",
     ),
     Mutant(
@@ -147,7 +147,7 @@ MUTANTS = [
         f"{SCRIPTS}/failure.lua",
         "  redis.call('ZADD', dead, score, id)\n",
         "",
-        "tests/integration/test_center_delivery.py::"
+        "tests/contract/test_center_delivery.py::"
         "test_a_message_that_is_not_to_be_tried_again_is_kept_with_the_reason",
     ),
     Mutant(
@@ -169,7 +169,7 @@ MUTANTS = [
         f"{SCRIPTS}/cancel.lua",
         "local wanted = {ARGV[3] == '1', ARGV[4] == '1', ARGV[5] == '1'}",
         "local wanted = {ARGV[3] == '1', ARGV[3] == '1', ARGV[5] == '1'}",
-        "tests/integration/test_center_by_id.py::"
+        "tests/contract/test_center_by_id.py::"
         "test_a_message_in_flight_is_cancelled_too_late_and_says_so",
     ),
     Mutant(
@@ -177,7 +177,7 @@ MUTANTS = [
         f"{SCRIPTS}/put_special.lua",
         "  if redis.call('HEXISTS', body, id) == 1 then return there(3) end\n",
         "",
-        "tests/integration/test_center_delivery.py::"
+        "tests/contract/test_center_delivery.py::"
         "test_ensure_adds_nothing_while_a_message_has_the_id_in_any_state",
     ),
     Mutant(
@@ -201,7 +201,7 @@ MUTANTS = [
         f"{SCRIPTS}/release.lua",
         "    if ARGV[3] == '1' then kept = given_back(kept, requeues_of(kept)) end\n",
         "",
-        "tests/integration/test_transport.py::"
+        "tests/contract/test_transport.py::"
         "test_what_was_delivered_and_comes_back_says_so_and_keeps_its_place_and_its_retries",
     ),
     Mutant(
@@ -209,7 +209,7 @@ MUTANTS = [
         f"{SCRIPTS}/reject.lua",
         "      retries = retries + 1\n",
         "",
-        "tests/integration/test_transport.py::"
+        "tests/contract/test_transport.py::"
         "test_to_put_a_message_off_costs_no_retry_and_pauses_longer_each_time",
     ),
     Mutant(
@@ -217,7 +217,7 @@ MUTANTS = [
         f"{SCRIPTS}/upkeep.lua",
         "    if ends < score then redis.call('ZADD', prepare, ends, late[i]) end\n",
         "",
-        "tests/integration/test_clock_steps.py::"
+        "tests/contract/test_clock_steps.py::"
         "test_leases_of_the_dead_end_no_later_although_the_clock_is_set_back",
     ),
     Mutant(
@@ -225,14 +225,14 @@ MUTANTS = [
         f"{SCRIPTS}/purge.lua",
         "      redis.call('HDEL', KEYS[2], unpack(ids))\n",
         "",
-        "tests/integration/test_center_topics.py::test_purging_deletes_what_waits_and_nothing_else",
+        "tests/contract/test_center_topics.py::test_purging_deletes_what_waits_and_nothing_else",
     ),
     Mutant(
         "an earlier time is not announced",
         f"{SCRIPTS}/put.lua",
         "if announced and announced <= us then",
         "if announced then",
-        "tests/integration/test_center_topics.py::"
+        "tests/contract/test_center_topics.py::"
         "test_only_what_is_earlier_than_everything_announced_is_announced",
     ),
     Mutant(
@@ -240,7 +240,7 @@ MUTANTS = [
         f"{SCRIPTS}/put.lua",
         "announced < now - 100000 and string",
         "false and string",
-        "tests/integration/test_center_topics.py::"
+        "tests/contract/test_center_topics.py::"
         "test_what_a_consumer_claimed_and_then_died_is_announced_again",
     ),
     Mutant(
@@ -248,7 +248,7 @@ MUTANTS = [
         f"{SCRIPTS}/deliver.lua",
         "if expires and expires < now_ms then return nil end",
         "",
-        "tests/integration/test_traits.py::"
+        "tests/contract/test_traits.py::"
         "test_a_message_is_not_delivered_once_it_has_been_due_for_longer_than_its_expiration",
     ),
     Mutant(
@@ -256,7 +256,7 @@ MUTANTS = [
         f"{SCRIPTS}/lease.lua",
         "return last and math.min(ends, last) or ends",
         "return ends",
-        "tests/integration/test_traits.py::"
+        "tests/contract/test_traits.py::"
         "test_a_delivery_ends_when_its_max_lease_has_passed_although_it_is_renewed",
     ),
     # -- limits, keys, unique keys, schedules
@@ -265,21 +265,21 @@ MUTANTS = [
         f"{SCRIPTS}/lanes.lua",
         "running_of(slot, key, gates) >= gates.key_most",
         "running_of(slot, key, gates) > gates.key_most",
-        "tests/integration/test_limits.py::test_who_frees_a_place_announces_what_may_start_instead",
+        "tests/contract/test_limits.py::test_who_frees_a_place_announces_what_may_start_instead",
     ),
     Mutant(
         "one more of a queue runs than may",
         f"{SCRIPTS}/choose.lua",
         "if not head or running >= whole_most or",
         "if not head or running > whole_most or",
-        "tests/integration/test_limits.py",
+        "tests/contract/test_limits.py",
     ),
     Mutant(
         "one more is put than the rate allows",
         f"{SCRIPTS}/toll.lua",
         "local wait = math.ceil(used - now - us * (burst - 1) - 1)",
         "local wait = math.ceil(used - now - us * burst - 1)",
-        "tests/integration/test_put_rates.py::"
+        "tests/contract/test_put_rates.py::"
         "test_so_many_are_put_as_the_rate_says_and_the_next_is_told_when",
     ),
     Mutant(
@@ -287,7 +287,7 @@ MUTANTS = [
         f"{SCRIPTS}/claim.lua",
         "    return lasts and 2 or nil -- it is done, and perhaps its id is another's by now",
         "    return 2",
-        "tests/integration/test_unique.py::"
+        "tests/contract/test_unique.py::"
         "test_a_claim_holds_until_the_message_starts_or_is_done_or_for_a_time",
     ),
     Mutant(
@@ -295,7 +295,7 @@ MUTANTS = [
         f"{SCRIPTS}/claim.lua",
         "return claim.mode ~= '0' and 2 or nil",
         "return 2",
-        "tests/integration/test_unique.py::"
+        "tests/contract/test_unique.py::"
         "test_a_claim_holds_until_the_message_starts_or_is_done_or_for_a_time",
     ),
     Mutant(
@@ -303,7 +303,7 @@ MUTANTS = [
         f"{SCRIPTS}/recur.lua",
         "if standing ~= ARGV[4] then return",
         "if false then return",
-        "tests/integration/test_schedules.py::"
+        "tests/contract/test_schedules.py::"
         "test_who_has_read_a_schedule_before_others_went_on_with_it_changes_nothing",
     ),
     Mutant(
@@ -319,7 +319,7 @@ MUTANTS = [
         "celery_toc/schedules/schedules.py",
         "filled = record.fill(times)",
         "filled = record",
-        "tests/integration/test_schedules.py::"
+        "tests/contract/test_schedules.py::"
         "test_a_range_of_the_past_is_back_filled_once_and_at_a_rate",
     ),
     Mutant(
@@ -327,7 +327,7 @@ MUTANTS = [
         "celery_toc/worker/schedules.py",
         "                if not center.clustered:\n                    raise\n",
         "                raise\n",
-        "tests/integration/test_schedules.py::"
+        "tests/contract/test_schedules.py::"
         "test_a_queue_that_cannot_be_looked_after_holds_up_no_other",
     ),
     # -- the worker's side
@@ -357,15 +357,14 @@ MUTANTS = [
         "kombu_toc/transport/publisher.py",
         "if at_us is not None and properties.get(envelope.COUNTDOWN):",
         "if False:",
-        "tests/integration/test_clock_steps.py::"
-        "test_a_countdown_begins_by_the_clock_as_it_is_set_now",
+        "tests/contract/test_clock_steps.py::test_a_countdown_begins_by_the_clock_as_it_is_set_now",
     ),
     Mutant(
         "a countdown is early if its sender stands still between two clocks",
         "kombu_toc/transport/publisher.py",
         "self._clock, time.time_ns() // 1000, time.monotonic())\n        waits =",
         "self._clock, now=time.monotonic(), wall_us=time.time_ns() // 1000)\n        waits =",
-        "tests/integration/test_clock_steps.py::"
+        "tests/contract/test_clock_steps.py::"
         "test_a_countdown_is_not_early_although_its_sender_stands_still_at_any_moment",
     ),
     Mutant(
@@ -390,7 +389,7 @@ MUTANTS = [
         "kombu_toc/consumer/blocking.py",
         "            self.next_reading = 0.0\n            return True\n",
         "            return True\n",
-        "tests/integration/test_broadcasts.py::"
+        "tests/contract/test_broadcasts.py::"
         "test_events_that_come_faster_than_a_page_a_pause_are_read_without_falling_behind",
     ),
     # -- the library, the HTTP API, the notifier
@@ -399,50 +398,49 @@ MUTANTS = [
         "kombu_toc/library/recorder.py",
         "                self.store.insert(some)\n",
         "                pass\n",
-        "tests/integration/test_library.py::test_a_publish_writes_a_row_and_puts_the_message",
+        "tests/engines/test_library.py::test_a_publish_writes_a_row_and_puts_the_message",
     ),
     Mutant(
         "a row with a business id lies in the table of its job id",
         "kombu_toc/model/delivery.py",
         "    if len(token) == _LENGTH:\n        try:",
         "    if not token:\n        try:",
-        "tests/integration/test_library_shards.py::test_a_row_lies_in_the_table_of_its_business_id",
+        "tests/engines/test_library_shards.py::test_a_row_lies_in_the_table_of_its_business_id",
     ),
     Mutant(
         "rows are used before they are moved",
         "kombu_toc/library/shards.py",
         "        self.pull(keys)\n",
         "",
-        "tests/integration/test_library_shards.py::"
-        "test_a_library_gets_another_layout_while_it_is_used",
+        "tests/engines/test_library_shards.py::test_a_library_gets_another_layout_while_it_is_used",
     ),
     Mutant(
         "what has ended begins again in the backlog",
         "kombu_toc/library/notes.py",
         "            event = before  # what has ended does not begin again\n",
         "            pass\n",
-        "tests/integration/test_library_backlog.py::test_what_has_ended_does_not_begin_again",
+        "tests/engines/test_library_backlog.py::test_what_has_ended_does_not_begin_again",
     ),
     Mutant(
         "a token may do what its roles do not say",
         "kombu_toc/http/tokens.py",
         "        if role not in self.roles:\n            return False\n",
         "",
-        "tests/integration/test_http_security.py",
+        "tests/contract/test_http_security.py",
     ),
     Mutant(
         "a token may do it to any queue",
         "kombu_toc/http/tokens.py",
         "return self._may(queue) if queue is not None else",
         "return True if queue is not None else",
-        "tests/integration/test_http_security.py",
+        "tests/contract/test_http_security.py",
     ),
     Mutant(
         "a token that is removed goes on",
         "kombu_toc/http/tokens.py",
         "        if found is not None:\n            # What",
         "        if False:\n            # What",
-        "tests/integration/test_http_security.py::"
+        "tests/contract/test_http_security.py::"
         "test_a_token_that_is_removed_ends_and_one_that_is_added_counts_without_a_restart",
     ),
     Mutant(
@@ -450,14 +448,14 @@ MUTANTS = [
         "kombu_toc/http/page/page.py",
         'MAX_FORM if is_in and name != "login" else MAX_ENTRANCE',
         "MAX_FORM",
-        "tests/integration/test_page_tokens.py::test_who_has_signed_in_may_send_a_large_form",
+        "tests/contract/test_page_tokens.py::test_who_has_signed_in_may_send_a_large_form",
     ),
     Mutant(
         "a lease that is answered again has what others have by now",
         "kombu_toc/http/pull.py",
         'bodies.get((one["id"], Delivery.of_receipt(one["receipt"]).birth))',
         'next((body for (id, _), body in bodies.items() if id == one["id"]), None)',
-        "tests/integration/test_http.py::"
+        "tests/contract/test_http.py::"
         "test_a_lease_that_is_answered_again_has_no_message_that_another_consumer_has_by_now",
     ),
     Mutant(

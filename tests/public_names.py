@@ -2,7 +2,7 @@
 
     python -m tests.public_names        writes tests/public_names.json anew
 
-tests/unit/test_public_names.py compares. A change of the file is a change for users: it has a line
+tests/meta/test_public_names.py compares. A change of the file is a change for users: it has a line
 in CHANGELOG.md. The HTTP API is compared with docs/openapi.json, the scripts with docs/protocol.md.
 """
 

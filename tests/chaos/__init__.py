@@ -14,8 +14,9 @@ seven is acknowledged before it begins, and sends itself again under its id, onc
 seconds later. Of the others, one in seven puts its own job again for later, under its id and with
 its bytes, and is then acknowledged (not into the two queues more, nor with a library); and one in
 eight asks three times to be put back into its queue before it runs. All reach the broker through a
-proxy (`tests.proxy`); the broker is a real server that syncs each write to its disk. Faults come
-one after the other, at least two seconds apart, as a schedule says that depends on the seed alone:
+proxy (`tests.support.proxy`); the broker is a real server that syncs each write to its disk. Faults
+come one after the other, at least two seconds apart, as a schedule says that depends on the seed
+alone:
 
 =========  =======================================================================================
 kill       SIGKILL of a worker with its pool; of one process of a pool

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import redis
 from redis.crc import key_slot
 
-from ..cluster import NODE_TIMEOUT, Cluster, Node
-from ..proxy import Proxy
-from ..sentinels import NAME, Deployment
-from ..servers import Server, SteppedServer
+from ..support.cluster import NODE_TIMEOUT, Cluster, Node
+from ..support.proxy import Proxy
+from ..support.sentinels import NAME, Deployment
+from ..support.servers import Server, SteppedServer
 from .app_queues import LIMITED, QUEUES
 from .verdict import SLOTS, Event
 

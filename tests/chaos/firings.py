@@ -249,7 +249,7 @@ def chaos(url: str, firings: int, seed: int, seconds: float = 600.0) -> Verdict:
 
 
 def main() -> int:
-    from ..servers import Server
+    from ..support.servers import Server
 
     parser = argparse.ArgumentParser(description="Schedules under kills, in one process")
     parser.add_argument("--firings", type=int, default=100_000)

@@ -23,8 +23,8 @@ from kombu_toc.client.options import read_databases
 from kombu_toc.library import migrate
 from kombu_toc.library.shards import Shards
 
-from ..databases import ENGINES, DatabaseServer
 from ..support import nursery
+from ..support.databases import ENGINES, DatabaseServer
 from .brokers import HASH_SLOTS, Single
 from .deaths import DEATHS
 from .modes import MODES, by_id
@@ -118,8 +118,8 @@ class OfLibrary(Single):
 
 
 class LibraryRun(Run):
-    """engines: of the databases of the library, by their names in `tests.databases`; mode: how
-    queues are kept in it, of MODES"""
+    """engines: of the databases of the library, by their names in `tests.support.databases`; mode:
+    how queues are kept in it, of MODES"""
 
     patience = PATIENCE
     unsaid = UNSAID

@@ -17,17 +17,10 @@ import psutil
 import redis
 from celery import Celery
 
-from ..servers import Server
 from ..support import nursery
+from ..support.servers import Server
 from .app_queues import QUEUES
-from .brokers import (
-    CLUSTER_FAMILIES,
-    LENGTHS,
-    SENTINEL_FAMILIES,
-    OfCluster,
-    OfSentinel,
-    Single,
-)
+from .brokers import CLUSTER_FAMILIES, LENGTHS, SENTINEL_FAMILIES, OfCluster, OfSentinel, Single
 from .ledger import Ledger
 from .verdict import NETWORK, Event, Report, judge
 

@@ -55,8 +55,8 @@ from celery_toc.schedules.rules import to_datetime
 from celery_toc.schedules.state import LOST, firing_id, planned_of
 from kombu_toc import IN_FLIGHT
 
-from ..servers import Server, SteppedServer
 from ..support import nursery
+from ..support.servers import Server, SteppedServer
 from .app_queues import QUEUES
 from .ledger import Ledger
 from .run import PATIENCE, POOLS, READY, ROOT, SHUTDOWN, VISIBILITY_TIMEOUT, Worker

@@ -318,8 +318,8 @@ def _hastily() -> Iterator[None]:
 
 
 def main() -> int:
-    from ..databases import ENGINES
-    from ..servers import Server
+    from ..support.databases import ENGINES
+    from ..support.servers import Server
 
     parser = argparse.ArgumentParser(description="The task library under kills, in one process")
     parser.add_argument("--lives", type=int, default=2000)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ..databases import ENGINES, PostgreSQL
-from ..library import engine, new_url
-from ..servers import Server
+from ..support.databases import ENGINES, PostgreSQL
+from ..support.library import engine, new_url
+from ..support.servers import Server
 from .library import FAMILIES as FAMILIES_OF_LIBRARY
 from .library import LibraryRun
 from .run import FAMILIES, Run, schedule

@@ -16,12 +16,12 @@ import kombu_toc
 from kombu_toc.http import new_token
 from kombu_toc.scripts.call import commands_of
 
-from ..http_server import HttpServer
-from ..page_visitor import Visitor
-from ..servers import Server
-from .conftest import Journal, wait_until
-from .nodes import ROOT, Worker, WorkerProcess
-from .tasks import make_app
+from ..support.http_server import HttpServer
+from ..support.nodes import ROOT, Worker, WorkerProcess
+from ..support.page_visitor import Visitor
+from ..support.servers import Server
+from ..support.tasks import make_app
+from ..support.workers import Journal, wait_until
 from .test_cli import answer
 
 StartWorkers = Callable[..., list[Worker]]

@@ -14,12 +14,12 @@ from pytest_celery import CeleryBackendCluster
 import kombu_toc
 from celery_toc import aio
 
-from ..cluster import Cluster
-from ..loops import in_loop, watched
-from ..servers import Server
-from .conftest import Journal
-from .nodes import Worker
-from .tasks import make_app
+from ..support.cluster import Cluster
+from ..support.loops import in_loop, watched
+from ..support.nodes import Worker
+from ..support.servers import Server
+from ..support.tasks import make_app
+from ..support.workers import Journal
 
 pytestmark = pytest.mark.versions
 

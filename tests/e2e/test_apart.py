@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from ..servers import Server
-from .conftest import Journal
-from .nodes import Worker
-from .tasks import make_app
+from ..support.nodes import Worker
+from ..support.servers import Server
+from ..support.tasks import make_app
+from ..support.workers import Journal
 from .test_cli import answer
 
 StartWorkers = Callable[..., list[Worker]]

@@ -16,8 +16,8 @@ from celery import Celery
 from celery_toc import timeout_center
 
 from ..support import nursery
-from .conftest import POOLS, Journal, wait_until
-from .nodes import ROOT, Worker
+from ..support.nodes import ROOT, Worker
+from ..support.workers import POOLS, Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 
@@ -98,7 +98,7 @@ class Beat:
 
     def __init__(self, directory: Path, broker: str, settings: dict[str, Any]) -> None:
         self._log = directory / "beat.log"
-        words = [sys.executable, "-m", "celery", "-A", "tests.e2e.tasks", "beat", "-l", "INFO"]
+        words = [sys.executable, "-m", "celery", "-A", "tests.support.tasks", "beat", "-l", "INFO"]
         words += ["-s", str(directory / "schedule"), "--pidfile="]
         environment = {
             **os.environ,

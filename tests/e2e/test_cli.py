@@ -25,11 +25,11 @@ from click.testing import CliRunner, Result
 import kombu_toc
 from celery_toc.cli import toc as command
 
-from ..integration.inspection import put_call
 from ..support import nursery
-from .conftest import Journal, wait_until
-from .nodes import ROOT, Worker
-from .tasks import make_app
+from ..support.inspection import put_call
+from ..support.nodes import ROOT, Worker
+from ..support.tasks import make_app
+from ..support.workers import Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 Run = Callable[..., "Answer"]
@@ -701,7 +701,7 @@ def test_celerys_own_program_has_the_commands(app: Celery, environment: dict[str
     """The entry point, the app by -A, exit codes, and completion of commands, topics and ids."""
     environment["TOC_TEST_EXEC"] = "1"  # it is the start that is tested
     id = send(app, "scheduled", HOUR, queue="urgent")
-    words = ("-A", "tests.e2e.tasks", "toc")
+    words = ("-A", "tests.support.tasks", "toc")
     complete = {"_CELERY_COMPLETE": "bash_complete"}
     started = {
         "status": celery(*words, "status", "--json", **environment),
@@ -711,13 +711,13 @@ def test_celerys_own_program_has_the_commands(app: Celery, environment: dict[str
         "topics": celery(
             **complete,
             **environment,
-            COMP_WORDS="celery -A tests.e2e.tasks toc status ur",
+            COMP_WORDS="celery -A tests.support.tasks toc status ur",
             COMP_CWORD="5",
         ),
         "ids": celery(
             **complete,
             **environment,
-            COMP_WORDS=f"celery -A tests.e2e.tasks toc show {id[:6]}",
+            COMP_WORDS=f"celery -A tests.support.tasks toc show {id[:6]}",
             COMP_CWORD="5",
         ),
     }
@@ -750,7 +750,7 @@ def test_on_a_terminal_it_asks_and_shows_colours_unless_told_not_to(
 ) -> None:
     send(app, "kept", HOUR, task_id="the-id")
     send(app, "due", queue="urgent")
-    words = ("-A", "tests.e2e.tasks", "toc")
+    words = ("-A", "tests.support.tasks", "toc")
     code, shown = in_a_terminal("n\n", *words, "cancel", "the-id", **environment)
     assert code == 1
     assert "e2e.note the-id in 'celery': scheduled, in " in shown

@@ -19,10 +19,10 @@ from click.testing import CliRunner, Result
 
 from celery_toc.cli import toc as command
 
-from ..ports import free_port
 from ..support import nursery
-from .nodes import ROOT
-from .tasks import make_app
+from ..support.nodes import ROOT
+from ..support.ports import free_port
+from ..support.tasks import make_app
 
 
 def run(app: Celery, *args: str) -> Result:
@@ -66,7 +66,7 @@ def environment(app: Celery) -> Iterator[dict[str, str]]:
 def test_served_they_are_there_until_ctrl_c(scheduled: Celery, environment: dict[str, str]) -> None:
     program = nursery.Popen(
         [
-            *(sys.executable, "-m", "celery", "-A", "tests.e2e.tasks"),
+            *(sys.executable, "-m", "celery", "-A", "tests.support.tasks"),
             *("toc", "metrics", "--serve", "127.0.0.1:0"),
         ],
         cwd=ROOT,
@@ -131,7 +131,7 @@ def test_without_prometheus_client_the_command_says_what_to_install(
     app: Celery, environment: dict[str, str]
 ) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", MISSING, "-A", "tests.e2e.tasks", "toc", "metrics"],
+        [sys.executable, "-c", MISSING, "-A", "tests.support.tasks", "toc", "metrics"],
         cwd=ROOT,
         env=environment,
         capture_output=True,

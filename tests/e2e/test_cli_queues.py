@@ -26,12 +26,12 @@ import celery_toc
 import kombu_toc
 from celery_toc import timeout_center
 
-from ..integration.inspection import put_call
-from ..servers import Server
 from ..support import nursery
-from .conftest import Journal, wait_until
-from .nodes import ROOT, Worker
-from .tasks import make_app
+from ..support.inspection import put_call
+from ..support.nodes import ROOT, Worker
+from ..support.servers import Server
+from ..support.tasks import make_app
+from ..support.workers import Journal, wait_until
 from .test_cli import CELERY, Answer, answer, bury, celery, in_a_terminal, send
 
 StartWorkers = Callable[..., list[Worker]]
@@ -204,7 +204,7 @@ def test_what_deletes_the_next_firing_of_a_schedule_says_so(
     center.schedules.delete("monthly")
     put("monthly")
     purge = celery(
-        *("-A", "tests.e2e.tasks", "purge", "-f", "-Q", "urgent"),
+        *("-A", "tests.support.tasks", "purge", "-f", "-Q", "urgent"),
         E2E_BROKER=server.toc_url,
         E2E_BACKEND=server.url,
     )
@@ -378,7 +378,7 @@ def test_questions_come_after_checks_and_carry_the_count(
         send(app, f"later-{i}", HOUR, task_id=f"later-{i}")
     send(app, "due", queue="urgent")
     bury(toc, "urgent")
-    words = ("-A", "tests.e2e.tasks", "toc")
+    words = ("-A", "tests.support.tasks", "toc")
 
     def asked(*command: str) -> tuple[int, str]:
         code, shown = in_a_terminal("n\n", *words, *command, **environment)
@@ -412,7 +412,7 @@ def test_questions_come_after_checks_and_carry_the_count(
 def test_a_narrow_terminal_tells_what_it_has_no_room_for(
     app: Celery, environment: dict[str, str]
 ) -> None:
-    words = ("-A", "tests.e2e.tasks", "toc", "list")
+    words = ("-A", "tests.support.tasks", "toc", "list")
     send(app, "later", HOUR)
     _, wide = in_a_terminal("", *words, COLUMNS="160", **environment)
     assert "No room" not in wide
@@ -513,7 +513,7 @@ def test_top_fits_a_terminal_of_80_columns_shows_an_outage_and_ends_with_q(
             for i in range(number):
                 center.put(topic, f"{i}", b"", delay=30 + i)
         environment = {"E2E_BROKER": server.toc_url, "E2E_BACKEND": "", "E2E_LOG": log_url}
-        words = ("-A", "tests.e2e.tasks", "toc", "top", "--interval", "200ms", "--span", "1m")
+        words = ("-A", "tests.support.tasks", "toc", "top", "--interval", "200ms", "--span", "1m")
         terminal = Terminal(*words, **environment)
         before = terminal.modes[3]
         frame = terminal.wait_for("mail", "coming due")
@@ -543,7 +543,7 @@ def test_top_without_a_terminal_goes_on_after_an_outage(tmp_path: Any, log_url: 
     server = Server(tmp_path, "--appendonly", "yes").start()
     try:
         kombu_toc.center_for(server.toc_url).put("mail", "x", b"", delay=HOUR)
-        words = ("-A", "tests.e2e.tasks", "toc", "top", "--interval", "100ms")
+        words = ("-A", "tests.support.tasks", "toc", "top", "--interval", "100ms")
         process = celery(*words, E2E_BROKER=server.toc_url, E2E_BACKEND="", E2E_LOG=log_url)
         assert process.stdout.readline().split()[:2] == ["TIME", "QUEUE"]
         server.kill()

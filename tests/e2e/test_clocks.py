@@ -21,10 +21,10 @@ import pytest
 import time_machine
 from celery import Celery, chain, chord, group
 
-from ..servers import Server, SteppedServer
-from .conftest import POOLS, Journal
-from .nodes import ROOT, Worker
-from .tasks import make_app
+from ..support.nodes import ROOT, Worker
+from ..support.servers import Server, SteppedServer
+from ..support.tasks import make_app
+from ..support.workers import POOLS, Journal
 
 MINUTES = 300.0
 
@@ -84,13 +84,13 @@ def shifted(skew: float) -> Any:
 
 @pytest.fixture(scope="module")
 def worker(
-    request: pytest.FixtureRequest, _start: Callable[..., Worker], server: Server
+    request: pytest.FixtureRequest, start_worker: Callable[..., Worker], server: Server
 ) -> Iterator[float]:
     """One worker, shared by the tests of its kind; by how much its clock is ahead."""
     pool, skew = request.param
     with server.client() as client:
         client.flushall()
-    made = _start(*POOLS[pool], skew=skew or None)
+    made = start_worker(*POOLS[pool], skew=skew or None)
     made.ready()
     yield skew
     made.teardown()
@@ -230,7 +230,7 @@ def test_the_first_message_of_a_producer_is_on_time(
     worker: float, journal: Journal, clock: Clock, server: Server, skew: float
 ) -> None:
     program = (
-        "from tests.e2e.tasks import app; app.send_task('e2e.note', ('first',), countdown=0.6)"
+        "from tests.support.tasks import app; app.send_task('e2e.note', ('first',), countdown=0.6)"
     )
     environment = {
         **os.environ,

@@ -20,12 +20,12 @@ from kombu import Connection, Consumer, Exchange, Queue
 
 import kombu_toc
 
-from ..cluster import NODE_TIMEOUT, Cluster, Node
-from ..integration.inspection import slot_keys
 from ..support import nursery
-from .conftest import EVENT_LOOP, LOOPS, POOLS, Journal, stop_when_done, wait_until
-from .nodes import ROOT, Worker
-from .tasks import make_app
+from ..support.cluster import NODE_TIMEOUT, Cluster, Node
+from ..support.inspection import slot_keys
+from ..support.nodes import ROOT, Worker
+from ..support.tasks import make_app
+from ..support.workers import EVENT_LOOP, LOOPS, POOLS, Journal, stop_when_done, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 
@@ -539,7 +539,7 @@ def test_remote_control_comes_back_after_the_node_with_the_wake_index_was_frozen
 
 
 def test_a_worker_with_a_database_on_a_cluster_says_what_to_change(cluster: Cluster) -> None:
-    command = [sys.executable, "-m", "celery", "-A", "tests.e2e.tasks", "worker", "-P", "solo"]
+    command = [sys.executable, "-m", "celery", "-A", "tests.support.tasks", "worker", "-P", "solo"]
     environment = {
         **os.environ,
         "E2E_BROKER": f"{cluster.toc_url}/1",

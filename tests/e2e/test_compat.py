@@ -21,8 +21,9 @@ from celery_toc import compat
 from kombu_toc.compat import kombu_channel, redis_connections
 from kombu_toc.compat.registry import SWITCH, parts
 
-from .conftest import Journal, slot_keys, stop_when_done, wait_until
-from .nodes import ROOT, Worker
+from ..support.inspection import slot_keys
+from ..support.nodes import ROOT, Worker
+from ..support.workers import Journal, stop_when_done, wait_until
 
 pytestmark = pytest.mark.versions
 
@@ -67,7 +68,7 @@ def produce(app: Celery, program: str) -> str:
     head = (
         "import time\n"
         "from datetime import datetime, timedelta, timezone\n"
-        "from tests.e2e.tasks import make_app\n"
+        "from tests.support.tasks import make_app\n"
         f"app = make_app({app.conf.broker_url!r}, {app.conf.result_backend!r})\n"
         "now = datetime.now(timezone.utc)\n"
     )
@@ -197,7 +198,17 @@ def test_a_worker_does_not_start_with_a_name_that_cannot_be_switched_off(
     monkeypatch.setenv("E2E_BROKER", app.conf.broker_url)
     monkeypatch.setenv("E2E_BACKEND", app.conf.result_backend)
     done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "tests.e2e.tasks", "worker", "-P", "solo", *QUICK],
+        [
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            "tests.support.tasks",
+            "worker",
+            "-P",
+            "solo",
+            *QUICK,
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

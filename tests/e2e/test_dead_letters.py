@@ -14,8 +14,8 @@ import kombu_toc
 from kombu_toc import DEAD, Found
 from kombu_toc.model import message as envelope
 
-from .conftest import POOLS, Journal, wait_until
-from .nodes import Worker
+from ..support.nodes import Worker
+from ..support.workers import POOLS, Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 

@@ -10,8 +10,8 @@ from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
 import kombu_toc
 
-from .conftest import LOOPS, POOLS, Journal, wait_until
-from .nodes import Worker
+from ..support.nodes import Worker
+from ..support.workers import LOOPS, POOLS, Journal, wait_until
 from .test_cli import answer
 from .test_dead_letters import dead
 from .test_limits import marked

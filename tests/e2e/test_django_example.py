@@ -21,11 +21,11 @@ import sqlalchemy
 from kombu_toc import TimeoutCenter
 from kombu_toc.client.options import DatabaseURL
 
-from ..library import engine, new_url
-from ..ports import free_port
-from ..servers import Server
-from .conftest import wait_until
-from .nodes import ROOT
+from ..support.library import engine, new_url
+from ..support.nodes import ROOT
+from ..support.ports import free_port
+from ..support.servers import Server
+from ..support.workers import wait_until
 
 __all__ = ("engine", "new_url")  # fixtures
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 from celery import Celery, group
 
-from .conftest import LOOPS, POOLS, Journal
-from .nodes import Worker
+from ..support.nodes import Worker
+from ..support.workers import LOOPS, POOLS, Journal
 
 StartWorkers = Callable[..., list[Worker]]
 

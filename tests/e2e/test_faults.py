@@ -13,12 +13,12 @@ import pytest
 import redis
 from celery import Celery
 
-from ..integration.inspection import slot_keys
-from ..proxy import Proxy
-from ..servers import Server
-from .conftest import POOLS, Journal, wait_until
-from .nodes import Worker
-from .tasks import make_app
+from ..support.inspection import slot_keys
+from ..support.nodes import Worker
+from ..support.proxy import Proxy
+from ..support.servers import Server
+from ..support.tasks import make_app
+from ..support.workers import POOLS, Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 
@@ -53,12 +53,12 @@ def pool(request: pytest.FixtureRequest) -> str:
 def site(
     pool: str,
     tmp_path_factory: pytest.TempPathFactory,
-    _start: Callable[..., Worker],
+    start_worker: Callable[..., Worker],
 ) -> Iterator[Site]:
     options = ["--appendonly", "yes", "--appendfsync", "always"]
     server = Server(tmp_path_factory.mktemp("faulty"), *options).start()
     with Proxy(server.port) as proxy:
-        worker = _start(
+        worker = start_worker(
             *POOLS[pool],
             broker=proxy.toc_url,
             broker_transport_options={"socket_timeout": PATIENCE, "visibility_timeout": 20},

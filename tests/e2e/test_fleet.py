@@ -8,9 +8,9 @@ import pytest
 import redis
 from celery import Celery
 
-from ..servers import Server
-from .conftest import POOLS, Journal, wait_until
-from .nodes import Worker
+from ..support.nodes import Worker
+from ..support.servers import Server
+from ..support.workers import POOLS, Journal, wait_until
 
 #: Blocked on what wakes it, blocked on broadcasts, one for what is answered at once, one of the
 #: heartbeat's thread, and one for Celery's own heartbeats.

@@ -26,12 +26,12 @@ from pytest_celery import CeleryBackendCluster, CeleryBrokerCluster
 from celery_toc import timeout_center
 from kombu_toc import TimeoutCenter, center_for
 
-from ..browser import browser_program, require_browser
-from ..ports import free_port
-from ..servers import Server
-from .conftest import wait_until
-from .nodes import ROOT, Worker
-from .tasks import make_app
+from ..support.browser import browser_program, require_browser
+from ..support.nodes import ROOT, Worker
+from ..support.ports import free_port
+from ..support.servers import Server
+from ..support.tasks import make_app
+from ..support.workers import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -140,10 +140,10 @@ def app(
 
 
 @pytest.fixture(scope="module")
-def worker(_start: Callable[..., Worker], toc: TimeoutCenter) -> Iterator[Worker]:
+def worker(start_worker: Callable[..., Worker], toc: TimeoutCenter) -> Iterator[Worker]:
     """A worker that executes one task at a time and fetches no further one."""
     settings = {"worker_prefetch_multiplier": 1, "task_send_sent_event": True}
-    made = _start("-P", "prefork", "-c", "1", "-E", **settings)
+    made = start_worker("-P", "prefork", "-c", "1", "-E", **settings)
     try:
         made.ready()
         yield made
@@ -158,7 +158,7 @@ def flower_url(
     """A running Flower, set up as docs/flower.md says."""
     directory = tmp_path_factory.mktemp("flower")
     port = free_port()
-    command = [sys.executable, "-m", "celery", "-A", "tests.e2e.tasks", "flower"]
+    command = [sys.executable, "-m", "celery", "-A", "tests.support.tasks", "flower"]
     command += ["--address=127.0.0.1", f"--port={port}"]
     command += ["--tasks-columns=name,uuid,state,eta,received,runtime,worker"]
     environment = {

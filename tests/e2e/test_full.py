@@ -12,10 +12,10 @@ from kombu.exceptions import OperationalError
 
 from kombu_toc import center_for
 
-from ..servers import Server
-from .conftest import LOOPS, POOLS, Journal, wait_until
-from .nodes import Worker
-from .tasks import make_app
+from ..support.nodes import Worker
+from ..support.servers import Server
+from ..support.tasks import make_app
+from ..support.workers import LOOPS, POOLS, Journal, wait_until
 
 #: How many tasks wait when the server is full, of the plain kind and of each other kind.
 PLAIN, OTHER = 200, 15
@@ -85,7 +85,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Full]:
 @pytest.mark.parametrize("pool", LOOPS)
 @pytest.mark.parametrize("comes", ["before", pytest.param("after", marks=pytest.mark.nightly)])
 def test_a_full_server_drains(
-    full: Full, _start: Callable[..., Worker], journal: Journal, pool: str, comes: str
+    full: Full, start_worker: Callable[..., Worker], journal: Journal, pool: str, comes: str
 ) -> None:
     """Whether the worker comes before it is full or after; with results, events, retries and dead
     letters, none of which may keep it from going on."""
@@ -93,7 +93,7 @@ def test_a_full_server_drains(
     full.client.flushall()
 
     def start() -> Worker:
-        worker = _start(
+        worker = start_worker(
             *(*POOLS[pool], "-E", "-Q", "celery,urgent"),
             broker=full.server.toc_url,
             backend=full.results,

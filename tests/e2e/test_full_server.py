@@ -11,10 +11,10 @@ import redis
 
 import kombu_toc
 
-from ..servers import Server
-from .conftest import Journal, wait_until
-from .nodes import Worker
-from .tasks import make_app
+from ..support.nodes import Worker
+from ..support.servers import Server
+from ..support.tasks import make_app
+from ..support.workers import Journal, wait_until
 
 POOLS = {"prefork": ("-P", "prefork", "-c", "2"), "solo": ("-P", "solo")}
 
@@ -51,7 +51,7 @@ def full(broker: Server) -> Callable[[bool], None]:
 def test_a_worker_starts_while_the_server_is_full_and_drains_it(
     broker: Server,
     full: Callable[[bool], None],
-    _start: Callable[..., Worker],
+    start_worker: Callable[..., Worker],
     journal: Journal,
     pool: str,
     known: bool,
@@ -66,7 +66,7 @@ def test_a_worker_starts_while_the_server_is_full_and_drains_it(
     for number in range(20):
         app.tasks["e2e.note"].apply_async((f"n{number}",), countdown=number % 2)
     full(True)
-    worker = _start(*POOLS[pool], "-E", broker=broker.toc_url)
+    worker = start_worker(*POOLS[pool], "-E", broker=broker.toc_url)
     try:
         worker.ready()
         journal.wait_for("n", 20)
@@ -83,13 +83,13 @@ def test_a_worker_starts_while_the_server_is_full_and_drains_it(
 def test_workers_hear_each_other_and_their_operator_while_the_server_is_full(
     broker: Server,
     full: Callable[[bool], None],
-    _start: Callable[..., Worker],
+    start_worker: Callable[..., Worker],
     journal: Journal,
 ) -> None:
     """They greet each other, answer, tell of events, revoke what they are told to, and end."""
     app = make_app(broker.toc_url, "disabled://")
     full(True)
-    workers = [_start("-P", "solo", "-E", broker=broker.toc_url) for _ in range(2)]
+    workers = [start_worker("-P", "solo", "-E", broker=broker.toc_url) for _ in range(2)]
     try:
         for worker in workers:
             worker.ready()
@@ -138,13 +138,13 @@ def test_tasks_are_still_refused_by_a_full_server(
 
 
 def test_a_worker_that_is_refused_after_it_has_connected_pauses_longer_and_longer(
-    broker: Server, _start: Callable[..., Worker], journal: Journal
+    broker: Server, start_worker: Callable[..., Worker], journal: Journal
 ) -> None:
     app = make_app(broker.toc_url, "disabled://")
     app.tasks["e2e.note"].delay("n")
     with broker.client() as client:
         client.execute_command("ACL", "SETUSER", "default", "-xrevrange")
-        worker = _start("-P", "solo", "--without-mingle", broker=broker.toc_url)
+        worker = start_worker("-P", "solo", "--without-mingle", broker=broker.toc_url)
         try:
             wait_until(lambda: "Connected to" in worker.logs(), 30, worker.logs)
             began = time.monotonic()

@@ -19,11 +19,11 @@ from celery import Celery
 import kombu_toc
 from kombu_toc.scripts.call import load
 
-from ..integration.inspection import put_call
-from ..proxy import Proxy
-from ..servers import Server
-from .conftest import Journal, slot_keys, stop_when_done, wait_until
-from .nodes import Worker
+from ..support.inspection import put_call, slot_keys
+from ..support.nodes import Worker
+from ..support.proxy import Proxy
+from ..support.servers import Server
+from ..support.workers import Journal, stop_when_done, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 
@@ -96,7 +96,7 @@ def test_one_producers_tasks_start_in_the_order_in_which_they_were_sent(
 
 
 @pytest.mark.nightly(
-    guarded_by="tests/integration/test_center_delivery.py::test_messages_with_one_action_time_keep_their_publish_order_within_a_slot"
+    guarded_by="tests/contract/test_center_delivery.py::test_messages_with_one_action_time_keep_their_publish_order_within_a_slot"
 )
 def test_tasks_with_one_eta_start_in_the_order_in_which_they_were_sent(
     start_workers: StartWorkers, app: Celery, journal: Journal

@@ -17,10 +17,11 @@ from kombu import Queue
 
 import kombu_toc
 
-from ..servers import Server
-from .conftest import POOLS, Journal, slot_keys, wait_until
-from .nodes import Worker
-from .tasks import make_app
+from ..support.inspection import slot_keys
+from ..support.nodes import Worker
+from ..support.servers import Server
+from ..support.tasks import make_app
+from ..support.workers import POOLS, Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 

@@ -26,9 +26,9 @@ from kombu.utils.uuid import uuid
 import kombu_toc
 from celery_toc.worker import remote_control as remote
 
-from ..servers import Server
-from .conftest import POOLS, Journal, wait_until
-from .nodes import ROOT, Worker
+from ..support.nodes import ROOT, Worker
+from ..support.servers import Server
+from ..support.workers import POOLS, Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 
@@ -118,7 +118,7 @@ def test_a_revoked_task_is_listed_although_it_never_came_to_a_worker(
 IN_A_THREAD = """
 import sys
 from celery.contrib.testing.worker import start_worker
-from tests.e2e.tasks import make_app
+from tests.support.tasks import make_app
 
 app = make_app(*sys.argv[1:])
 with start_worker(app, perform_ping_check=False):

@@ -21,12 +21,12 @@ from kombu import pools
 
 from kombu_toc import TimeoutCenter
 
-from ..cluster import Cluster
-from ..http_server import HttpServer
-from ..ports import free_port
-from ..servers import Server
-from .conftest import wait_until
-from .nodes import ROOT
+from ..support.cluster import Cluster
+from ..support.http_server import HttpServer
+from ..support.nodes import ROOT
+from ..support.ports import free_port
+from ..support.servers import Server
+from ..support.workers import wait_until
 
 EXAMPLE = ROOT / "examples" / "kubernetes"
 MANIFESTS = EXAMPLE / "manifests"

@@ -14,9 +14,9 @@ from celery import Celery
 import celery_toc
 import kombu_toc
 
-from ..library import engine, library_url, new_url, on_engines
-from .conftest import POOLS, Journal, wait_until
-from .nodes import ROOT, Worker
+from ..support.library import engine, library_url, new_url, on_engines
+from ..support.nodes import ROOT, Worker
+from ..support.workers import POOLS, Journal, wait_until
 
 __all__ = ("engine", "library_url", "new_url")  # fixtures
 

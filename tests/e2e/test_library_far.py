@@ -16,9 +16,9 @@ from kombu_toc.library.records import now_us
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
-from ..library import engine, library_url, new_url, on_engines
-from .conftest import Journal, wait_until
-from .nodes import Worker
+from ..support.library import engine, library_url, new_url, on_engines
+from ..support.nodes import Worker
+from ..support.workers import Journal, wait_until
 
 __all__ = ("engine", "library_url", "new_url")  # fixtures
 

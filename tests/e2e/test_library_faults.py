@@ -20,11 +20,11 @@ from kombu_toc.client.options import read_databases
 from kombu_toc.library import migrate
 from kombu_toc.library.shards import Shards
 
-from ..databases import PostgreSQL
-from ..library import own_engine as engine
 from ..support import nursery
-from .conftest import LOOPS, POOLS, Journal, wait_until
-from .nodes import ROOT, Worker
+from ..support.databases import PostgreSQL
+from ..support.library import own_engine as engine
+from ..support.nodes import ROOT, Worker
+from ..support.workers import LOOPS, POOLS, Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 

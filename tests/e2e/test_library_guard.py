@@ -12,9 +12,9 @@ from celery import Celery
 
 import celery_toc
 
-from ..library import engine, library_url, new_url, on_engines
-from .conftest import LOOPS, POOLS, Journal, wait_until
-from .nodes import Worker
+from ..support.library import engine, library_url, new_url, on_engines
+from ..support.nodes import Worker
+from ..support.workers import LOOPS, POOLS, Journal, wait_until
 
 __all__ = ("engine", "library_url", "new_url")  # fixtures
 

@@ -14,8 +14,8 @@ import celery_toc
 import kombu_toc
 from kombu_toc.library.schema import SCHEDULES
 
-from .conftest import LOOPS, POOLS, Journal, wait_until
-from .nodes import Worker
+from ..support.nodes import Worker
+from ..support.workers import LOOPS, POOLS, Journal, wait_until
 from .test_dead_letters import dead
 from .test_limits import marked
 

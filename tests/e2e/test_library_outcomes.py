@@ -16,9 +16,9 @@ from celery import Celery
 
 import celery_toc
 
-from ..library import engine, library_url, new_url, on_engines
-from .conftest import POOLS, Journal, wait_until
-from .nodes import Worker
+from ..support.library import engine, library_url, new_url, on_engines
+from ..support.nodes import Worker
+from ..support.workers import POOLS, Journal, wait_until
 from .test_cli import CELERY, answer
 
 __all__ = ("engine", "library_url", "new_url")  # fixtures

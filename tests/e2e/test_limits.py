@@ -15,9 +15,9 @@ from celery import Celery
 import kombu_toc
 from kombu_toc.model.delivery import trait
 
-from ..integration.inspection import now_us
-from .conftest import LOOPS, POOLS, Journal, wait_until
-from .nodes import Worker
+from ..support.inspection import now_us
+from ..support.nodes import Worker
+from ..support.workers import LOOPS, POOLS, Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 

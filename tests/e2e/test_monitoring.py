@@ -17,10 +17,10 @@ from celery import Celery
 import kombu_toc
 from kombu_toc.metrics.counters import _all
 
-from ..servers import Server
 from ..support import nursery
-from .conftest import Journal, wait_until
-from .nodes import ROOT, Worker
+from ..support.nodes import ROOT, Worker
+from ..support.servers import Server
+from ..support.workers import Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 
@@ -151,7 +151,7 @@ def test_celerys_command_line_knows_the_remote_commands(
         ("control", "toc_resume"): "takes tasks again",
     }.items():
         ran = nursery.run(
-            [sys.executable, "-m", "celery", "-A", "tests.e2e.tasks", *command, "-t", "5"],
+            [sys.executable, "-m", "celery", "-A", "tests.support.tasks", *command, "-t", "5"],
             cwd=ROOT,
             env=environment,
             capture_output=True,
@@ -277,9 +277,9 @@ def test_a_worker_says_at_its_start_what_has_no_effect(
 
 
 def test_a_worker_whose_broker_has_no_such_database_ends_and_says_so(
-    _start: Callable[..., Worker], single_server: Server
+    start_worker: Callable[..., Worker], single_server: Server
 ) -> None:
-    worker = _start("-P", "solo", broker=f"toc+redis://127.0.0.1:{single_server.port}/99")
+    worker = start_worker("-P", "solo", broker=f"toc+redis://127.0.0.1:{single_server.port}/99")
     wait_until(lambda: worker.container.status == "exited", 30, worker.logs)
     assert "has no database 99; use a number that its setting 'databases' allows" in worker.logs()
 

@@ -20,10 +20,11 @@ from celery.schedules import crontab, maybe_schedule, solar
 import kombu_toc
 from celery_toc import timeout_center
 
-from ..servers import Server
-from .conftest import Journal, slot_keys, stop_when_done, wait_until
-from .nodes import Worker
-from .tasks import make_app
+from ..support.inspection import slot_keys
+from ..support.nodes import Worker
+from ..support.servers import Server
+from ..support.tasks import make_app
+from ..support.workers import Journal, stop_when_done, wait_until
 from .test_cli import Run, answer, celery
 
 # The fixture comes along with the commands' own tests.

@@ -16,10 +16,10 @@ from celery import Celery
 
 from celery_toc import timeout_center
 
-from ..http_server import HttpServer
-from ..notifier import SECRET, NotifierProcess, Target, signatures
-from ..servers import Server
 from ..support import nursery
+from ..support.http_server import HttpServer
+from ..support.notifier import SECRET, NotifierProcess, Target, signatures
+from ..support.servers import Server
 from .test_acl import rules
 
 APP = """

@@ -16,10 +16,10 @@ import psutil
 import pytest
 from celery import Celery
 
-from ..servers import Server
 from ..support import nursery
-from .conftest import wait_until
-from .nodes import ROOT
+from ..support.nodes import ROOT
+from ..support.servers import Server
+from ..support.workers import wait_until
 
 #: An app whose worker, and each process of its pool, says what it is.
 APP = """

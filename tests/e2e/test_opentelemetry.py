@@ -16,12 +16,12 @@ import redis
 
 from kombu_toc import TimeoutCenter, unpack
 
-from ..cluster import Cluster
-from ..http_server import HttpServer
-from ..integration.test_readme import blocks_of
-from ..servers import Server
-from .conftest import EVENT_LOOP, LOOPS, wait_until
-from .nodes import ROOT
+from ..meta.test_readme import blocks_of
+from ..support.cluster import Cluster
+from ..support.http_server import HttpServer
+from ..support.nodes import ROOT
+from ..support.servers import Server
+from ..support.workers import EVENT_LOOP, LOOPS, wait_until
 
 PAGE = "docs/opentelemetry.md"
 

@@ -30,11 +30,11 @@ from kombu_toc.http import new_token
 from kombu_toc.library import migrate
 from kombu_toc.library.shards import Shards
 
-from ..browser import Browser, require_browser
-from ..http_server import HttpServer
-from ..library import close_libraries
-from ..servers import Server
 from ..support import nursery
+from ..support.browser import Browser, require_browser
+from ..support.http_server import HttpServer
+from ..support.library import close_libraries
+from ..support.servers import Server
 
 pytestmark = pytest.mark.timeout(150)
 

@@ -14,10 +14,10 @@ from celery import Celery
 
 from kombu_toc import EmbeddedServer, TimeoutCenter
 
-from ..servers import Server
 from ..support import nursery
-from .conftest import Journal, wait_until
-from .nodes import ROOT, Worker
+from ..support.nodes import ROOT, Worker
+from ..support.servers import Server
+from ..support.workers import Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 
@@ -130,7 +130,7 @@ def test_a_killed_workers_messages_come_back_within_the_visibility_timeout(
 
 
 def embedded_app(tmp_path: Path) -> tuple[Celery, str]:
-    from .tasks import make_app
+    from ..support.tasks import make_app
 
     broker = f"toc+embedded://{tmp_path / 'data'}"
     EmbeddedServer.join(str(tmp_path / "data"))

@@ -8,9 +8,9 @@ from celery import Celery
 
 from kombu_toc import TimeoutCenter
 
-from ..integration.test_protocol import Node, address, node, protocol
-from .conftest import Journal
-from .nodes import Worker
+from ..contract.test_protocol import Node, address, node, protocol
+from ..support.nodes import Worker
+from ..support.workers import Journal
 
 __all__ = ("address", "node", "protocol")
 

@@ -13,11 +13,12 @@ from celery import Celery
 
 from kombu_toc.scripts.call import load
 
-from ..proxy import Proxy
-from ..servers import Server
-from .conftest import Journal, slot_keys, wait_until
-from .nodes import Worker
-from .tasks import make_app
+from ..support.inspection import slot_keys
+from ..support.nodes import Worker
+from ..support.proxy import Proxy
+from ..support.servers import Server
+from ..support.tasks import make_app
+from ..support.workers import Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 

@@ -15,11 +15,11 @@ from kombu import pools
 
 from celery_toc import timeout_center
 
-from ..cluster import Cluster
-from ..integration.test_readme import blocks_of
-from ..servers import Server
+from ..meta.test_readme import blocks_of
 from ..support import nursery
-from .conftest import wait_until
+from ..support.cluster import Cluster
+from ..support.servers import Server
+from ..support.workers import wait_until
 
 PAGE = "docs/recurring.md"
 

@@ -22,13 +22,13 @@ import kombu_toc
 from kombu_toc import IN_FLIGHT, WAITING
 from kombu_toc.scripts.call import load
 
-from ..integration.inspection import script_calls
-from ..ports import free_port
-from ..proxy import Proxy
 from ..support import nursery
-from .conftest import POOLS, Journal, slot_keys, stop_when_done, wait_until
-from .nodes import ROOT, Worker
-from .tasks import make_app
+from ..support.inspection import script_calls, slot_keys
+from ..support.nodes import ROOT, Worker
+from ..support.ports import free_port
+from ..support.proxy import Proxy
+from ..support.tasks import make_app
+from ..support.workers import POOLS, Journal, stop_when_done, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 
@@ -411,7 +411,7 @@ def test_celerys_own_command_removes(
     }
     arguments = command if command[1:] else [*command, sent.id]
     nursery.run(
-        [sys.executable, "-m", "celery", "-A", "tests.e2e.tasks", "control", *arguments],
+        [sys.executable, "-m", "celery", "-A", "tests.support.tasks", "control", *arguments],
         check=True,
         timeout=60,
         cwd=ROOT,

@@ -13,14 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from .conftest import wait_until
-from .nodes import ROOT
+from ..support.nodes import ROOT
+from ..support.workers import wait_until
 
 #: A test that starts a worker, a server, and a program that has left its parent and heeds no TERM.
 TEST = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from tests.servers import Server
+from tests.support.servers import Server
 from tests.support import nursery
 
 def test_that_goes_on(tmp_path):

@@ -18,8 +18,8 @@ from celery.schedules import solar
 import kombu_toc
 from celery_toc import timeout_center
 
-from .conftest import POOLS, Journal, wait_until
-from .nodes import Worker
+from ..support.nodes import Worker
+from ..support.workers import POOLS, Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 

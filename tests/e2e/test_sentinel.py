@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
-from ..sentinels import Deployment
-from .conftest import Journal, wait_until
-from .nodes import Worker
-from .tasks import make_app
+from ..support.nodes import Worker
+from ..support.sentinels import Deployment
+from ..support.tasks import make_app
+from ..support.workers import Journal, wait_until
 from .test_cli import answer
 
 StartWorkers = Callable[..., list[Worker]]

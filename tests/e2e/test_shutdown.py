@@ -21,8 +21,9 @@ from celery import Celery
 
 import kombu_toc
 
-from .conftest import POOLS, Journal, slot_keys, wait_until
-from .nodes import Worker
+from ..support.inspection import slot_keys
+from ..support.nodes import Worker
+from ..support.workers import POOLS, Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 

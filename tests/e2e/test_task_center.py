@@ -16,10 +16,11 @@ from kombu import pools
 from celery_toc import TaskCenter, timeout_center
 from kombu_toc import DEAD, WAITING
 
-from ..proxy import Proxy
-from .conftest import Journal, slot_keys, wait_until
-from .nodes import Worker
-from .tasks import make_app
+from ..support.inspection import slot_keys
+from ..support.nodes import Worker
+from ..support.proxy import Proxy
+from ..support.tasks import make_app
+from ..support.workers import Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 

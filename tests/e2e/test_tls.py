@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ..certificates import Authority, TLSServer, tls_program
-from .conftest import LOOPS, POOLS, Journal, wait_until
-from .nodes import Worker
-from .tasks import make_app
+from ..support.certificates import Authority, TLSServer, tls_program
+from ..support.nodes import Worker
+from ..support.tasks import make_app
+from ..support.workers import LOOPS, POOLS, Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 

@@ -11,8 +11,8 @@ from celery import Celery
 
 import kombu_toc
 
-from .conftest import Journal, wait_until
-from .nodes import Worker
+from ..support.nodes import Worker
+from ..support.workers import Journal, wait_until
 from .test_cli import Answer, answer
 
 StartWorkers = Callable[..., list[Worker]]

@@ -13,8 +13,8 @@ from kombu import Queue
 import kombu_toc
 from kombu_toc import DEAD
 
-from .conftest import Journal, wait_until
-from .nodes import Worker
+from ..support.nodes import Worker
+from ..support.workers import Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 

@@ -13,9 +13,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from ..ports import free_port
 from ..support import nursery
-from .conftest import wait_until
+from ..support.ports import free_port
+from ..support.workers import wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 

@@ -15,8 +15,8 @@ import kombu_toc
 from celery_toc import unique
 from kombu_toc.model.delivery import trait
 
-from .conftest import LOOPS, POOLS, Journal, wait_until
-from .nodes import Worker
+from ..support.nodes import Worker
+from ..support.workers import LOOPS, POOLS, Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
 

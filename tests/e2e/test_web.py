@@ -31,11 +31,11 @@ from celery_toc.metrics import metrics_text
 from kombu_toc import pack, unpack
 from kombu_toc.http import new_token
 
-from ..http_server import HttpServer, peak_of
-from ..page_visitor import Visitor, wait_for
-from ..servers import Server
 from ..support import nursery
-from .conftest import wait_until
+from ..support.http_server import HttpServer, peak_of
+from ..support.page_visitor import Visitor, wait_for
+from ..support.servers import Server
+from ..support.workers import wait_until
 
 APP = """
 import os

@@ -9,8 +9,8 @@ from zlib import crc32
 
 from celery import Celery
 
-from .conftest import Journal
-from .nodes import Worker
+from ..support.nodes import Worker
+from ..support.workers import Journal
 
 StartWorkers = Callable[..., list[Worker]]
 

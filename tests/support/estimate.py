@@ -7,7 +7,15 @@ from collections.abc import Iterable
 import pytest
 
 #: Seconds that a test of a folder takes beside others, until a run has measured its file.
-SECONDS = {"unit": 0.05, "integration": 0.5, "e2e": 3.0, "chaos": 20.0}
+SECONDS = {
+    "unit": 0.05,
+    "meta": 0.2,
+    "contract": 0.5,
+    "engines": 0.5,
+    "e2e": 3.0,
+    "pools": 3.0,
+    "chaos": 20.0,
+}
 
 _CACHED = "toc/seconds"
 

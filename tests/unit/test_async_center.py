@@ -16,7 +16,7 @@ from kombu_toc.aio.links import ReplyReader
 from kombu_toc.aio.waiting import run, wait_for
 from kombu_toc.center.center import Delegate
 
-from ..loops import in_loop
+from ..support.loops import in_loop
 
 pytestmark = pytest.mark.versions
 

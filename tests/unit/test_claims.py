@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kombu_toc.consumer.state import WakeTopics, by_topic, claimant, idle_topics
 
-from .consumers import consumer
+from ..support.consumers import consumer
 
 
 def test_another_wake_index_comes_first_each_time() -> None:

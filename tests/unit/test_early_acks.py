@@ -9,7 +9,7 @@ from typing import Any
 from kombu_toc.consumer.early_acks import EarlyAcks
 from kombu_toc.consumer.policy import DefaultPolicy
 
-from .consumers import delivery
+from ..support.consumers import delivery
 
 
 class Pool(DefaultPolicy):

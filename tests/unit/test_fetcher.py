@@ -21,7 +21,7 @@ from kombu_toc.consumer.fetcher import (
 from kombu_toc.consumer.state import ConsumerState
 from kombu_toc.model.topic import Declaration, Topic
 
-from .consumers import MS, consumer, delivery, popped, topic_of
+from ..support.consumers import MS, consumer, delivery, popped, topic_of
 
 LOOKAHEAD = 20 * MS
 BEHIND = 5 * MS

@@ -14,7 +14,7 @@ from kombu_toc.http import Answer, Problem, Request, idempotency
 from kombu_toc.http.idempotency import CLAIM, Idempotency
 from kombu_toc.http.tokens import NOBODY
 
-from ..loops import in_loop
+from ..support.loops import in_loop
 
 
 class Center:

@@ -13,7 +13,7 @@ from kombu_toc.http import Problem
 from kombu_toc.http.long_polls import SPELL, LongPolls
 from kombu_toc.model.results import Delivery
 
-from ..loops import in_loop
+from ..support.loops import in_loop
 
 
 def message(id: str) -> Delivery:

@@ -18,7 +18,7 @@ from kombu_toc.http.page.reading import Reader
 from kombu_toc.model.delivery import traits_of
 from kombu_toc.model.library import Record
 
-from .page_messages import envelope, found, read
+from ..support.page_messages import envelope, found, read
 
 
 def parameters(task: str) -> list[str] | None:

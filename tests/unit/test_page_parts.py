@@ -31,7 +31,7 @@ from kombu_toc.http.page.snapshots import SPANS, edges_of
 from kombu_toc.http.page.words import link, read_time
 from kombu_toc.http.request import Request
 
-from .page_messages import NOW, envelope, found, read
+from ..support.page_messages import NOW, envelope, found, read
 
 
 def drawn(template: str, text: str) -> str:

@@ -15,7 +15,7 @@ from kombu_toc.http.page.reading import Reader
 from kombu_toc.http.page.search_cache import Key, SearchCache
 from kombu_toc.http.page.selection import Listing, Selection
 
-from .page_messages import found
+from ..support.page_messages import found
 
 MAIL: Key = ("mail", "text", "")
 

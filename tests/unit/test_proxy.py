@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ..proxy import Proxy
+from ..support.proxy import Proxy
 
 
 class Echo:

@@ -8,7 +8,7 @@ from typing import Any
 from kombu_toc.consumer.poller import REREAD, Rereading
 from kombu_toc.model.topic import Declaration
 
-from .consumers import consumer
+from ..support.consumers import consumer
 
 
 class Work:

@@ -12,7 +12,7 @@ from kombu_toc.consumer.fetcher import OVERDUE_US, Fetcher, PreferredSlots, divi
 from kombu_toc.consumer.state import ConsumerState
 from kombu_toc.model.topic import Declaration, Topic
 
-from .consumers import consumer, popped, topic_of
+from ..support.consumers import consumer, popped, topic_of
 from .simulation.fleet import Fleet, Task
 
 #: Of the four slots of a simulated fleet's topics.

@@ -1,0 +1,1013 @@
+"""Two-phase consumption: put, pop, and every way a delivery can end (A3 to A7, Y3, D2)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from kombu_toc import ActionTimeError, ConfigurationError, MessageError, Put, TimeoutCenter
+from kombu_toc.center.requests import PutRequest
+from kombu_toc.model import scores
+from kombu_toc.model.results import DEAD, IN_FLIGHT, WAITING
+
+from ..support.inspection import (
+    birth_of,
+    check_slots,
+    now_us,
+    pop_call,
+    put_call,
+    residue,
+    time_passes,
+)
+from ..support.proxy import Proxy
+
+pytestmark = pytest.mark.versions
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def one(center):
+    """A center with a topic 'one' of a single slot."""
+    center.queues.declare("one", slots=1)
+    return center
+
+
+def pop_ids(center, topic="one", limit=100, **kwargs):
+    return [message.id for message in center.pop(topic, limit, **kwargs).messages]
+
+
+def pop_now(center, topic="one", *, visibility=60.0, **kwargs):
+    """Pop through the lower level, which allows leases of less than a second."""
+    declared = center.registry.topic(topic)
+    return center.runner.run(pop_call(center, declared, visibility=visibility, **kwargs))
+
+
+def end_lease(center, *deliveries):
+    """Let leases end now, so that nobody has to wait for it."""
+    assert center.extend(deliveries, 0) == []
+
+
+# -- action times
+
+
+def test_a_message_is_never_delivered_before_its_action_time(one, client):
+    """A3; sleeps, for the action time must come by itself"""
+    start = now_us(client)
+    at = start + 200_000  # a busy machine takes some of it until the message is put
+    one.put("one", "x", b"", at=at / 1e6)
+    while not (popped := one.pop("one")).messages:
+        assert popped.now_us < start + 5_000_000
+        time.sleep(0.001)
+    assert popped.now_us >= at
+    assert at <= popped.messages[0].action_us <= at + 3
+
+
+def test_without_a_time_a_message_is_due_at_once(one):
+    one.put("one", "x", b"body")
+    [message] = one.pop("one").messages
+    assert (message.topic, message.slot, message.step, message.id) == ("one", 0, 0, "x")
+    assert (message.body, message.retries_left, message.failures) == (b"body", 16, 0)
+
+
+def test_a_past_action_time_means_now(one, client):
+    """A7: they come in the order in which they were put, behind what was due before"""
+    before = now_us(client)
+    one.put("one", "w", b"")
+    one.put("one", "x", b"", at=1.0)
+    one.put("one", "y", b"", at=-5.0)
+    one.put("one", "z", b"", delay=-3)
+    check_slots(one, "one")
+    popped = one.pop("one", 10)
+    assert [message.id for message in popped.messages] == ["w", "x", "y", "z"]
+    assert all(before <= message.action_us <= popped.now_us for message in popped.messages)
+
+
+def test_to_reschedule_to_a_past_time_means_now(one, client):
+    for id in "xy":
+        one.put("one", id, b"", delay=HOUR)
+    before = now_us(client)
+    one.put("one", "w", b"")
+    for id in "yx":
+        one.reschedule(id, topic="one", at=1.0)
+    check_slots(one, "one")
+    messages = one.pop("one", 10).messages
+    assert [message.id for message in messages] == ["w", "y", "x"]
+    assert all(before <= message.action_us for message in messages)
+
+
+def test_a_delay_counts_by_the_servers_clock(one, client):
+    before = now_us(client)
+    one.put("one", "x", b"", delay=HOUR)
+    after = now_us(client)
+    [found] = one.get("x", topic="one")
+    assert before + 3_600_000_000 <= found.time_us <= after + 3_600_000_003
+    assert pop_ids(one) == []
+
+
+@pytest.mark.parametrize(
+    "when", [{"at": 9.1e9}, {"at": float("inf")}, {"delay": 9e9}, {"delay": float("inf")}]
+)
+def test_an_action_time_beyond_2255_is_refused_and_nothing_kept(one, client, when):
+    with pytest.raises(ActionTimeError):
+        one.put("one", "x", b"", **when)
+    assert residue(client) == []
+
+
+def test_the_scripts_and_the_python_codec_compute_the_same_scores(client):
+    """A6"""
+    clock = files("kombu_toc.scripts").joinpath("clock.lua").read_text()
+    loop = """
+local out = {}
+for i = 1, #ARGV do
+  local us = tonumber(ARGV[i])
+  local score = action_score(us)
+  out[i] = {score, due_score(us), action_time(score), action_time(math.floor(us / 32))}
+end
+return out"""
+    now = now_us(client)
+    times = [*range(2000), *range(now, now + 2000), scores.LAST_MS * 1000 - 1]
+    told = client.eval(clock + loop, 0, *times)
+    assert told == [
+        [
+            scores.action(us),
+            scores.due(us),
+            scores.action_time(scores.action(us)),
+            scores.action_time(us // 32),
+        ]
+        for us in times
+    ]
+
+
+# -- what put does
+
+
+def test_each_put_is_a_message_whatever_its_id_and_its_bytes_are(one):
+    """Also a third of the same bytes, and one beside a message in flight or a dead letter."""
+    puts = [one.put("one", "x", b"same") for _ in range(3)]
+    assert [made.outcome for made in puts] == ["added"] * 3
+    assert len({made.id for made in puts}) == 3 and puts[0] == Put("x", "added")
+    [flying, dead, _] = one.pop("one", 3).messages
+    one.reject(dead, requeue=False)
+    assert one.put("one", "x", b"same").added
+    assert one.ack([flying]) == 1
+    assert one.put("one", "x", b"same").id == "x"
+    assert len(one.get("x", topic="one")) == 4
+    check_slots(one, "one")
+    assert len(one.cancel("x", in_flight=True)) == 4
+    assert residue(one.client) == []
+
+
+def test_a_handler_may_put_its_job_again_for_later_and_then_acknowledge(one):
+    """As one that looks every minute whether a refund has arrived."""
+    one.put("one", "refund-7", b"look")
+    for _ in range(3):
+        with one.consume("one", auto_ack=False, idle=0) as jobs:
+            for job in jobs:
+                assert one.put("one", "refund-7", job.body, delay=HOUR).added
+                job.ack()
+        [later] = one.get("refund-7", topic="one")
+        assert later.state == WAITING and later.time_us > now_us(one.client) + 3000 * 10**6
+        time_passes(one, "one", HOUR)
+
+
+def test_a_put_for_sooner_is_not_held_by_the_one_for_later(one):
+    one.put("one", "x", b"same", delay=3600)
+    one.put("one", "x", b"same", delay=5)
+    assert one.queues.coming("one", [60]) == [1]
+
+
+def test_a_dead_letter_swallows_no_put(one):
+    one.put("one", "x", b"same")
+    [message] = one.pop("one").messages
+    one.reject(message, requeue=False)
+    assert one.put("one", "x", b"same").added
+    [again] = one.pop("one").messages
+    assert again.body == b"same"
+
+
+@pytest.mark.one_server("the proxy that loses replies stands before one")
+def test_a_put_that_the_client_repeats_after_a_lost_reply_is_one_message(server, client):
+    with Proxy(server.port) as proxy:
+        retry = Retry(NoBackoff(), 3)
+        errors = [redis.ConnectionError]
+        with redis.Redis(port=proxy.port, retry=retry, retry_on_error=errors) as behind:
+            center = TimeoutCenter(behind)
+            center.queues.declare("one", slots=1)
+            for how in ("add", "replace"):  # a server that has not the script yet runs nothing
+                center.put("one", "warm-up", b"", if_exists=how)
+            lost = proxy.drop_replies(b"the only one")
+            assert center.put("one", "x", b"the only one") == Put("x", "added")
+            assert lost.is_set()
+            lost = proxy.drop_replies(b"the latest")
+            made = center.put("one", "x", b"the latest", if_exists="replace")
+            assert lost.is_set() and made.id == "x"
+            assert [found.body for found in center.get("x")] == [b"the latest"]
+
+
+def test_puts_of_threads_are_told_apart_when_they_are_repeated(one):
+    """Each put that is under way has a memory of its own."""
+    run = one.runner.executor.replies
+
+    def twice(some):
+        run(some)
+        barrier.wait()
+        return run(some)
+
+    barrier = threading.Barrier(8)
+    one.runner.executor.replies = twice
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(lambda n: one.put("one", "x", b"same"), range(8)))
+    finally:
+        del one.runner.executor.replies
+    assert all(put.added for put in made)
+    assert one.counts("one").waiting == 8
+
+
+def test_a_put_with_a_token_is_repeated_by_its_caller(one):
+    """Whatever has become of the message, and whatever its bytes are by now."""
+    first = one.put("one", "x", b"1", token="order-7")
+    assert first == Put("x", "added")
+    assert one.put("one", "x", b"1", token="order-7") == Put("x", "repeated")
+    assert one.put("one", "x", b"1", token="order-8").added
+    copy = one.put("one", "x", b"2", token="order-9")
+    assert one.put("one", "x", b"2", token="order-9") == Put(copy.id, "repeated")
+    assert one.put("one", "y", b"1", token="order-7").added, "another id"
+    one.ack(one.pop("one", 9).messages)
+    assert one.put("one", "x", b"1", token="order-7").outcome == "repeated"
+    assert one.counts("one").waiting == 0
+
+
+def test_a_token_is_known_until_an_hour_after_the_message_was_due(one, client):
+    one.put("one", "x", b"", token="t", delay=2 * HOUR)
+    [key] = client.keys("*:sent:=*")
+    assert 3 * HOUR - 60 < client.ttl(key) <= 3 * HOUR
+    one.cancel("x")
+    assert one.put("one", "x", b"", token="t", delay=2 * HOUR).outcome == "repeated"
+
+
+@pytest.mark.one_server("commands are counted at it")
+def test_a_plain_put_runs_few_commands(one, client):
+    """One to add it, with the memory of its name, in place of a look and a write."""
+    one.put("one", "first", b"", at=1e9)
+    one.put("one", "warm-up", b"", delay=60)
+    client.config_resetstat()
+    one.put("one", "plain", b"", delay=120)
+    ran = {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
+    assert ran - {"config|resetstat", "config", "info"} == {
+        *("evalsha", "set", "hsetnx", "time", "zrevrangebyscore", "zadd", "zrange")
+    }
+
+
+# -- replace
+
+
+def test_a_waiting_message_gets_body_and_time_of_another(one):
+    one.put("one", "x", b"old", delay=3600, visibility=30)
+    assert one.put("one", "x", b"new", delay=5, if_exists="replace") == Put("x", "replaced")
+    [found] = one.get("x", topic="one")
+    assert (found.body, found.visibility) == (b"new", None)
+    assert one.queues.coming("one", [60]) == [1]
+    assert one.put("one", "y", b"", if_exists="replace").outcome == "added"
+    check_slots(one, "one")
+
+
+@pytest.mark.parametrize("state", [IN_FLIGHT, DEAD])
+def test_what_is_in_flight_or_dead_is_not_replaced(one, state):
+    one.put("one", "x", b"old")
+    [message] = one.pop("one").messages
+    if state == DEAD:
+        one.reject(message, requeue=False)
+    made = one.put("one", "x", b"new", if_exists="replace")
+    assert made.outcome == "added"
+    again = one.put("one", "x", b"newer", if_exists="replace")
+    assert again.outcome == "replaced"
+    assert sorted((one.state, one.body) for one in one.get("x", topic="one")) == sorted(
+        [(state, b"old"), (WAITING, b"newer")]
+    )
+    check_slots(one, "one")
+
+
+def test_of_several_that_wait_the_newest_is_replaced(one):
+    for body in (b"1", b"2", b"3"):
+        one.put("one", "x", body, delay=HOUR - int(body))
+    assert one.put("one", "x", b"4", delay=HOUR, if_exists="replace").outcome == "replaced"
+    assert sorted(found.body for found in one.get("x", topic="one")) == [b"1", b"2", b"4"]
+    assert one.put("one", "x", b"5", delay=HOUR, if_exists="replace").outcome == "replaced"
+    assert sorted(found.body for found in one.get("x", topic="one")) == [b"1", b"2", b"5"]
+    check_slots(one, "one")
+
+
+def test_the_newest_may_have_the_id_itself(one):
+    """The first has gone, and its id was free; the copy is older."""
+    one.put("one", "x", b"first")
+    [first] = one.pop("one").messages
+    one.put("one", "x", b"copy", delay=HOUR)
+    one.ack([first])
+    one.put("one", "x", b"first", delay=HOUR)
+    assert one.put("one", "x", b"new", delay=HOUR, if_exists="replace") == Put("x", "replaced")
+    assert sorted(found.body for found in one.get("x", topic="one")) == [b"copy", b"new"]
+
+
+def test_what_came_back_is_replaced_and_its_late_ack_touches_nothing(one):
+    one.put("one", "x", b"old")
+    [message] = one.pop("one").messages
+    assert one.reject(message, requeue=True, backoff=HOUR) == WAITING
+    assert one.put("one", "x", b"new", if_exists="replace").outcome == "replaced"
+    assert one.ack([message]) == 0
+    [new] = one.pop("one").messages
+    assert (new.body, new.failures) == (b"new", 0)
+
+
+def test_under_another_basis_nothing_is_replaced(center):
+    topic = center.queues.declare("mail", slots=2)
+    other = next(f"{n}" for n in range(9) if topic.slot_for(f"{n}") != topic.slot_for("x"))
+    center.put("mail", "x", b"old", basis=other, delay=HOUR)
+    with pytest.raises(MessageError, match=r"waits in slot .* another slot basis"):
+        center.put("mail", "x", b"new", if_exists="replace")
+    assert [found.body for found in center.get("x")] == [b"old"]
+    assert center.put("mail", "x", b"new", basis=other, if_exists="replace").outcome == "replaced"
+    assert center.put("mail", "x", b"", if_exists="keep").outcome == "kept"
+
+
+@pytest.mark.parametrize(
+    "how, said",
+    [
+        ({"if_exists": "overwrite"}, "if_exists is 'add', 'keep' or 'replace', not 'overwrite'"),
+        ({"if_exists": "replace", "unique": "k"}, "whose conflict"),
+    ],
+)
+def test_an_if_exists_that_makes_no_sense_is_an_error(one, how, said):
+    with pytest.raises(MessageError, match=said):
+        one.put("one", "x", b"", **how)
+    assert one.counts("one").waiting == 0
+
+
+def test_a_receipt_cancels_one_and_an_id_all_copies(one):
+    for _ in range(3):
+        one.put("one", "x", b"same")
+    [first, _] = one.pop("one", 2).messages
+    [gone] = one.cancel(first.receipt, in_flight=True)
+    assert (gone.id, gone.deleted) == (first.id, True)
+    assert one.cancel(first.receipt, in_flight=True) == []
+    one.put("one", "x", b"another")
+    assert one.cancel(first.receipt) == []
+    assert len(one.cancel("x", in_flight=True)) == 3
+    assert residue(one.client) == []
+
+
+def test_two_live_messages_may_share_an_id(one):
+    """Celery's retry republishes the id of the task that still runs."""
+    one.put("one", "x", b"first")
+    first = one.pop("one").messages
+    copy = one.put("one", "x", b"second").id
+    assert copy.startswith("x#")
+    assert one.ack(first) == 1
+    [second] = one.pop("one").messages
+    assert (second.id, second.body) == (copy, b"second")
+    assert one.ack([second]) == 1
+    assert residue(one.client) == []
+
+
+@pytest.mark.parametrize("state", [WAITING, IN_FLIGHT, DEAD])
+def test_ensure_adds_nothing_while_a_message_has_the_id_in_any_state(one, state):
+    """D3"""
+    assert one.put("one", "x", b"1", if_exists="keep").id == "x"
+    if state != WAITING:
+        [message] = one.pop("one").messages
+    if state == DEAD:
+        one.reject(message, requeue=False)
+    assert one.put("one", "x", b"2", if_exists="keep").outcome == "kept"
+    assert one.put("one", "x", b"1", if_exists="keep").outcome == "kept"
+    assert [found.state for found in one.get("x", topic="one")] == [state]
+
+
+def test_ensure_adds_nothing_while_a_copy_of_the_id_is_live(one):
+    """D3"""
+    one.put("one", "x", b"1")
+    one.put("one", "x", b"2")
+    one.ack(one.pop("one").messages)
+    assert one.put("one", "x", b"3", if_exists="keep").outcome == "kept"
+    one.ack(one.pop("one").messages)
+    assert one.put("one", "x", b"3", if_exists="keep").id == "x"
+
+
+def test_a_basis_puts_messages_into_one_slot(center):
+    """A2, A7"""
+    for number in range(20):
+        center.put("mail", str(number), b"", basis="order-7")
+    slot = center.registry.topic("mail").slot_for("order-7").number
+    assert {message.slot for message in center.pop("mail", 50).messages} == {slot}
+
+
+def test_a_center_refuses_a_client_that_decodes(server):
+    with (
+        redis.Redis(port=server.port, decode_responses=True) as client,
+        pytest.raises(ConfigurationError, match="decode_responses"),
+    ):
+        TimeoutCenter(client)
+
+
+@pytest.mark.parametrize("id", ["", "ünïcode", "a b\nc", "#", "a#b", "x" * 1000, "{1}", "%s"])
+def test_an_id_may_be_any_text(center, client, id):
+    assert center.put("mail", id, b"1").id == id
+    assert [found.id for found in center.get(id, topic="mail")] == [id]
+    messages = center.pop("mail").messages
+    assert [message.id for message in messages] == [id]
+    assert center.ack(messages) == 1
+    assert residue(client) == []
+
+
+def test_a_body_may_be_any_bytes(one):
+    body = bytes(range(256)) + b"\r\n$-1\r\n"
+    one.put("one", "x", body)
+    assert one.pop("one").messages[0].body == body
+
+
+# -- order
+
+
+def test_messages_come_in_the_order_of_their_action_times(center, client):
+    """A3: over all slots, whatever the order they were put in"""
+    times = [30, 10, 50, 20, 40]
+    now = now_us(client) / 1e6
+    for delay in times:
+        center.put("mail", f"{delay}", b"", at=now + HOUR + delay)
+    time_passes(center, "mail", 2 * HOUR)
+    assert pop_ids(center, "mail") == ["10", "20", "30", "40", "50"]
+
+
+@pytest.mark.parametrize("us", [500, 999])
+def test_messages_with_one_action_time_keep_their_publish_order_within_a_slot(one, us):
+    """K5, also at the end of a millisecond"""
+    ids = [f"{(number * 37) % 101}" for number in range(101)]
+    for id in ids:
+        one.put("one", id, b"", at=2e9 + us / 1e6)
+    time_passes(one, "one", 1e9)
+    assert pop_ids(one, limit=101) == ids
+
+
+AT = 2_000_000_000_000  # milliseconds
+
+
+def fill(client, slot, number):
+    """Messages as that many puts with one action time leave them."""
+    scores = [(AT + n // 968) * 1000 + 32 + n % 968 for n in range(number)]
+    for start in range(0, number, 2000):  # the client has ten seconds' patience for each
+        some = {f"{9_999_999 - start - n}": s for n, s in enumerate(scores[start : start + 2000])}
+        client.zadd(slot.stores[0], some)
+        client.hset(slot.body, mapping=dict.fromkeys(some, b""))
+
+
+def placed(client, slot, ids):
+    """The scores of messages, in this order."""
+    with client.pipeline(transaction=False) as pipe:
+        for id in ids:
+            pipe.zscore(slot.stores[0], id)
+        return [int(score) for score in pipe.execute()]
+
+
+@pytest.mark.parametrize(
+    "there, plain", [(0, False), (0, True), (967, True), (61_888, True), (600_000, True)]
+)
+def test_any_number_of_messages_with_one_action_time_keep_their_publish_order(
+    one, client, there, plain
+):
+    """K5, whatever is taken out of them, and whatever lies behind them"""
+    topic = one.registry.topic("one")
+    slot = topic.slot(0)
+    fill(client, slot, there)
+    if there:
+        client.zadd(slot.announced_times, {str(AT * 1000): AT * 1000})
+    end = AT + there // 968
+    others = {f"other {ms}": (AT + ms) * 1000 + 999 for ms in range(7, there // 968 + 100, 7)}
+    client.zadd(slot.stores[0], others)
+    ids = [f"{(number * 3701) % 4999}" for number in range(4999)]
+    some = 500
+    for start in range(0, len(ids), some):
+        one.runner.run_all(
+            [
+                one.commands.put(
+                    topic,
+                    PutRequest(
+                        id, b"", at_us=AT * 1000, publish=("me", f"me.{id}") if plain else None
+                    ),
+                )
+                for id in ids[start:][:some]
+            ]
+        )
+        # A full millisecond's last place gets free, and some others.
+        client.zrem(slot.stores[0], *(others if start == some else ids[start : start + 20]))
+        last = client.zrange(slot.stores[0], (end + 1) * 1000 + 999, "+inf", byscore=True)[:1]
+        client.zrem(slot.stores[0], *last or ["none"])
+    left = [id for id in ids if client.zscore(slot.stores[0], id) is not None]
+    assert len(left) > 4500
+    scores = placed(client, slot, left)
+    assert scores == sorted(set(scores))
+    late_ms = scores[-1] // 1000 - AT
+    assert late_ms < 1.4 * (there + len(ids)) / 968 + 3
+
+
+def test_others_are_not_overtaken_by_more_than_must_be(one, client):
+    """K5: they lie behind a full millisecond for reasons of their own"""
+    topic = one.registry.topic("one")
+    slot = topic.slot(0)
+    client.zadd(slot.stores[0], {f"other {ms}": (AT + ms) * 1000 + 40 for ms in range(1, 60_000)})
+    ids = [f"{number}" for number in range(2000)]
+    one.runner.run_all([put_call(one, topic, id, b"", at_us=AT * 1000) for id in ids])
+    scores = placed(client, slot, ids)
+    assert scores == sorted(set(scores))
+    assert scores[-1] < (AT + 4) * 1000
+
+
+@pytest.mark.one_server("commands are counted at it")
+@pytest.mark.parametrize("there", [1000, 62_000, 600_000])
+def test_a_put_takes_a_bounded_number_of_commands_however_many_have_its_time(one, client, there):
+    topic = one.registry.topic("one")
+    fill(client, topic.slot(0), there)
+    one.put("one", "x", b"", at=AT / 1000)
+    client.config_resetstat()
+    for id in "abcdefghij":
+        one.put("one", id, b"", at=AT / 1000)
+    stats = client.info("commandstats")
+    used = ("cmdstat_zrevrangebyscore", "cmdstat_zcount")
+    looks = sum(stats[name]["calls"] for name in used if name in stats)
+    assert looks <= 10 * 25
+
+
+def test_messages_put_for_now_keep_their_publish_order_within_a_slot(one):
+    """K5"""
+    ids = [f"{(number * 37) % 101}" for number in range(101)]
+    topic = one.registry.topic("one")
+    one.runner.run_all(
+        [one.commands.put(topic, PutRequest(id, b"", publish=("me", f"me.{id}"))) for id in ids]
+    )
+    assert pop_ids(one, limit=101) == ids
+
+
+def test_a_higher_step_waits_for_the_lower_ones(center):
+    """K3: 0 goes first, over all slots, whatever the action times"""
+    for number, priority in enumerate([9, 6, 3, 0, 9, 0]):
+        center.put("mail", f"{number}", b"", at=number + 1, priority=priority)
+    popped = center.pop("mail", 10)
+    assert [message.id for message in popped.messages] == ["3", "5", "2", "1", "0", "4"]
+    assert [message.step for message in popped.messages] == [0, 0, 1, 2, 3, 3]
+
+
+def test_a_priority_between_two_steps_belongs_to_the_lower(one):
+    """K3"""
+    one.put("one", "five", b"", priority=5)
+    one.put("one", "three", b"", priority=3)
+    assert pop_ids(one) == ["five", "three"]
+
+
+@pytest.mark.one_server("of several nodes each gives a share, not the earliest of all")
+def test_the_limit_bounds_a_pop_and_more_says_that_something_was_left(center):
+    """Y6"""
+    for number in range(10):
+        center.put("mail", f"{number}", b"", at=number + 1)
+    first = center.pop("mail", 4)
+    assert [message.id for message in first.messages] == list("0123")
+    assert first.more
+    second = center.pop("mail", 6)
+    assert [message.id for message in second.messages] == list("456789")
+    assert not second.more
+
+
+def test_a_limit_of_thousands_delivers_thousands(one, client):
+    """W7, D7; once, Lua unpacked too much at a time and the messages were lost"""
+    declared = one.registry.topic("one")
+    one.runner.run_all([put_call(one, declared, f"{number}", b"b") for number in range(9000)])
+    popped = one.pop("one", 9000)
+    assert len(popped.messages) == 9000
+    assert [message.id for message in popped.messages[:2]] == ["0", "1"]
+    assert {message.body for message in popped.messages} == {b"b"}
+    assert client.zcard(declared.slot(0).prepare) == 9000
+    assert one.ack(popped.messages) == 9000
+    assert residue(client) == []
+
+
+def test_a_pop_of_some_slots_leaves_the_others_alone(center):
+    for number in range(40):
+        center.put("mail", f"{number}", b"")
+    popped = center.pop("mail", 100, slots=[5, 2, 2])
+    assert {message.slot for message in popped.messages} == {2, 5}
+    assert len({message.id for message in popped.messages}) == len(popped.messages)
+    check_slots(center, "mail")
+
+
+# -- horizons
+
+
+def test_soon_reaches_ahead_and_late_only_behind(one, client):
+    """X1: what can start is fetched ahead; what would only queue must have been due for a while"""
+    now = now_us(client) / 1e6
+    one.put("one", "old", b"")
+    one.put("one", "ahead", b"", at=now + 20)
+    one.put("one", "far", b"", at=now + HOUR)
+    declared = one.registry.topic("one")
+
+    late = one.runner.run(
+        pop_call(one, declared, ready_limit=0, overdue_limit=5, behind_us=15_000_000)
+    )
+    assert late.messages == []
+    soon = one.runner.run(pop_call(one, declared, ready_limit=3, lookahead_us=60_000_000))
+    assert [message.id for message in soon.messages] == ["old", "ahead"]
+    assert not soon.more
+    check_slots(one, "one")
+
+
+def test_late_takes_what_has_been_due_for_long_and_leaves_the_rest_to_idle_workers(one, client):
+    """X1"""
+    now = now_us(client) / 1e6
+    for id, ago in (("a", 30), ("b", 20), ("c", 10), ("d", 0.5)):
+        one.put("one", id, b"", at=now + HOUR - ago)
+    time_passes(one, "one", HOUR)
+    popped = pop_now(one, ready_limit=1, overdue_limit=4, behind_us=15_000_000)
+    assert [message.id for message in popped.messages] == ["a", "b"]
+    assert popped.more
+    check_slots(one, "one")
+
+
+def test_the_two_counts_include_each_other(one, client):
+    now = now_us(client) / 1e6
+    for number in range(10):
+        one.put("one", f"{number}", b"", at=now + HOUR - 100 + number)
+    time_passes(one, "one", HOUR)
+    assert len(pop_now(one, ready_limit=2, overdue_limit=5, behind_us=1000).messages) == 5
+    assert len(pop_now(one, ready_limit=3, overdue_limit=1, behind_us=1000).messages) == 3
+
+
+def test_the_counts_hold_over_priority_steps(one, client):
+    now = now_us(client) / 1e6
+    for id, ago, priority in (("fresh", 1, 0), ("old", 50, 9), ("new", 0.9, 9)):
+        one.put("one", id, b"", at=now + HOUR - ago, priority=priority)
+    time_passes(one, "one", HOUR)
+    popped = pop_now(one, ready_limit=1, overdue_limit=5, behind_us=10_000_000)
+    assert [message.id for message in popped.messages] == ["fresh", "old"]
+    check_slots(one, "one")
+
+
+def test_a_pop_that_wants_nothing_takes_nothing_and_says_what_is_due(one):
+    one.put("one", "x", b"")
+    assert pop_now(one, ready_limit=0).messages == []
+    assert pop_now(one, ready_limit=0).more
+    check_slots(one, "one")
+
+
+# -- acknowledgement
+
+
+def test_an_acknowledged_message_is_gone(center, client):
+    """A5"""
+    for number in range(20):
+        center.put("mail", f"{number}", b"", priority=number % 10)
+    messages = center.pop("mail", 20).messages
+    assert center.ack(messages) == 20
+    assert center.ack(messages) == 0
+    assert residue(client) == []
+
+
+def test_an_acknowledgement_counts_however_late_it_comes(center, client):
+    """A5: also once the lease has ended and the message is back in its store"""
+    center.put("mail", "x", b"", priority=6)
+    messages = center.pop("mail").messages
+    end_lease(center, *messages)
+    assert center.pop("mail", 0).rolled_back == ["x"]
+    assert center.ack(messages) == 1
+    assert residue(client) == []
+
+
+def test_an_acknowledgement_counts_also_after_the_next_delivery(one):
+    one.put("one", "x", b"")
+    first = one.pop("one").messages
+    end_lease(one, *first)
+    assert pop_ids(one) == ["x"]
+    assert one.ack(first) == 1
+    assert residue(one.client) == []
+
+
+def test_a_dead_message_can_still_be_acknowledged(one, client):
+    one.put("one", "x", b"")
+    [message] = one.pop("one").messages
+    one.reject(message, requeue=False)
+    assert one.ack([message]) == 1
+    assert residue(client) == []
+
+
+def test_messages_of_many_topics_are_acknowledged_at_once(center, client):
+    for topic in ("a", "b", "c"):
+        center.put(topic, "x", b"1")
+        center.put(topic, "x", b"2")
+    messages = [message for topic in "abc" for message in center.pop(topic, 5).messages]
+    assert center.ack(messages) == 6
+    assert residue(client) == []
+
+
+# -- rejection
+
+
+def test_a_message_is_delivered_17_times_at_most_then_it_is_dead(one):
+    """A6: 16 redeliveries, counted down in the score"""
+    one.put("one", "x", b"poison", priority=3)
+    left = []
+    while messages := one.pop("one").messages:
+        left.append(messages[0].retries_left)
+        assert messages[0].failures == len(left) - 1
+        assert messages[0].step == 1
+        state = one.reject(messages[0], requeue=True)
+    assert left == list(range(16, -1, -1))
+    assert state == DEAD
+    [found] = one.get("x", topic="one")
+    assert (found.state, found.body) == (DEAD, b"poison")
+    assert "no retries left" in found.reason
+    check_slots(one, "one")
+
+
+def test_a_topic_may_allow_no_redelivery_at_all(center):
+    """W2"""
+    center.queues.declare("once", slots=1, retries=0)
+    center.put("once", "x", b"")
+    [message] = center.pop("once").messages
+    assert message.retries_left == 0
+    assert center.reject(message, requeue=True) == DEAD
+
+
+def test_a_rejected_message_goes_ahead_of_everything_untried(one):
+    one.put("one", "x", b"")
+    [message] = one.pop("one").messages
+    one.put("one", "old", b"", at=1)
+    assert one.reject(message, requeue=True) == WAITING
+    assert pop_ids(one) == ["x", "old"]
+
+
+def test_a_back_off_delays_the_redelivery(one, client):
+    one.put("one", "x", b"")
+    [message] = one.pop("one").messages
+    before = now_us(client)
+    assert one.reject(message, requeue=True, backoff=HOUR) == WAITING
+    [found] = one.get("x", topic="one")
+    assert before - 1000 <= found.time_us - 3_600_000_000 <= now_us(client)
+    assert pop_ids(one) == []
+    check_slots(one, "one")
+    one.reschedule("x", topic="one")
+    assert one.pop("one").messages[0].retries_left == 15
+
+
+def test_a_message_that_is_not_to_be_tried_again_is_kept_with_the_reason(one):
+    """A6: nothing is deleted silently"""
+    one.put("one", "x", b"body")
+    [message] = one.pop("one").messages
+    assert one.reject(message, requeue=False, reason="ill-formed ü") == DEAD
+    [found] = one.get("x", topic="one")
+    assert (found.state, found.body, found.reason) == (DEAD, b"body", "ill-formed ü")
+    assert one.counts("one").dead == 1
+
+
+def test_a_rejection_after_the_lease_ended_costs_no_second_retry(one):
+    one.put("one", "x", b"")
+    [message] = one.pop("one").messages
+    end_lease(one, message)
+    one.pop("one", 0)
+    assert one.reject(message, requeue=True) is None
+    assert one.pop("one").messages[0].retries_left == 15
+
+
+@pytest.mark.parametrize("delivered", [False, True])
+def test_a_final_rejection_counts_also_after_the_lease_ended(one, delivered):
+    one.put("one", "x", b"", priority=9)
+    [message] = one.pop("one").messages
+    end_lease(one, message)
+    one.pop("one", 1 if delivered else 0)
+    assert one.reject(message, requeue=False) == DEAD
+    check_slots(one, "one")
+
+
+def test_rejecting_what_is_gone_brings_nothing_back(one, client):
+    one.put("one", "x", b"")
+    [message] = one.pop("one").messages
+    one.ack([message])
+    assert one.reject(message, requeue=True) is None
+    assert one.reject(message, requeue=False) is None
+    assert residue(client) == []
+
+
+# -- release
+
+
+def test_a_released_message_keeps_its_place_its_time_and_its_retries(one):
+    """The design: a worker that shuts down gives back what it has not begun"""
+    for number in range(5):
+        one.put("one", f"{number}", b"", at=1000.25)
+    one.put("one", "last", b"", priority=3)
+    messages = one.pop("one", 6).messages
+    assert one.release(messages[1::2]) == 3
+    assert one.release(messages[::2]) == 3
+    again = one.pop("one", 6).messages
+    assert [message._replace(birth=birth_of(message)) for message in again] == messages
+
+
+def test_a_message_held_ahead_and_released_is_not_due_earlier_than_it_was(one, client):
+    """A3"""
+    one.put("one", "x", b"", delay=30)
+    [found] = one.get("x", topic="one")
+    [message] = pop_now(one, ready_limit=1, lookahead_us=60_000_000).messages
+    assert one.release([message]) == 1
+    [again] = one.get("x", topic="one")
+    assert again._replace(token=found.token) == found
+    assert pop_ids(one) == []
+    check_slots(one, "one")
+
+
+def test_releasing_a_tried_message_takes_no_retry(one):
+    one.put("one", "x", b"")
+    one.reject(one.pop("one").messages[0], requeue=True)
+    for _ in range(3):
+        [message] = one.pop("one").messages
+        assert message.retries_left == 15
+        one.release([message])
+
+
+def test_releasing_what_is_gone_brings_nothing_back(center, client):
+    center.put("mail", "x", b"")
+    messages = center.pop("mail").messages
+    center.ack(messages)
+    assert center.release(messages) == 0
+    assert residue(client) == []
+
+
+# -- leases
+
+
+def test_a_message_comes_back_by_itself_when_its_lease_ends(one):
+    """A5, Y3; sleeps, for the lease must end by itself"""
+    one.put("one", "x", b"")
+    assert len(pop_now(one, ready_limit=1, visibility=0.05).messages) == 1
+    assert pop_ids(one) == []
+    time.sleep(0.06)
+    popped = one.pop("one")
+    assert popped.rolled_back == ["x"]
+    assert popped.messages[0].retries_left == 15
+    assert popped.messages[0].failures == 1
+
+
+@pytest.mark.parametrize("said_by", ["the topic", "who takes it"])
+def test_a_lease_lasts_for_the_visibility_timeout_to_the_millisecond(center, said_by):
+    """A5: from the moment of the delivery, or of its renewal"""
+    center.queues.declare("brief", slots=1, visibility=5 if said_by == "the topic" else 50)
+    center.put("brief", "x", b"")
+    popped = center.pop("brief", visibility=None if said_by == "the topic" else 5)
+    [found] = center.get("x", topic="brief")
+    assert scores.read_lease(found.score).ms == popped.now_us // 1000 + 5000
+    before = now_us(center.client) // 1000
+    assert center.extend(popped.messages, 7) == []
+    after = now_us(center.client) // 1000
+    [found] = center.get("x", topic="brief")
+    assert before + 7000 <= scores.read_lease(found.score).ms <= after + 7000
+
+
+def test_a_lease_that_keeps_ending_leads_to_the_dead_queue(one):
+    """A6"""
+    one.put("one", "x", b"body")
+    deliveries = 0
+    while messages := (popped := one.pop("one")).messages:
+        deliveries += 1
+        end_lease(one, *messages)
+    assert deliveries == 17
+    assert popped.died == ["x"]
+    [found] = one.get("x", topic="one")
+    assert (found.state, found.body) == (DEAD, b"body")
+    assert "lease" in found.reason
+    check_slots(one, "one")
+
+
+def test_a_rolled_back_message_keeps_its_priority(one):
+    """K3"""
+    one.put("one", "low", b"", priority=9)
+    end_lease(one, *one.pop("one").messages)
+    one.put("one", "high", b"", priority=0)
+    popped = one.pop("one", 5)
+    assert [(message.id, message.step) for message in popped.messages] == [("high", 0), ("low", 3)]
+
+
+def test_a_pop_rolls_back_a_bounded_number_of_leases(one):
+    for number in range(10):
+        one.put("one", f"{number}", b"")
+    end_lease(one, *one.pop("one", 10).messages)
+    assert len(one.pop("one", 0, recover=4).rolled_back) == 4
+    assert one.pop("one", 0, recover=0).rolled_back == []
+    assert len(one.pop("one", 0).rolled_back) == 6
+    check_slots(one, "one")
+
+
+def test_a_renewed_lease_ends_later(one, client):
+    """D2"""
+    one.put("one", "x", b"", priority=6)
+    [message] = one.pop("one", visibility=2).messages
+    before = now_us(client)
+    assert one.extend([message], 500) == []
+    [found] = one.get("x", topic="one")
+    assert found.state == IN_FLIGHT
+    assert found.time_us >= before + 499_999_000
+    assert scores.read_lease(found.score)[1:] == (2, 16)
+
+
+def test_renewing_names_the_leases_that_had_ended(center):
+    for number in range(6):
+        center.put("mail", f"{number}", b"")
+    messages = center.pop("mail", 6).messages
+    center.ack(messages[:2])
+    end_lease(center, messages[2])
+    center.pop("mail", 0)
+    assert sorted(center.extend(messages)) == sorted(messages[:3])
+
+
+def test_a_topic_may_have_a_visibility_timeout_of_its_own(center, client):
+    """W2"""
+    center.queues.declare("slow", slots=1, visibility=500)
+    center.put("slow", "x", b"")
+    messages = center.pop("slow").messages
+    for _ in range(2):
+        assert center.get("x", topic="slow")[0].time_us >= now_us(client) + 490_000_000
+        center.extend(messages)
+    center.extend(messages, 5)  # what the caller says goes before that
+    assert center.get("x", topic="slow")[0].time_us <= now_us(client) + 5_000_000
+
+
+# -- what should not happen
+
+
+def test_an_id_without_a_body_is_named_and_removed(center, client):
+    """D4"""
+    center.put("mail", "x", b"")
+    center.put("mail", "y", b"")
+    client.hdel(center.registry.topic("mail").slot_for("x").body, "x")
+    popped = center.pop("mail", 5)
+    assert popped.bare == ["x"]
+    assert [message.id for message in popped.messages] == ["y"]
+    center.ack(popped.messages)
+    assert residue(client) == []
+
+
+def test_a_server_that_forgot_the_scripts_is_told_them_again(one, client):
+    client.script_flush()
+    one.put("one", "x", b"")
+    client.script_flush()
+    [message] = one.pop("one").messages
+    client.script_flush()
+    assert one.ack([message]) == 1
+
+
+def test_a_batch_to_a_server_that_forgot_the_scripts_is_complete_and_in_order(center, client):
+    topics = [center.queues.declare(name, slots=1) for name in "abc"]
+    client.script_flush()
+    made = center.runner.run_all([put_call(center, topic, topic.name, b"") for topic in topics])
+    assert [(put.id, put.added) for put in made] == [("a", True), ("b", True), ("c", True)]
+    client.script_flush()
+    popped = center.runner.run_all([pop_call(center, topic, ready_limit=1) for topic in topics])
+    assert [one.messages[0].id for one in popped] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_batch_runs_as_a_whole_and_raises_the_first_error(center, client, forgotten):
+    topics = [center.queues.declare(name, slots=1) for name in "abc"]
+    center.put("a", "y", b"", delay=HOUR)
+    if forgotten:
+        client.script_flush()
+    client.set(topics[1].slot(0).body, "not a hash")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        center.runner.run_all([put_call(center, topic, "x", b"") for topic in topics])
+    assert center.counts("a").ready == center.counts("c").ready == 1
+
+
+def test_an_empty_batch_is_no_round_trip(center):
+    assert center.runner.run_all([]) == []
+    assert center.ack([]) == center.release([]) == 0
+    assert center.extend([]) == []
+
+
+@pytest.mark.parametrize("act", ["release", "requeue", "extend"])
+def test_a_message_that_was_delivered_again_is_not_taken_from_its_new_holder(one, act):
+    """Its first consumer was stopped for too long: only its acknowledgement counts."""
+    one.put("one", "x", b"")
+    [first] = one.pop("one").messages
+    end_lease(one, first)
+    [second] = one.pop("one").messages
+    if act == "release":
+        assert one.release([first]) == 0
+    elif act == "requeue":
+        assert one.reject(first, requeue=True) is None
+    else:
+        assert one.extend([first]) == [first]
+    [found] = one.get("x", topic="one")
+    assert found.state == IN_FLIGHT
+    assert one.extend([second]) == []
+    assert one.ack([first]) == 1

@@ -1,0 +1,401 @@
+"""A server whose clock is set, or whose place a server with another clock takes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from kombu import Connection, Consumer, Producer, Queue
+
+import kombu_toc
+from kombu_toc import Delivery
+from kombu_toc.transport import publisher
+
+from ..support.servers import SteppedServer
+
+pytestmark = pytest.mark.one_server("its clock is set")
+
+
+@pytest.fixture
+def stepped(tmp_path) -> Iterator[SteppedServer]:
+    made = SteppedServer(tmp_path).start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def connection(stepped: SteppedServer) -> Iterator[Connection]:
+    with Connection(stepped.toc_url) as made:
+        yield made
+
+
+def now_us(stepped: SteppedServer) -> int:
+    with stepped.client() as client:
+        seconds, us = client.time()
+    return seconds * 1_000_000 + us
+
+
+def count_down(connection: Connection, id: str, seconds: float, **kwargs: Any) -> None:
+    eta = (datetime.now(timezone.utc) + timedelta(seconds=seconds)).isoformat()
+    producer = kwargs.pop("producer", None) or Producer(connection)
+    headers = {"id": id, "eta": eta}
+    producer.publish(
+        "x", routing_key="mail", headers=headers, **{kombu_toc.COUNTDOWN: True}, **kwargs
+    )
+
+
+@pytest.mark.parametrize("seconds", [15, -15, 0.1, -0.1])
+def test_a_countdown_begins_by_the_clock_as_it_is_set_now(
+    stepped: SteppedServer, connection: Connection, seconds: float
+) -> None:
+    """The sender has known the clock for moments."""
+    count_down(connection, "before", 60)
+    stepped.step(seconds)
+    for id in ("m1", "m2"):
+        before = now_us(stepped)
+        count_down(connection, id, 60)
+        after = now_us(stepped)
+        [found] = connection.transport.center.get(id, topic="mail")
+        assert before + 60_000_000 <= found.time_us <= after + 60_000_000
+
+
+def test_a_countdown_is_not_early_although_its_sender_stands_still_at_any_moment(
+    stepped: SteppedServer, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A3: also between the looks at two clocks"""
+
+    def then_stands_still(read: Callable[[], Any]) -> Callable[[], Any]:
+        def stalling() -> Any:
+            shown = read()
+            time.sleep(0.03)
+            return shown
+
+        return stalling
+
+    stalling = {name: then_stands_still(getattr(time, name)) for name in ("monotonic", "time_ns")}
+    count_down(connection, "before", 60)
+    monkeypatch.setattr(publisher, "time", SimpleNamespace(**stalling))
+    before = now_us(stepped)
+    count_down(connection, "m1", 60)
+    [found] = connection.transport.center.get("m1", topic="mail")
+    assert before + 60_000_000 <= found.time_us < before + 61_000_000
+
+
+def test_a_countdown_whose_way_was_long_begins_when_it_got_there(
+    stepped: SteppedServer, connection: Connection
+) -> None:
+    """What was heard of the clock cannot be told from what it was set to."""
+    count_down(connection, "before", 60)
+    with stepped.client() as client:
+        client.client_pause(200)
+    before = now_us(stepped)
+    count_down(connection, "m1", 60)
+    [found] = connection.transport.center.get("m1", topic="mail")
+    assert before + 60_000_000 <= found.time_us < before + 61_000_000
+
+
+def test_the_countdowns_of_a_batch_begin_when_they_are_asked_for(
+    stepped: SteppedServer, connection: Connection
+) -> None:
+    """Whenever the batch leaves."""
+    producer = Producer(connection)
+    if not hasattr(producer, "batch"):
+        pytest.skip("this Kombu publishes no batches")
+    with producer.batch(max_size=10):
+        before = now_us(stepped)
+        count_down(connection, "m1", 60, producer=producer)
+        after = now_us(stepped)
+        time.sleep(0.5)  # it fills
+    [found] = connection.transport.center.get("m1", topic="mail")
+    assert before + 60_000_000 <= found.time_us < after + 60_100_000
+
+
+# -- leases
+
+
+@pytest.mark.parametrize("looked", [True, False], ids=["watched", "never looked at"])
+@pytest.mark.parametrize(
+    "how", ["own", "queue", "short", "popped", "picked", "limited", "extended"]
+)
+def test_leases_of_the_dead_end_no_later_although_the_clock_is_set_back(
+    stepped: SteppedServer, looked: bool, how: str
+) -> None:
+    """Nor earlier than they could if they were renewed now. Who has not seen that the clock was
+    later leaves each a minute."""
+    center = kombu_toc.center_for(stepped.toc_url)
+    longest = {"own": 70, "queue": 90, "short": 30 if looked else 60}.get(how, 120)
+    limits = {"key_concurrency": 1} if how == "limited" else {}
+    center.queues.declare(
+        "mail", slots=1, visibility={"queue": 90, "short": 30}.get(how, 2), **limits
+    )
+    center.put("mail", "m", b"x", visibility=70 if how == "own" else None)
+    held = center.pop(
+        "mail",
+        ids=["m"] if how == "picked" else None,
+        visibility=120 if how in ("popped", "picked", "limited") else None,
+    ).messages
+    assert len(held) == 1
+    if how == "extended":
+        center.extend(held, 120)
+    if looked:
+        kombu_toc.center_for(stepped.toc_url).pop("mail", 0)
+    stepped.step(-1000)
+    kombu_toc.center_for(stepped.toc_url).pop("mail", 0)
+    ends = center.client.zscore(center.registry.topic("mail").slot(0).prepare, "m") / 1e6
+    assert longest - 2 < ends - now_us(stepped) / 1e6 <= longest
+    center.client.close()
+
+
+def test_a_dead_workers_message_comes_back_in_time_although_the_clock_is_set_back(
+    stepped: SteppedServer,
+) -> None:
+    center = kombu_toc.center_for(stepped.toc_url)
+    center.queues.declare("mail", slots=1, visibility=2)
+    center.put("mail", "m", b"x")
+    assert center.pop("mail").messages
+    other = kombu_toc.center_for(stepped.toc_url)
+    other.pop("mail", 0)  # as one who looks now and then
+    stepped.step(-1000)
+    began = time.monotonic()
+    while not other.pop("mail", 0).rolled_back:
+        assert time.monotonic() < began + 2 + 3
+        time.sleep(0.2)
+    center.client.close()
+    other.client.close()
+
+
+# -- anything, in any order
+
+#: Seconds that a delivery lasts, as the topic says, and the longest that one of its messages says.
+LASTS, LONGEST = 6.0, 20.0
+
+#: Seconds that a lease may be longer when the clock was set back and nobody had looked before.
+USUAL = 60.0
+
+#: Seconds between two looks at leases, and those by which one may come back late: the grace of
+#: these leases, and the looks around it.
+STRIDE = 2.0
+LATE = 4.0 + 3 * STRIDE
+
+
+@dataclass
+class Sent:
+    """What is known of a live message. Times are the server's, in seconds, from `now`."""
+
+    body: bytes
+    lasts: float
+    due: tuple[float, float]  #: at the earliest, at the latest
+    held: Delivery | None = None
+    ends: tuple[float, float] = (0.0, 0.0)  #: its lease, unless the clock is set back
+
+
+class Stepping(RuleBasedStateMachine):
+    """Producers, and consumers of which some die, while the server's clock is set to and fro."""
+
+    server: SteppedServer  # set by the test
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client = self.server.client()
+        self.client.flushall()
+        self.center = kombu_toc.TimeoutCenter(self.client)
+        self.center.queues.declare("mail", slots=1, visibility=LASTS, retries=31)
+        self.live: dict[str, Sent] = {}
+        self.number = 0
+        #: the server's time of the last look at leases, if there were any
+        self.looked: float | None = None
+
+    def now(self) -> float:
+        return now_us(self.server) / 1e6
+
+    @initialize(puts=st.lists(st.sampled_from([LASTS, LONGEST]), min_size=1, max_size=4))
+    def begin(self, puts: list[float]) -> None:
+        for lasts in puts:
+            self.put(0, lasts)
+        self.pop(100)
+
+    @rule(delay=st.sampled_from([0, 0, 3, 40]), lasts=st.sampled_from([LASTS, LASTS, LONGEST]))
+    def put(self, delay: float, lasts: float) -> None:
+        self.number += 1
+        id, body, before = f"m{self.number}", b"%d" % self.number, self.now()
+        own = None if lasts == LASTS else lasts
+        assert self.center.put("mail", id, body, delay=delay, visibility=own).added
+        # A time is in milliseconds, rounded up.
+        self.live[id] = Sent(body, lasts, (before + delay, self.now() + delay + 0.001))
+
+    @rule(seconds=st.sampled_from([-1000, -1000, -30, -5, STRIDE, 30, 1000]))
+    def step(self, seconds: float) -> None:
+        self.server.step(seconds)
+
+    @rule(limit=st.sampled_from([0, 1, 100]))
+    def pop(self, limit: int) -> None:
+        """By a consumer that has just begun: others may have died."""
+        before = self.now()
+        popped = kombu_toc.TimeoutCenter(self.client).pop("mail", limit)
+        after = self.now()
+        assert not popped.died
+        for one in self.live.values():
+            if one.held is not None:
+                self.set_back(one, before, after)
+        leased = any(one.held is not None for one in self.live.values())
+        self.looked = popped.now_us / 1e6 if leased else None
+        for id in popped.rolled_back:
+            one = self.live[id]
+            assert one.held is not None and one.ends[0] <= after, f"{id} is back before its time"
+            one.held, one.due = None, (0.0, 0.0)
+        for delivery in popped.messages:
+            one = self.live[delivery.id]
+            assert one.held is None and delivery.body == one.body
+            assert one.due[0] <= popped.now_us / 1e6, f"{delivery.id} is early"
+            one.held, one.ends = delivery, (before + one.lasts, after + one.lasts + 0.001)
+        if len(popped.messages) < limit:
+            late = [id for id, m in self.live.items() if m.held is None and m.due[1] <= before]
+            assert not late, "it was due, and was not delivered"
+
+    def set_back(self, one: Sent, before: float, after: float) -> None:
+        """Whoever looks at leases after a step back shortens those that end too late."""
+        first, last = one.ends
+        if self.looked is None:
+            last = min(last, after + max(one.lasts, USUAL))
+        elif after < self.looked - 1:
+            last = min(last, after + one.lasts + 0.001)
+        one.ends = min(first, before + one.lasts), last
+
+    @precondition(lambda self: any(one.held for one in self.live.values()))
+    @rule(number=st.integers(0, 100))
+    def ack(self, number: int) -> None:
+        held = [id for id, one in self.live.items() if one.held is not None]
+        id = held[number % len(held)]
+        assert self.center.ack([self.live[id].held]) == 1
+        del self.live[id]
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        found = {one.id: (one.state, one.body) for one in self.center.scan("mail").messages}
+        assert found == {
+            id: (kombu_toc.WAITING if one.held is None else kombu_toc.IN_FLIGHT, one.body)
+            for id, one in self.live.items()
+        }
+
+    def teardown(self) -> None:
+        """All consumers have died: what they had comes back in time, and all of it is delivered."""
+        self.pop(0)
+        began = self.now()
+        while held := [one for one in self.live.values() if one.held is not None]:
+            before = self.now()
+            self.pop(0)
+            for one in held:
+                late = max(one.ends[1], began) + LATE < before
+                assert one.held is None or not late, "a lease did not come back in time"
+            self.step(STRIDE)
+        self.step(max([one.due[1] - self.now() for one in self.live.values()] + [1]))
+        self.pop(100)
+        assert all(one.held is not None for one in self.live.values())
+        self.center.ack([one.held for one in self.live.values()])
+        assert self.center.count("mail") == 0
+        self.client.close()
+
+
+@pytest.mark.parametrize("examples", [25, pytest.param(200, marks=pytest.mark.nightly)])
+def test_whatever_the_clock_is_set_to_nothing_is_lost_early_or_kept_by_the_dead(
+    stepped: SteppedServer, examples: int
+) -> None:
+    class OnThisServer(Stepping):
+        server = stepped
+
+    run_state_machine_as_test(
+        OnThisServer,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=25,
+            deadline=None,
+            phases=(Phase.reuse, Phase.generate),
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+# -- consumers
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and "went back" in record.getMessage()
+    ]
+
+
+def drain_until(connection: Connection, holds: Callable[[], bool], seconds: float = 5) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        try:
+            connection.drain_events(timeout=0.2)
+        except TimeoutError:
+            pass
+    return holds()
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["connected", "connected anew"])
+def test_a_consumer_tells_once_by_how_much_the_clock_went_back(
+    stepped: SteppedServer, caplog: pytest.LogCaptureFixture, anew: bool
+) -> None:
+    got: list[str] = []
+
+    def consume(connection: Connection) -> Consumer:
+        received = lambda body, message: (got.append(body), message.ack())  # noqa: E731
+        return Consumer(connection, [Queue("mail")], callbacks=[received])
+
+    with Connection(stepped.toc_url) as connection, consume(connection):
+        Producer(connection).publish("first", routing_key="mail")
+        assert drain_until(connection, lambda: got == ["first"])
+        if not anew:
+            stepped.step(-30)
+            assert drain_until(connection, lambda: bool(told(caplog)))
+    if anew:
+        stepped.step(-30)
+    with Connection(stepped.toc_url) as connection, consume(connection):
+        Producer(connection).publish("second", routing_key="mail")
+        assert drain_until(connection, lambda: len(got) == 2 and bool(told(caplog)))
+        drain_until(connection, lambda: False, seconds=1.5)
+    [line] = told(caplog)
+    assert "went back by 30.0 seconds" in line or "went back by 29.9 seconds" in line
+
+
+@pytest.mark.parametrize("seconds", [0.5, -0.5, 30])
+def test_small_steps_and_forward_ones_are_no_warning(
+    stepped: SteppedServer, caplog: pytest.LogCaptureFixture, seconds: float
+) -> None:
+    with Connection(stepped.toc_url) as connection, Consumer(connection, [Queue("mail")]):
+        drain_until(connection, lambda: False, seconds=1.2)
+        stepped.step(seconds)
+        drain_until(connection, lambda: False, seconds=1.5)
+    assert told(caplog) == []
+
+
+def test_a_reply_that_is_read_late_is_no_step(
+    stepped: SteppedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A task has blocked the only thread."""
+    with Connection(stepped.toc_url) as connection, Consumer(connection, [Queue("mail")]):
+        drain_until(connection, lambda: False, seconds=1.2)
+        for _ in range(2):
+            time.sleep(2.5)
+            drain_until(connection, lambda: False, seconds=1)
+    assert told(caplog) == []

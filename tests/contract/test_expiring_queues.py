@@ -1,0 +1,269 @@
+"""A queue with x-expires goes to the second when nobody uses it, and not before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Consumer, Queue
+from kombu.exceptions import ChannelError
+
+from kombu_toc import ConfigurationError, TimeoutCenter
+from kombu_toc.center import topics
+from kombu_toc.consumer.upkeeper import sweep
+from kombu_toc.model.topic import Declaration
+
+from ..support.fixtures import drain
+from ..support.inspection import keys_left
+from ..support.servers import Server
+from .test_transport import Inbox, publish
+
+Connect = Callable[..., Connection]
+
+#: Seconds after which a queue expires here, and within which it has gone then.
+EXPIRES = 1.0
+GONE = 1.0
+
+
+def declared(connection: Connection, name: str = "brief", expires: float = EXPIRES) -> Queue:
+    queue = Queue(name, expires=expires)(connection.default_channel)
+    queue.declare()
+    return queue
+
+
+def is_there(client: redis.Redis, name: str = "brief") -> bool:
+    return bool(client.hexists("toc:{toc}:topics", name))
+
+
+def wait_until_gone(client: redis.Redis, since: float, name: str = "brief") -> None:
+    """It goes no earlier than it may, and no later than a second after that."""
+    while is_there(client, name):
+        assert time.monotonic() - since < EXPIRES + GONE
+        time.sleep(0.01)
+    assert time.monotonic() - since > EXPIRES - 0.05
+
+
+def test_a_queue_that_nobody_uses_goes_to_the_second_with_its_messages(
+    connect: Connect, client: redis.Redis
+) -> None:
+    connection = connect()
+    declared(connection)
+    began = time.monotonic()
+    publish(connection, "x", "brief", headers={"x-delay": 60_000})
+    channel = connection.default_channel
+    assert channel.queue_declare("brief", passive=True).message_count == 1
+    wait_until_gone(client, began)
+    with pytest.raises(ChannelError, match="NOT_FOUND"):
+        channel.queue_declare("brief", passive=True)
+    while keys_left(client):
+        assert time.monotonic() - began < EXPIRES + GONE
+        time.sleep(0.01)
+
+
+def test_who_asks_whether_it_is_there_need_not_wait_for_another(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = connect()
+    keeper = connection.transport.lease_keeper
+    monkeypatch.setattr(keeper, "look_after", lambda queue, expires_ms: None)
+    declared(connection)
+    time.sleep(EXPIRES + 0.3)  # the server's own clock decides what has expired
+    with pytest.raises(ChannelError, match="NOT_FOUND"):
+        connection.default_channel.queue_declare("brief", passive=True)
+
+
+@pytest.mark.parametrize("use", ["declare", "put", "put elsewhere", "get"])
+def test_whoever_uses_it_has_it_expire_that_much_later(
+    connect: Connect, client: redis.Redis, use: str
+) -> None:
+    connection, elsewhere = connect(), connect()
+    queue = declared(connection)
+    until = time.monotonic() + 3 * EXPIRES
+    last, number = 0.0, 0
+    while (now := time.monotonic()) < until:
+        if use == "declare":
+            queue.declare()
+        elif use == "get":
+            queue.get()
+        else:
+            number += 1
+            publish(connection if use == "put" else elsewhere, number, "brief")
+        last = now
+        assert is_there(client)
+        time.sleep(EXPIRES / 5)
+    if number:
+        assert connection.transport.center.counts("brief").ready == number
+    wait_until_gone(client, last)
+
+
+def test_a_consumer_keeps_it_and_it_expires_when_the_last_one_leaves(
+    connect: Connect, client: redis.Redis
+) -> None:
+    """Each message, whenever it was put: the keys live for as long as the queue."""
+    first, second = connect(), connect()
+    inbox = Inbox()
+    with Consumer(first, [Queue("brief", expires=EXPIRES)], callbacks=[inbox]):
+        with Consumer(second, [Queue("brief", expires=EXPIRES)], callbacks=[Inbox()]):
+            publish(first, "late", "brief", headers={"x-delay": int(3.5 * EXPIRES * 1000)})
+        second.release()
+        until = time.monotonic() + 3 * EXPIRES
+        while time.monotonic() < until:
+            assert sweep(TimeoutCenter(client)) == []
+            assert is_there(client)
+            drain(first, timeout=0.1)
+        assert len(TimeoutCenter(client).queues.consumers()["brief"]) == 1
+        drain(first, timeout=1.5 * EXPIRES)
+        assert inbox.bodies == ["late"]
+    left = time.monotonic()
+    wait_until_gone(client, left)
+
+
+def test_two_processes_that_consume_it_do_not_take_it_from_each_other(
+    connect: Connect, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = connect()
+    with Consumer(ours, [Queue("brief", expires=EXPIRES)], callbacks=[Inbox()]):
+        other = TimeoutCenter(client)
+        topic = other.registry.declared("brief")
+        assert topic is not None
+        with other_process(monkeypatch):
+            other.expiring.hold(topic)
+            other.expiring.leave(topic)
+        time.sleep(1.5 * EXPIRES)  # the server's own clock decides what has expired
+        assert sweep(other) == []
+        assert is_there(client)
+
+
+def test_a_queue_that_is_declared_again_while_what_expired_is_deleted_stays(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    center, other = TimeoutCenter(client), TimeoutCenter(client)
+    center.queues.declare("brief", slots=1, expires=1, kept=60_000)
+    time.sleep(0.05)  # the server's own clock decides what has expired
+    take = center.expiring.stale
+
+    def take_and_be_late(most: int) -> list[str]:
+        names = take(most)
+        other.queues.declare("brief", slots=1, expires=60_000, kept=60_000)
+        other.put("brief", "new", b"", delay=60)
+        return names
+
+    monkeypatch.setattr(center.expiring, "stale", take_and_be_late)
+    assert sweep(center) == ["topic:brief"]
+    assert is_there(client)
+    assert [one.id for one in other.get("new")] == ["new"]
+
+
+@contextmanager
+def other_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patched:
+        patched.setattr(topics, "_user", "another")
+        yield
+
+
+@pytest.mark.one_server("a Cluster's node would be replaced")
+def test_a_server_that_stands_still_takes_nothing_from_its_consumers(
+    connect: Connect, client: redis.Redis, single_server: Server
+) -> None:
+    connection = connect()
+    inbox = Inbox()
+    with Consumer(connection, [Queue("brief", expires=EXPIRES)], callbacks=[inbox]):
+        publish(connection, "kept", "brief", headers={"x-delay": int(4 * EXPIRES * 1000)})
+        drain(connection, timeout=0.1)
+        os.kill(single_server.pid, signal.SIGSTOP)
+        try:
+            time.sleep(2.5 * EXPIRES)  # it stands still
+        finally:
+            os.kill(single_server.pid, signal.SIGCONT)
+        assert sweep(TimeoutCenter(client)) == []
+        drain(connection, timeout=3 * EXPIRES)
+        assert inbox.bodies == ["kept"]
+
+
+def test_of_a_consumer_that_was_killed_it_is_known_for_as_long_as_of_others(
+    connect: Connect, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """toc_stale_after, and not the queue's own time: a process may also stand still."""
+    center = TimeoutCenter(client)
+    topic = center.queues.declare("brief", slots=1, expires=200, kept=1500)
+    center.put("brief", "x", b"", delay=60)
+    with other_process(monkeypatch):
+        center.expiring.hold(topic)
+    time.sleep(0.7)  # the server's own clock decides what has expired
+    assert sweep(center) == []
+    assert len(center.get("x")) == 1
+    time.sleep(1.1)  # as above
+    assert sweep(center) == ["topic:brief"]
+    assert keys_left(client) == []
+
+
+def test_a_worker_deletes_what_others_have_left(connect: Connect, client: redis.Redis) -> None:
+    """The elected one looks every second, if there is such a queue."""
+    worker = connect()
+    with Consumer(worker, [Queue("mail")], callbacks=[Inbox()]):
+        worker.transport.poller.long_running = True
+        center = TimeoutCenter(client)
+        while not worker.transport.lease_keeper.keeps_up:
+            drain(worker, timeout=0.05)
+        topic = center.queues.declare("brief", slots=1, expires=int(EXPIRES * 1000), kept=60_000)
+        center.expiring.touch(topic)
+        began = time.monotonic()
+        while is_there(client):
+            assert time.monotonic() - began < EXPIRES + 3  # it reads what is declared every two
+            drain(worker, timeout=0.05)
+
+
+def test_a_queue_is_new_when_it_is_declared_after_it_has_expired(
+    connect: Connect, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = connect()
+    monkeypatch.setattr(connection.transport.lease_keeper, "look_after", lambda *args: None)
+    declared(connection)
+    publish(connection, "old", "brief")
+    time.sleep(EXPIRES + 0.6)  # the server's own clock decides what has expired
+    assert declared(connection).queue_declare(passive=True).message_count == 0
+
+
+@pytest.mark.parametrize("expires", [0, -5, "soon", 1.5])
+def test_a_time_that_is_none_is_an_error(connect: Connect, expires: Any) -> None:
+    channel = connect().default_channel
+    with pytest.raises(ConfigurationError, match="queue 'brief': x-expires must be a whole number"):
+        channel.queue_declare("brief", arguments={"x-expires": expires})
+    assert channel.center.queues.names() == []
+
+
+def test_a_declaration_without_it_stands(connect: Connect, client: redis.Redis) -> None:
+    """Who asks for a queue that expires does not have the messages of one that stays go."""
+    with connect() as first:
+        first.default_channel.queue_declare("stays")
+        publish(first, "x", "stays", headers={"x-delay": 60_000})
+    connection = connect(toc_stale_after=EXPIRES)
+    with Consumer(connection, [Queue("stays", expires=EXPIRES)], callbacks=[Inbox()]):
+        drain(connection, timeout=0.5)
+    connection.release()
+    center = TimeoutCenter(client)
+    center.queues.declare("stays", expires=100)
+    center.expiring.refresh("stays", 100)
+    time.sleep(EXPIRES + 0.3)  # the server's own clock decides what has expired
+    assert sweep(center) == []
+    assert center.counts("stays").scheduled == 1
+    assert {client.pttl(slot.body) for slot in center.registry.topic("stays").all_slots()} <= {
+        -1,
+        -2,
+    }
+
+
+def test_what_is_kept_by_its_consumers_is_told_apart_in_its_declaration() -> None:
+    kept = Declaration(slots=1, expires=2000, kept=60_000)
+    assert Declaration.from_json(kept.to_json()) == kept
+    assert (kept.keys_ms, Declaration(expires=2000).keys_ms, Declaration().keys_ms) == (
+        60_000,
+        2000,
+        0,
+    )

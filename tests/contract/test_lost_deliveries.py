@@ -1,0 +1,213 @@
+"""What a pop has delivered whose reply was lost reaches a consumer soon, and costs no retry."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kombu import Connection, Queue
+
+from kombu_toc import IN_FLIGHT, WAITING, Delivery, TimeoutCenter
+from kombu_toc.center.requests import PopRequest
+from kombu_toc.model.topic import Topic
+from kombu_toc.scripts.call import ScriptCall, load
+
+from ..support.inspection import check_slots, slot_keys
+from ..support.proxy import Proxy
+from ..support.servers import Server
+
+
+@pytest.fixture
+def topic(center: TimeoutCenter) -> Topic:
+    return center.queues.declare("mail", slots=1, retries=5)
+
+
+def popping(center: TimeoutCenter, topic: Topic, name: str, **how: Any) -> ScriptCall:
+    return center.commands.pop(topic, PopRequest(name, ready_limit=10, remember=60, **how))
+
+
+def recalled(center: TimeoutCenter, topic: Topic, name: str, **how: Any) -> list[Delivery]:
+    return center.runner.run(center.commands.recall(topic, None, name, **how)).messages
+
+
+def test_a_pop_that_is_asked_again_by_its_name_gives_the_same(
+    center: TimeoutCenter, topic: Topic
+) -> None:
+    for number in range(5):
+        center.put("mail", f"{number}", b"body", priority=3 * (number % 2))
+    [tried] = center.pop("mail", 1).messages
+    center.reject(tried, requeue=True)
+    given = center.runner.run(popping(center, topic, "me.1")).messages
+    assert len(given) == 5
+    for _ in range(3):  # that reply may be lost as well
+        assert recalled(center, topic, "me.1") == given
+    assert [one.body for one in recalled(center, topic, "me.1", bodies=False)] == [b""] * 5
+    assert center.ack(given[:2]) == 2
+    assert recalled(center, topic, "me.1") == given[2:]
+    assert recalled(center, topic, "me.2") == []
+    assert center.ack(given) == 3
+    assert center.counts("mail").waiting == 0
+
+
+def test_what_is_asked_again_has_a_lease_from_then_on(center: TimeoutCenter, topic: Topic) -> None:
+    center.put("mail", "x", b"")
+    [given] = center.runner.run(popping(center, topic, "me.1", visibility=1)).messages
+    assert recalled(center, topic, "me.1", visibility=60) == [given]
+    time.sleep(1.1)  # the first lease would have ended
+    assert center.pop("mail").rolled_back == []
+    assert center.extend([given]) == []
+
+
+def of_another(center: TimeoutCenter, given: Delivery) -> None:
+    center.extend([given], 0)
+    assert len(center.pop("mail").messages) == 1
+
+
+def of_a_namesake(center: TimeoutCenter, given: Delivery) -> None:
+    center.cancel("x", topic="mail", in_flight=True)
+    center.put("mail", "x", b"another")
+    assert len(center.pop("mail").messages) == 1
+
+
+def waiting(center: TimeoutCenter, given: Delivery) -> None:
+    center.release([given])
+
+
+@pytest.mark.parametrize("become", [of_another, of_a_namesake, waiting])
+def test_what_is_in_other_hands_is_not_given_again(
+    center: TimeoutCenter, topic: Topic, become: Callable[[TimeoutCenter, Delivery], None]
+) -> None:
+    center.put("mail", "x", b"")
+    [given] = center.runner.run(popping(center, topic, "me.1")).messages
+    become(center, given)
+    assert recalled(center, topic, "me.1") == []
+    check_slots(center, "mail")
+
+
+@pytest.mark.parametrize("first", ["asked again", "popped"])
+def test_a_pop_that_runs_after_nobody_waits_for_it_any_more_gives_nothing(
+    center: TimeoutCenter, topic: Topic, first: str
+) -> None:
+    """It was on its way while its connection was cut, and arrives behind the next one."""
+    for number in range(5):
+        center.put("mail", f"{number}", b"", delay=-number - 1)
+    late = popping(center, topic, "me.1")
+    if first == "asked again":
+        assert recalled(center, topic, "me.1") == []
+        given: list[Delivery] = []
+    else:
+        given = center.runner.run(popping(center, topic, "me.1")).messages
+        assert len(given) == 5
+        center.put("mail", "new", b"")
+    before = center.get([f"{number}" for number in range(5)] + ["new"], topic="mail")
+    assert center.runner.run(late).messages == []
+    assert center.get([f"{number}" for number in range(5)] + ["new"], topic="mail") == before
+    check_slots(center, "mail")
+    assert recalled(center, topic, "me.1") == given
+    assert len(center.pop("mail", 10).messages) == 5 if not given else 1
+
+
+def test_looks_and_pops_without_a_consumer_leave_nothing(
+    center: TimeoutCenter, topic: Topic
+) -> None:
+    center.runner.run(center.commands.pop(topic, PopRequest("me.1", ready_limit=0)))
+    center.runner.run(popping(center, topic, "me.2"))  # there is nothing
+    center.put("mail", "x", b"")
+    center.ack(center.pop("mail").messages)
+    assert center.client.keys("*:sent:to:*") == []
+    center.put("mail", "x", b"")
+    center.ack(center.runner.run(popping(center, topic, "me.3")).messages)
+    [key] = center.client.keys("*:sent:to:*")
+    assert 0 < center.client.ttl(key) <= 60
+
+
+# -- consumers
+
+
+@pytest.fixture(params=["pop", "pop_limited"])
+def script(request: pytest.FixtureRequest) -> str:
+    """By what a consumer pops."""
+    return request.param
+
+
+@pytest.fixture
+def mail(server: Server, center: TimeoutCenter, script: str) -> TimeoutCenter:
+    """A center whose queue 'mail' holds a message."""
+    if script == "pop_limited":
+        center.queues.declare("mail", concurrency=1)
+    center.pop("mail")
+    with Connection(server.toc_url) as connection:
+        queue = Queue("mail")(connection.default_channel)
+        queue.declare()
+        connection.Producer().publish("x", routing_key="mail", headers={"id": "x"})
+    return center
+
+
+one_server = pytest.mark.one_server("the proxy that loses the reply stands before one server")
+
+
+@one_server
+@pytest.mark.parametrize("again", ["the same connection", "another", "a revived one"])
+def test_a_consumer_that_reconnects_is_given_what_was_on_its_way(
+    server: Server, mail: TimeoutCenter, script: str, again: str
+) -> None:
+    """Another connection of the process, or this one."""
+    got: list[Any] = []
+    with Proxy(server.port) as proxy:
+        connection = Connection(proxy.toc_url)
+
+        def consumer() -> Any:
+            return connection.Consumer(
+                Queue("mail"), callbacks=[lambda body, message: got.append(message)]
+            )
+
+        consuming = consumer()
+        lost = proxy.drop_replies(load(script).text.encode())  # its first call brings it
+        with pytest.raises(connection.connection_errors):
+            consuming.consume()
+            while True:
+                connection.drain_events(timeout=2)
+        assert lost.is_set() and not got
+        began = time.monotonic()
+        assert [found.state for found in mail.scan("mail").messages] == [IN_FLIGHT]
+        if again == "another":
+            connection.close()
+            connection = Connection(proxy.toc_url)
+        elif again == "a revived one":
+            connection.close()
+            connection.ensure_connection()
+        if again != "the same connection":
+            consuming = consumer()
+            consuming.consume()
+        connection.drain_events(timeout=2)
+        assert time.monotonic() - began < 2
+        [message] = got
+        assert message.payload == "x"
+        assert "redelivered" not in message.delivery_info
+        message.ack()
+        connection.close()
+    assert mail.scan("mail").messages == []
+    assert [key for key in slot_keys(mail.client) if ":sent:" not in key] == []
+
+
+@one_server
+def test_what_no_consumer_asks_for_is_given_back(
+    server: Server, mail: TimeoutCenter, script: str
+) -> None:
+    with Proxy(server.port) as proxy:
+        with Connection(proxy.toc_url) as connection:
+            lost = proxy.drop_replies(load(script).text.encode())  # its first call brings it
+            consuming = connection.Consumer(Queue("mail"), callbacks=[lambda *_: None])
+            with pytest.raises(connection.connection_errors):
+                consuming.consume()
+                while True:
+                    connection.drain_events(timeout=2)
+            assert lost.is_set()
+        assert [found.state for found in mail.scan("mail").messages] == [IN_FLIGHT]
+        began = time.monotonic()
+        while [found.state for found in mail.scan("mail").messages] != [WAITING]:
+            assert time.monotonic() < began + 2
+            time.sleep(0.02)  # the heartbeat gives them back in a while
+    assert [one.failures for one in mail.pop("mail").messages] == [0]

@@ -1,0 +1,348 @@
+"""The page over HTTP, without a browser: its views, forms, escaping, mounting."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from html import unescape
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from celery import Celery
+
+from celery_toc.web.page import mask_of
+from kombu_toc import TimeoutCenter
+from kombu_toc.notify.targets import stop_target
+
+from ..meta.test_readme import named
+from ..support.http_server import HttpServer
+from ..support.page_visitor import FORM, Visitor, audit, wait_for
+from ..support.servers import Server
+
+pytestmark = pytest.mark.cluster
+
+VIEWS = ("", "queue?queue=mail", "dead", "limits", "limits?queue=mail", "audit")
+
+
+def test_every_view_is_a_page_of_its_own_that_loads_nothing_from_elsewhere(
+    local: Visitor, center: TimeoutCenter
+) -> None:
+    center.put("mail", "order-7", b'{"a": 1}', delay=3600)
+    for view in (*VIEWS, "message?queue=mail&id=order-7"):
+        reply = local.get(view)
+        assert reply.status == 200, view
+        policy = reply.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        text = reply.body.decode()
+        assert not re.search(r"<script(?! src=\"page\.js\?v=\w+\" defer></script>)", text)
+        assert not re.search(r"\s(style|on\w+)=", text)
+        assert not re.search(r"(https?:)?//", re.sub(r"toc\+redis://\S+", "", text)), view
+        assert text.count("<h1>") == 1 and 'lang="en"' in text
+        for link in re.findall(r'(?:href|src|action)="([^"]*)"', text):
+            assert not link.startswith(("/", "http")), link
+    for name in ("page.css", "page.js", "icon.svg"):
+        kept = local.get(name)
+        assert (kept.status, kept.headers["cache-control"]) == (200, "no-cache")
+        [version] = re.findall(rf"{name}\?v=(\w+)", local.get("").body.decode())
+        assert "immutable" in local.get(f"{name}?v={version}").headers["cache-control"]
+        assert b"http://" not in kept.body.replace(b"http://www.w3.org/2000/svg", b"")
+
+
+def test_the_root_leads_to_the_page(page_server: HttpServer) -> None:
+    for path in ("/", "/page"):
+        reply = page_server.get(path)
+        assert (reply.status, reply.headers["location"]) == (303, "page/")
+    assert page_server.get("/page/nothing").status == 404
+    assert "/page/" not in page_server.get("/openapi.json").body.decode()
+
+
+NASTY = "a/../<b>\"'&?#%2F;= \n\u202e\u0000é\U0001f600"
+
+
+def test_whatever_names_there_are_they_are_shown_as_text_and_can_be_acted_on(
+    local: Visitor, center: TimeoutCenter
+) -> None:
+    queue, id = f"q{NASTY}", f"i{NASTY}"
+    center.put(queue, id, f"<img src=x onerror=alert(1)>{NASTY}".encode(), delay=3600)
+    center.put(queue, "other", b"{}", delay=3600)
+    for view in (
+        "",
+        f"queue?{urlencode({'queue': queue})}",
+        f"message?{urlencode({'queue': queue, 'id': id})}",
+        f"queue?{urlencode({'queue': queue, 'text': '<b>', 'task': chr(34)})}",
+        f"limits?{urlencode({'queue': queue})}",
+    ):
+        reply = local.get(view)
+        assert reply.status == 200, (view, reply)
+        text = reply.body.decode()
+        assert "<img" not in text and '<b>"' not in text and "\u202e" not in text
+    shown = local.get(f"queue?{urlencode({'queue': queue})}").body.decode()
+    [link] = [one for one in re.findall(r'href="(message\?[^"]*)"', shown) if "other" not in one]
+    assert local.get(unescape(link)).status == 200
+    done = local.post("do", queue=queue, id=id, act="cancel", sure="1")
+    assert local.follow(done).status == 200
+    assert [one.id for one in center.scan(queue).messages] == ["other"]
+    assert audit(center)[-1][1:3] == ["cancel", queue]
+    assert local.get("audit").status == 200
+    center.queues.delete(queue)
+
+
+@pytest.mark.parametrize(
+    "id", ["two\nlines", "two\r\nlines", "\u05e9\u05dc\u05d5\u05dd\u200f", "a\0b", "a*", "%0A"]
+)
+def test_a_form_sends_back_just_what_the_page_has_put_into_it(
+    local: Visitor, center: TimeoutCenter, id: str
+) -> None:
+    queue = f"q {id}"
+    for name in (id, f"{id}!"):
+        center.put(queue, name, b"x", delay=3600)
+    shown = local.get(f"queue?{urlencode({'queue': queue})}")
+    labels = re.findall(r'aria-label="(choose [^"]*)"', shown.body.decode())
+    [label] = [unescape(one) for one in labels if not one.endswith("!")]
+    asked = local.send(shown, "Cancel", label)
+    assert asked.status == 200
+    done = local.follow(local.send(asked, "Cancel 1 message"))
+    assert "1 message cancelled." in unescape(done.body.decode())
+    assert [one.id for one in center.scan(queue).messages] == [f"{id}!"]
+    # What is looked for goes through a form, too.
+    found = local.send(local.get(f"queue?{urlencode({'queue': queue})}"), "Show")
+    assert found.status == 200
+    [row] = re.findall(r'href="(message[?][^"]*)"', found.body.decode())
+    asked = local.send(local.get(unescape(row)), "Cancel")
+    local.follow(local.send(asked, "Cancel 1 message"))
+    assert center.scan(queue).messages == []
+    assert local.send(local.get(f"limits?{urlencode({'queue': queue})}"), "Change").status == 303
+    center.queues.delete(queue)
+
+
+def test_a_form_with_a_field_that_nothing_can_decode_is_refused(local: Visitor) -> None:
+    assert local.get("queue?queue*=%25ff").status == 400
+    assert local.post("do", **{"queue*": "%ff"}).status == 400
+
+
+def test_a_form_counts_only_with_what_the_page_has_put_into_it(
+    local: Visitor, center: TimeoutCenter
+) -> None:
+    center.put("mail", "order-7", b"x", delay=3600)
+    asked = {"queue": "mail", "id": "order-7", "act": "cancel", "sure": "1"}
+    stranger = Visitor(local.server)
+    for visitor, proof in (
+        (local, ""),
+        (local, "0" * 64),
+        (local, "é"),
+        (stranger, local.proof),  # without its cookie
+    ):
+        assert visitor.post("do", proof, **asked).status == 403
+    stranger.get("")
+    assert stranger.post("do", local.proof, **asked).status == 403
+    other_site = Visitor(local.server, **{"sec-fetch-site": "cross-site"})
+    other_site.cookies = dict(local.cookies)
+    assert other_site.post("do", local.proof, **asked).status == 403
+    reply = local.server.ask(
+        "POST",
+        "/page/do",
+        raw=urlencode({"form": local.proof, **asked}).encode(),
+        headers={**local._sent(), **FORM, "origin": "http://evil.example"},
+    )
+    assert reply.status == 403
+    for kind in ("text/plain", "multipart/form-data", "application/json"):
+        reply = local.server.ask(
+            "POST",
+            "/page/do",
+            raw=urlencode({"form": local.proof, **asked}).encode(),
+            headers={**local._sent(), "content-type": kind},
+        )
+        assert reply.status == 415
+    assert center.get("order-7")
+    assert audit(center) == []
+    assert local.post("do", **asked).status == 303
+    assert not center.get("order-7")
+
+
+def test_nothing_is_done_by_looking(local: Visitor, center: TimeoutCenter) -> None:
+    center.put("mail", "order-7", b"x", delay=3600)
+    query = urlencode({"queue": "mail", "id": "order-7", "act": "cancel", "sure": "1"})
+    for view in ("do", "all", "pause", "leave"):
+        assert local.get(f"{view}?{query}").status == 405
+    for view in ("job?do=go&id=x", f"limits?{query}&limit.rate=1", f"schedules?{query}"):
+        local.get(view)
+    assert center.get("order-7") and center.queues.paused() == set()
+    assert audit(center) == []
+
+
+def test_a_target_that_is_stopped_is_seen_where_its_queue_is(
+    local: Visitor, center: TimeoutCenter
+) -> None:
+    url = "https://shop.example.com/hook"
+    center.queues.alter("mail", target=url)
+    center.put("mail", "order-7", b"x")
+    assert "target stopped" not in wait_for(local, "", "mail")
+    assert b"target stopped" not in local.get("queue?queue=mail").body
+    assert stop_target(center, "mail", url, "410 Gone: <b>moved</b>")
+    wait_for(local, "", "target stopped")
+    said = local.get("queue?queue=mail").body.decode()
+    assert "target stopped" in said and "410 Gone: &lt;b&gt;moved" in said
+    center.queues.alter("mail", target=url)
+    assert b"target stopped" not in local.get("queue?queue=mail").body
+
+
+def test_what_cannot_be_taken_back_is_asked_for(local: Visitor, center: TimeoutCenter) -> None:
+    center.put("mail", "order-7", b"x", delay=3600)
+    reply = local.post("do", queue="mail", id="order-7", act="cancel")
+    assert reply.status == 200 and b"This cannot be taken back" in reply.body
+    assert center.get("order-7")
+    assert audit(center) == []
+
+
+@pytest.mark.parametrize(
+    "view, fields, status, text",
+    [
+        ("do", {"queue": "mail", "act": "cancel", "sure": "1"}, 422, "choose 1 to 1,000"),
+        ("do", {"queue": "mail", "id": "x", "act": "explode"}, 422, "act: it must be one of"),
+        ("do", {"queue": "none", "id": "x", "act": "cancel"}, 404, "there is no queue"),
+        ("do", {"queue": "mail", "id": "x", "act": "reschedule"}, 422, "say the new time"),
+        ("do", {"queue": "mail", "id": "x", "act": "cancel"}, 404, "these messages are gone"),
+        ("all", {"queue": "mail", "act": "cancel", "state": "dead"}, 409, "can be cancelled"),
+        ("all", {"queue": "mail", "act": "purge", "since": "x"}, 422, "is no time"),
+        ("pause", {"queue": "mail", "act": "stop"}, 422, "pause or resume"),
+        ("job", {"id": "nothing", "do": "go"}, 404, "there is no such job"),
+        ("limits", {"queue": "mail", "limit.retries": "99"}, 422, "retries"),
+        ("schedules", {"name": "x", "act": "run"}, 404, "celery -A shop toc web"),
+    ],
+)
+def test_a_bad_form_says_what_is_wrong_and_does_nothing(
+    local: Visitor, center: TimeoutCenter, view: str, fields: Any, status: int, text: str
+) -> None:
+    center.put("mail", "order-7", b"x", delay=3600)
+    reply = local.post(view, **fields)
+    assert reply.status == status, reply
+    assert text in unescape(reply.body.decode())
+    assert center.get("order-7")
+    assert audit(center) == []
+
+
+@pytest.mark.parametrize(
+    "view, status",
+    [
+        ("?span=year", 422),
+        ("queue", 404),
+        ("queue?queue=none", 404),
+        ("queue?queue=mail&state=lost", 422),
+        ("queue?queue=mail&after=nonsense", 422),
+        ("message?queue=mail&id=none", 404),
+        ("job?id=none", 404),
+        ("audit?before=x", 422),
+        ("audit?before=1-2-3", 422),
+        ("audit?before=9-9", 200),
+        ("library", 404),
+        ("schedules", 404),
+    ],
+)
+def test_a_bad_address_is_a_page_that_says_so(local: Visitor, view: str, status: int) -> None:
+    reply = local.get(view)
+    assert reply.status == status, reply
+    assert reply.headers["content-type"].startswith("text/html")
+    assert b"<nav>" in reply.body
+
+
+def test_any_of_very_many_queues_is_opened_by_its_name(
+    local: Visitor, center: TimeoutCenter
+) -> None:
+    assert 'action="queue"' not in local.get("").body.decode()
+    for n in range(303):
+        center.queues.declare(f"q-{n}")
+    shown = wait_for(local, "", "queues with less to do")
+    assert re.search(r'<form method="get" action="queue" class="row">.*name="queue"', shown)
+    assert local.get("queue?queue=q-302").status == 200
+    shown = wait_for(local, "limits", "Queues without limits")
+    assert re.search(r'<form method="get" action="limits" class="row">.*name="queue"', shown)
+
+
+def test_without_the_script_what_is_typed_is_not_lost(
+    local: Visitor, center: TimeoutCenter
+) -> None:
+    center.put("mail", "order-7", b"x", delay=3600)
+    refresh = '<noscript><meta http-equiv="refresh"'
+    for view in ("dead", "audit", "limits"):
+        assert refresh in local.get(view).body.decode(), view
+    for view in ("queue?queue=mail", "message?queue=mail&id=order-7", "limits?queue=mail"):
+        shown = local.get(view).body.decode()
+        assert refresh not in shown and 'data-every="' in shown, view
+
+
+def test_it_is_mounted_in_another_application_under_a_prefix(
+    single_server: Server, tmp_path: Any
+) -> None:
+    (tmp_path / "mounted.py").write_text(
+        f"""
+import sys
+import uvicorn
+from kombu_toc.http import api_for
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+app = Starlette(routes=[Mount("/shop/toc", api_for({single_server.toc_url!r}))])
+config = uvicorn.Config(app, port=0, log_level="warning", lifespan="off")
+server = uvicorn.Server(config)
+config.load()
+import socket
+listening = socket.create_server(("127.0.0.1", 0))
+print(f"Listening at http://127.0.0.1:{{listening.getsockname()[1]}}", file=sys.stderr, flush=True)
+server.run(sockets=[listening])
+"""
+    )
+    with single_server.client() as client:
+        client.flushall()
+        center = TimeoutCenter(client)
+        center.put("mail", "order-7", b"x", delay=3600)
+        with HttpServer(single_server.toc_url, command=(str(tmp_path / "mounted.py"),)) as made:
+            reply = made.get("/shop/toc/")
+            assert (reply.status, reply.headers["location"]) == (303, "page/")
+            visitor = Visitor(made, "/shop/toc/page")
+            shown = visitor.get("queue?queue=mail")
+            assert shown.status == 200 and b"order-7" in shown.body
+            done = visitor.post("do", queue="mail", id="order-7", act="cancel", sure="1")
+            assert done.headers["location"] == "queue?queue=mail"
+        assert not center.get("order-7")
+
+
+# -- the examples of docs/page.md
+
+
+def test_the_example_of_a_mask_hides_what_it_names(single_server: Server) -> None:
+    app = Celery("shop", broker=single_server.toc_url, set_as_current=False)
+    exec(named("docs/page.md", "app.conf.toc_web_mask"), {"app": app})
+    mask = mask_of(app, ("iban",))
+    assert [name for name in ("Password", "card_number", "iban", "order") if mask.hides(name)] == [
+        "Password",
+        "card_number",
+        "iban",
+    ]
+
+
+def test_the_example_of_mounting_has_the_page_below_its_prefix(single_server: Server) -> None:
+    app = Celery("shop", broker=single_server.toc_url, set_as_current=False)
+    names: dict[str, Any] = {"app": app}
+    exec(named("docs/page.md", "from starlette.routing import Mount"), names)
+
+    async def get(path: str) -> int:
+        statuses: list[int] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b""}
+
+        async def send(message: Any) -> None:
+            statuses.append(message.get("status", 0))
+
+        scope = {
+            **{"type": "http", "method": "GET", "path": path, "raw_path": path.encode()},
+            **{"query_string": b"", "headers": [(b"host", b"localhost")], "root_path": ""},
+            **{"client": ("127.0.0.1", 1), "scheme": "http", "http_version": "1.1"},
+        }
+        await names["main"](scope, receive, send)
+        return statuses[0]
+
+    assert asyncio.run(get("/toc/page/page.css")) == 200
+    assert asyncio.run(get("/toc/healthz")) == 200

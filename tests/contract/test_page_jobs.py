@@ -1,0 +1,482 @@
+"""The page: what is done to all that match."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_toc import timeout_center
+from kombu_toc import TimeoutCenter
+from kombu_toc.aio.center import AsyncTimeoutCenter
+from kombu_toc.http import Mask, PageExtras, Problem
+from kombu_toc.http.audit import Audit
+from kombu_toc.http.page import selection as marks
+from kombu_toc.http.page.actions import Actions
+from kombu_toc.http.page.jobs import Job, Jobs
+from kombu_toc.http.page.reading import Reader
+from kombu_toc.http.page.selection import Selection, find
+
+from ..support.cluster import Cluster
+from ..support.http_server import HttpServer
+from ..support.page_visitor import Visitor, audit, wait_for
+from ..support.servers import Server
+
+pytestmark = pytest.mark.cluster
+
+
+def test_with_two_processes_each_shows_and_stops_what_the_other_does(
+    server: Server | Cluster, local: Visitor, center: TimeoutCenter
+) -> None:
+    center.put_many("mail", [{"id": f"m-{n}", "body": b"{}", "delay": 3600} for n in range(50)])
+    job = local.post("all", queue="mail", act="cancel", text="{}").headers["location"]
+    id = job.partition("id=")[2]
+    with HttpServer(server.toc_url) as made:
+        other = Visitor(made)
+        text = wait_for(other, job, "50 messages match")
+        assert "Cancel 50" in text
+        assert other.post("job", id=id, do="go").status == 303
+        wait_for(local, job, "Done: 50 messages cancelled")
+        assert local.post("job", id=id, do="go").status == 303  # once
+        again = local.post("all", queue="mail", act="cancel").headers["location"]
+        wait_for(other, again, "0 messages match")
+        assert other.post("job", id=again.partition("id=")[2], do="stop").status == 303
+        wait_for(local, again, "stopped")
+    assert [entry[1:] for entry in audit(center)] == [
+        ["cancel all", "mail", "begins: waiting messages in mail with '{}' in their arguments", 50],
+        ["cancel all", "mail", "ends: waiting messages in mail with '{}' in their arguments", 50],
+    ]
+
+
+def test_what_is_cancelled_of_schedules_is_said(
+    server: Server | Cluster, local: Visitor, center: TimeoutCenter
+) -> None:
+    with Celery("shop", broker=server.toc_url, set_as_current=False) as app:
+        schedules = timeout_center(app).schedules
+        schedules.put("nightly", "shop.clean", 3600.0, queue="mail")
+        center.put("mail", "you@home", b"{}", delay=3600)  # no schedule's
+        job = local.post("all", queue="mail", act="cancel").headers["location"]
+        wait_for(local, job, "2 messages match")
+        local.post("job", id=job.partition("id=")[2], do="go")
+        text = wait_for(local, job, "Done: 2 messages cancelled.")
+        assert "The next firing of 'nightly' was among them; it goes on" in text
+        schedules.delete("nightly")
+
+
+def test_a_job_whose_process_is_gone_is_told_as_lost(
+    server: Server | Cluster, local: Visitor, center: TimeoutCenter
+) -> None:
+    center.put("mail", "order-7", b'{"a": 1}', delay=3600)
+    job = local.post("all", queue="mail", act="cancel", text="a").headers["location"]
+    wait_for(local, job, "1 message matches.")
+    key = center.keys.job(job.partition("id=")[2])
+    said = json.loads(center.client.hget(key, "job"))
+    said[5] = "running"
+    center.client.hset(key, "run", json.dumps(said))
+    assert "Its process is gone" not in local.get(job).body.decode()
+    center.client.expire(key, 3600 - 60)  # as if it was written a minute ago, by Redis's clock
+    wait_for(local, job, "Its process is gone")
+
+
+class Held:
+    """A center for asyncio whose scans and look-ups wait for somebody, beginning with the second
+    one."""
+
+    def __init__(self, center: AsyncTimeoutCenter) -> None:
+        self._center = center
+        self.calls = 0
+        self.waits = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._center, name)
+
+    async def _held(self) -> None:
+        self.calls += 1
+        if self.calls > 1:
+            self.waits.set()
+            await self.go_on.wait()
+
+    async def scan(self, *args: Any, **options: Any) -> Any:
+        await self._held()
+        return await self._center.scan(*args, **options)
+
+    async def get(self, *args: Any, **options: Any) -> Any:
+        await self._held()
+        return await self._center.get(*args, **options)
+
+
+def jobs_of(center: Any) -> Jobs:
+    extras = PageExtras()
+    return Jobs(center, Reader(Mask(), extras), Actions(center, extras), Audit(center))
+
+
+def run_jobs(url: str, test: Any) -> None:
+    """Run a test with the jobs of two processes, of which the first is held."""
+
+    async def run() -> None:
+        one, other = AsyncTimeoutCenter.from_url(url), AsyncTimeoutCenter.from_url(url)
+        held = Held(one)
+        first, second = jobs_of(held), jobs_of(other)
+        try:
+            await test(held, first, second)
+        finally:
+            held.go_on.set()
+            await first.aclose()
+            await second.aclose()
+            await one.aclose()
+            await other.aclose()
+
+    asyncio.run(run())
+
+
+def put_many(center: TimeoutCenter, number: int, first: int = 0) -> None:
+    center.put_many(
+        "mail",
+        [{"id": f"m-{n}", "body": b"{}", "delay": 3600 + n} for n in range(first, first + number)],
+    )
+
+
+async def counted(jobs: Jobs, act: str, selection: Selection, at: float | None = None) -> Job:
+    """Begin a job, and wait until all that match are counted."""
+    id = (await jobs.begin(act, selection, "anna", at)).id
+    while (job := await jobs.get(id)).phase == "counting":
+        await asyncio.sleep(0.01)
+    return job
+
+
+async def over(jobs: Jobs, id: str) -> Job:
+    while not (job := await jobs.get(id)).is_over:
+        await asyncio.sleep(0.01)
+    return job
+
+
+def test_what_is_still_counted_cannot_be_confirmed(
+    server: Server | Cluster, center: TimeoutCenter
+) -> None:
+    put_many(center, 1_200)
+
+    async def test(held: Held, first: Jobs, second: Jobs) -> None:
+        job = await first.begin("cancel", Selection("mail", text="{}"), "anna", None)
+        await held.waits.wait()
+        with pytest.raises(Problem, match="wait until it is known how many") as raised:
+            await second.confirm(job.id, "ben")
+        assert raised.value.kind == "conflict"
+        held.go_on.set()
+        while first.busy:
+            await asyncio.sleep(0.01)
+        await second.confirm(job.id, "ben")
+        done = await over(second, job.id)
+        assert (done.phase, done.number, done.who) == ("done", 1_200, "ben")
+        assert await first.get(job.id) == done
+        assert (await second.confirm(job.id, "carl")) == done  # once
+
+    run_jobs(server.toc_url, test)
+    assert [entry[:2] for entry in audit(center)] == [["ben", "cancel all"]] * 2
+
+
+class Watched:
+    """A center for asyncio that knows how many bytes its pages have had."""
+
+    def __init__(self, center: AsyncTimeoutCenter) -> None:
+        self._center = center
+        self.pages: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._center, name)
+
+    async def scan(self, *args: Any, **options: Any) -> Any:
+        page = await self._center.scan(*args, **options)
+        self.pages.append(sum(len(one.body) for one in page.messages))
+        return page
+
+    async def get(self, *args: Any, **options: Any) -> Any:
+        found = await self._center.get(*args, **options)
+        self.pages.append(sum(len(one.body) for one in found))
+        return found
+
+
+def test_large_messages_are_read_a_few_at_a_time(
+    server: Server | Cluster, center: TimeoutCenter
+) -> None:
+    large, number = 3 << 20, 12
+    for place in range(number):
+        center.put("mail", f"m-{place}", b"x" * large, delay=3600)
+
+    async def run() -> None:
+        watched = Watched(AsyncTimeoutCenter.from_url(server.toc_url))
+        jobs, reader = jobs_of(watched), Reader(Mask(), PageExtras())
+        now_us = round(time.time() * 1e6)
+        for selection in (Selection("mail"), Selection("mail", text="y")):
+            await find(watched, reader, selection, now_us=now_us, limit=100, after=None)
+        job = await counted(jobs, "cancel", Selection("mail", text="x"))
+        await jobs.confirm(job.id, "anna")
+        assert (await over(jobs, job.id)).number == number
+        assert max(watched.pages) <= (8 << 20) + large
+        await jobs.aclose()
+        await watched.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_filter_looks_at_as_many_as_it_says_however_many_bytes_they_have(
+    server: Server | Cluster, center: TimeoutCenter
+) -> None:
+    center.put_many(
+        "mail", [{"id": f"m-{n}", "body": b"x" * 5_000, "delay": 3600} for n in range(1_000)]
+    )
+
+    async def run() -> None:
+        toc = AsyncTimeoutCenter.from_url(server.toc_url)
+        reader, now_us = Reader(Mask(), PageExtras()), round(time.time() * 1e6)
+        how: dict[str, Any] = {"now_us": now_us, "limit": 100, "after": None, "seconds": 60.0}
+        found = await find(toc, reader, Selection("mail", text="y"), looked=800, **how)
+        assert (found.looked, found.messages) == (800, []) and found.after
+        found = await find(toc, reader, Selection("mail", text="y"), **how)
+        assert (found.looked, found.messages, found.after) == (1_000, [], None)
+        await toc.aclose()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", [0, 700])
+def test_it_is_done_to_nothing_that_was_put_later(
+    server: Server | Cluster, center: TimeoutCenter, number: int
+) -> None:
+    center.queues.declare("mail")
+    if number:
+        put_many(center, number)
+
+    async def test(held: Held, first: Jobs, second: Jobs) -> None:
+        job = await counted(second, "cancel", Selection("mail", text="{}"))
+        put_many(center, 500, 1_000)
+        center.put_many(  # before all others
+            "mail", [{"id": f"now-{n}", "body": b"{}", "delay": 60} for n in range(100)]
+        )
+        await second.confirm(job.id, "anna")
+        done = await over(second, job.id)
+        assert (done.phase, done.number, done.late) == ("done", number, 0)
+        kept = center.client.hkeys(center.keys.job(job.id))
+        assert sorted(kept) == [b"go", b"job", b"run"]
+
+    run_jobs(server.toc_url, test)
+    assert center.counts("mail").scheduled == 600
+
+
+NAMESAKES: dict[str, dict[str, Any]] = {
+    "another time": {"body": b"{}", "delay": 5000},
+    "the same time": {"body": b"{1}", "at": 4_000_000_000.0},
+}
+
+
+@pytest.mark.parametrize("act", ["cancel", "run", "reschedule"])
+def test_it_is_done_to_no_namesake_of_what_was_counted(
+    server: Server | Cluster, center: TimeoutCenter, act: str
+) -> None:
+    ids = [*NAMESAKES, "moved", "taken", "gone", *(f"m-{n}" for n in range(20))]
+    for id in ids:
+        center.put("mail", id, b"{}", at=4_000_000_000.0)
+
+    async def test(held: Held, first: Jobs, second: Jobs) -> None:
+        at = None if act != "reschedule" else 4_100_000_000.0
+        job = await counted(second, act, Selection("mail"), at)
+        assert job.matching == len(ids)
+        for id, how in NAMESAKES.items():
+            center.cancel(id, topic="mail")
+            center.put("mail", id, **how)
+        center.reschedule("moved", topic="mail", at=4_050_000_000.0)
+        center.cancel("gone", topic="mail")
+        [taken] = center.pop("mail", ids=["taken"], early=True).messages
+        await second.confirm(job.id, "anna")
+        done = await over(second, job.id)
+        assert (done.phase, done.number, done.late) == ("done", 20, 0)
+        times = {one.id: one.time_us // 1_000_000 for one in center.get(ids, topic="mail")}
+        assert times["the same time"] == 4_000_000_000 and times["moved"] == 4_050_000_000
+        assert times["another time"] < 4_000_000_000
+        assert not center.extend(taken) and "gone" not in times
+        others = {times.get(f"m-{n}") for n in range(20)}
+        if act == "run":
+            assert max(others) <= time.time() + 60
+        else:
+            assert others == {None if act == "cancel" else 4_100_000_000}
+
+    run_jobs(server.toc_url, test)
+
+
+@pytest.mark.parametrize("act", ["requeue", "purge"])
+def test_of_dead_letters_it_is_done_to_no_namesake_of_what_was_counted(
+    server: Server | Cluster, center: TimeoutCenter, act: str
+) -> None:
+    def die(ids: list[str]) -> None:
+        center.put_many("mail", [{"id": id, "body": b"{}"} for id in ids])
+        for one in center.pop("mail", ids=ids).messages:
+            center.reject(one, requeue=False, error="OSError: no route")
+
+    ids = [f"m-{n}" for n in range(20)]
+    die(ids)
+
+    async def test(held: Held, first: Jobs, second: Jobs) -> None:
+        job = await counted(second, act, Selection("mail", "dead", error="OSError: no route"))
+        center.dead.purge("mail", ids=["m-7"])
+        die(["m-7", "m-20"])
+        await second.confirm(job.id, "anna")
+        done = await over(second, job.id)
+        assert (done.phase, done.number, done.late) == ("done", 19, 0)
+
+    run_jobs(server.toc_url, test)
+    dead = center.scan("mail", state="dead").messages
+    assert sorted(one.id for one in dead) == ["m-20", "m-7"]
+    assert center.counts("mail").ready == (19 if act == "requeue" else 0)
+
+
+def test_of_very_many_that_match_it_is_done_to_the_first(
+    server: Server | Cluster, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(marks, "MOST", 1_100)
+    put_many(center, 1_200)
+
+    async def test(held: Held, first: Jobs, second: Jobs) -> None:
+        job = await counted(second, "cancel", Selection("mail"))
+        assert (job.matching, job.more) == (1_100, True)
+        await second.confirm(job.id, "anna")
+        done = await over(first, job.id)
+        assert (done.phase, done.number, done.more) == ("done", 1_100, True)
+
+    run_jobs(server.toc_url, test)
+    left = {one.id for one in center.scan("mail", limit=200).messages}
+    assert left == {f"m-{n}" for n in range(1_100, 1_200)}
+
+
+def test_the_log_says_who_has_stopped_what_another_has_begun(
+    server: Server | Cluster, center: TimeoutCenter, signed_in: Any
+) -> None:
+    put_many(center, 5)
+    anna = signed_in("anna")
+
+    async def test(held: Held, first: Jobs, second: Jobs) -> None:
+        job = await counted(second, "cancel", Selection("mail", text="{}"))
+        held.calls = 1  # the first one is held, too
+        await first.confirm(job.id, "carl")
+        await held.waits.wait()
+        stopping = asyncio.to_thread(anna.post, "job", id=job.id, do="stop")
+        assert (await stopping).status == 303
+        held.go_on.set()
+        assert (await over(second, job.id)).phase == "stopped"
+
+    run_jobs(server.toc_url, test)
+    said = "waiting messages in mail with '{}' in their arguments"
+    assert [entry for entry in audit(center) if entry[1] != "sign in"] == [
+        ["carl", "cancel all", "mail", f"begins: {said}", 5],
+        ["anna", "stop cancel all", "mail", said, -1],
+        ["carl", "cancel all", "mail", f"is stopped: {said}", 5],
+    ]
+
+
+def test_all_that_match_are_counted_however_far_away_they_are(
+    server: Server | Cluster, center: TimeoutCenter, local: Visitor
+) -> None:
+    for place, at in enumerate((1.0, time.time() + 3600, 4_102_444_800.0, 8_999_999_000.0)):
+        center.put("mail", f"m-{place}", b"{}", at=at)
+    for fields, text in (
+        ({}, "4 messages match."),
+        ({"until": "2200-01-01"}, "3 messages match."),
+        ({"since": "2050-01-01"}, "2 messages match."),
+        ({"state": "scheduled", "since": "1970-01-01 00:00:01"}, "3 messages match."),
+        ({"until": "1960-01-01"}, "0 messages match."),
+        ({"since": "1h30m", "until": "30m"}, "0 messages match."),
+    ):
+        begun = local.post("all", queue="mail", act="reschedule", at="2h", **fields)
+        wait_for(local, begun.headers["location"], text)
+    moving = {"at": "2040-01-31", "since": "2200-01-01"}
+    begun = local.post("all", queue="mail", act="reschedule", **moving).headers["location"]
+    wait_for(local, begun, "1 message matches.")
+    local.post("job", id=begun.partition("id=")[2], do="go")
+    wait_for(local, begun, "Done: 1 message rescheduled.")
+    assert audit(center)[-1][3:] == [
+        "ends: waiting messages in mail not before 2200-01-01 00:00:00 UTC to "
+        "2040-01-31T00:00:00.000000Z",
+        1,
+    ]
+    begun = local.post("all", queue="mail", act="cancel").headers["location"]
+    wait_for(local, begun, "4 messages match.")
+    local.post("job", id=begun.partition("id=")[2], do="go")
+    wait_for(local, begun, "Done: 4 messages cancelled.")
+
+
+def test_a_server_that_ends_says_how_far_its_jobs_have_come(
+    server: Server | Cluster, center: TimeoutCenter
+) -> None:
+    put_many(center, 1_200)
+
+    async def test(held: Held, first: Jobs, second: Jobs) -> None:
+        job = await counted(second, "cancel", Selection("mail"))
+        await first.confirm(job.id, "anna")
+        await held.waits.wait()
+        ending = asyncio.create_task(first.aclose())
+        await asyncio.sleep(0)
+        held.go_on.set()
+        await ending
+        lost = await second.get(job.id)
+        assert (lost.phase, lost.number) == ("lost", 1_000)
+
+    run_jobs(server.toc_url, test)
+    assert center.counts("mail").scheduled == 200
+    assert audit(center)[-1][3:] == ["ends with its server: waiting messages in mail", 1_000]
+
+
+def test_who_wanted_a_job_to_stop_before_it_began_is_heard(
+    server: Server | Cluster, center: TimeoutCenter
+) -> None:
+    put_many(center, 1_200)
+
+    async def test(held: Held, first: Jobs, second: Jobs) -> None:
+        job = await first.begin("cancel", Selection("mail", text="{}"), "anna", None)
+        await held.waits.wait()
+        await second.stop(job.id)
+        held.go_on.set()
+        stopped = await over(second, job.id)
+        assert (stopped.phase, stopped.number) == ("stopped", 0)
+        # It was counted to its end before anybody looked whether it is to stop.
+        late = await counted(second, "cancel", Selection("mail", text="{}"))
+        center.client.hset(center.keys.job(late.id), "stop", "1")
+        await second.confirm(late.id, "ben")
+        stopped = await over(second, late.id)
+        assert (stopped.phase, stopped.number) == ("stopped", 0)
+
+    run_jobs(server.toc_url, test)
+    assert center.counts("mail").scheduled == 1_200
+
+
+@pytest.mark.parametrize(
+    "declared, put",
+    [
+        ({"key_fair": True}, [{"key": f"k{n % 3}"} for n in range(40)]),
+        ({"steps": (0, 3, 6)}, [{"priority": (0, 3, 6)[n % 3]} for n in range(40)]),
+        ({}, [{"basis": f"b{n}"} for n in range(40)]),
+    ],
+    ids=["keys", "steps", "bases"],
+)
+def test_what_was_counted_is_known_again_however_it_waits(
+    server: Server | Cluster, center: TimeoutCenter, declared: Any, put: Any
+) -> None:
+    """Due and not due, and what has come back from a consumer before it was counted."""
+    center.queues.declare("mail", **declared)
+    for n, how in enumerate(put):
+        center.put("mail", f"m-{n}", b"{}", delay=3600 if n % 2 else 0, **how)
+    for one in center.pop("mail", 3).messages:
+        center.release([one])
+    waiting = center.counts("mail").waiting
+
+    async def test(held: Held, first: Jobs, second: Jobs) -> None:
+        job = await counted(second, "reschedule", Selection("mail"), time.time() + 7200)
+        assert job.matching == waiting
+        await second.confirm(job.id, "anna")
+        done = await over(second, job.id)
+        assert (done.phase, done.number, done.late) == ("done", waiting, 0)
+
+    run_jobs(server.toc_url, test)
+    assert center.queues.coming("mail", [7000.0, 7300.0]) == [0, 40]

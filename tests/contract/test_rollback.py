@@ -1,0 +1,397 @@
+"""Back to a broker of Kombu's own Redis transport: nothing lost, nothing twice, each eta kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Consumer, Exchange, Producer, Queue
+
+import kombu_toc
+from kombu_toc import Migrated, TimeoutCenter, migrate_back
+from kombu_toc.consumer.lease_keeper import Beat
+
+from ..support.fixtures import drain
+from ..support.servers import Server
+from ..support.waiting import wait_until
+from .test_migrate import NEWS, QUEUES, at, ids, let_die, send
+
+# The fixtures come along with the tests of the other way.
+from .test_migrate import move as move
+from .test_migrate import old as old
+from .test_reshard import Killed
+
+pytestmark = pytest.mark.one_server("it looks at the broker and at the center by one client")
+
+Connect = Callable[..., Connection]
+Back = Callable[..., Migrated]
+
+
+@pytest.fixture(autouse=True)
+def _alone(client: redis.Redis) -> None:
+    """Whoever else is connected, and has waited for something, would count as a consumer."""
+    client.client_kill_filter(_type="normal", skipme=True)
+
+
+@pytest.fixture
+def back(server: Server, connect: Connect) -> Back:
+    def moved(target: str = server.url, **options: Any) -> Migrated:
+        return migrate_back(connect(), target, **options)
+
+    return moved
+
+
+@pytest.fixture
+def new(connect: Connect) -> Connection:
+    """A producer of the timeout center, whose queues are declared."""
+    connection = connect()
+    for queue in QUEUES:
+        queue(connection.default_channel).declare()
+    return connection
+
+
+def kept(client: redis.Redis) -> dict[str, list[dict[str, Any]]]:
+    """What is in the broker's lists, the next one first."""
+    found = {}
+    for key in client.scan_iter(_type="list"):
+        found[key.decode()] = [json.loads(raw) for raw in client.lrange(key, 0, -1)[::-1]]
+    return found
+
+
+def received(connection: Connection) -> list[tuple[Any, Any]]:
+    """(body, message) of all that Kombu's transport delivers."""
+    got: list[tuple[Any, Any]] = []
+
+    def note(body: Any, message: Any) -> None:
+        got.append((body, message))
+        message.ack()
+
+    with Consumer(connection, QUEUES, callbacks=[note]):
+        drain(connection)
+    return got
+
+
+def due(message: Any) -> float:
+    """Seconds until a message's eta, as Celery's worker reads it."""
+    return datetime.fromisoformat(message.headers["eta"]).timestamp() - time.time()
+
+
+def test_what_waits_is_kept_as_kombu_itself_keeps_it(
+    old: Connect, new: Connection, back: Back, client: redis.Redis
+) -> None:
+    """Key by key and field by field, but for what names the publish."""
+
+    def send_all(connection: Connection, eta: str) -> None:
+        send(connection, "plain")
+        send(connection, "urgent", priority=7)
+        send(connection, "told", "news.today", exchange=NEWS, correlation_id="c", reply_to="r")
+        send(connection, "later", headers={"eta": eta}, expiration=90)
+        Producer(connection).publish(b"\x00\xff", routing_key="celery", headers={"id": "raw"})
+
+    eta = at(3600)
+    send_all(old(), eta)
+    by_kombu = kept(client)
+    for key in by_kombu:
+        client.delete(key)
+    send_all(new, eta)
+    assert back() == Migrated({"celery": 4, "news": 1}, 0, 1, 0, [], {})
+    by_us = kept(client)
+    for lists in (by_kombu, by_us):
+        for messages in lists.values():
+            messages.sort(key=lambda message: message["headers"]["id"])
+            for message in messages:
+                assert len(message["properties"].pop("delivery_tag")) == 36
+    assert by_us == by_kombu
+    assert ids(TimeoutCenter(client)) == []
+    got = dict(received(old()))
+    assert 3590 < due(got["body of later"]) < 3600
+
+
+def test_each_keeps_its_time_whatever_its_eta_said(
+    old: Connect, new: Connection, back: Back, center: TimeoutCenter
+) -> None:
+    """After a reschedule, with a delay, for a retry that waits, and one that may run now."""
+    later = at(3600)
+    send(new, "moved", headers={"eta": later})
+    center.reschedule("moved", delay=600)
+    send(new, "now", headers={"eta": later})
+    center.reschedule("now")
+    send(new, "delayed", headers={"x-delay": 600_000})
+    send(new, "same", headers={"eta": later})
+    send(new, "failed", headers={"eta": at(-5)})
+    for one in center.pop("celery", 10).messages:
+        backoff = {"failed": 600}.get(one.id, 0)
+        center.reject(one, requeue=True, backoff=backoff)
+    assert back().moved == 5
+    got = {body.removeprefix("body of "): message for body, message in received(old())}
+    for id in ("moved", "delayed", "failed"):
+        assert 590 < due(got[id]) < 600, id
+    assert got["now"].headers["eta"] is None
+    assert got["same"].headers["eta"] == later
+    assert got["failed"].delivery_info["redelivered"]
+    assert "redelivered" not in got["same"].delivery_info
+
+
+def test_order_and_priorities_are_kept(
+    old: Connect, new: Connection, back: Back, center: TimeoutCenter
+) -> None:
+    """What a consumer had, and lost, comes first, as with Kombu."""
+    center.queues.declare("one", slots=1)
+    for i in range(450):
+        send(new, f"{i:03}", "one")
+    send(new, "urgent", "one", priority=0)
+    send(new, "patient", "one", priority=9)
+    assert [one.id for one in center.pop("one", 3).messages] == ["000", "001", "002"]
+    result = back()
+    assert (result.moved, result.unacknowledged, result.staying) == (452, 3, 0)
+    connection = old()
+    got: list[str] = []
+    queue = Queue("one")(connection.default_channel)
+    while (message := queue.get(no_ack=True)) is not None:
+        got.append(message.headers["id"])
+    assert got == [*(f"{i:03}" for i in range(450)), "urgent", "patient"]
+
+
+def test_what_has_no_place_there_stays_and_is_told(
+    new: Connection, back: Back, client: redis.Redis, center: TimeoutCenter
+) -> None:
+    send(new, "dead")
+    [dead] = center.pop("celery").messages
+    center.reject(dead, requeue=False, reason="broken")
+    center.put("celery", "bytes", b"no envelope")
+    Producer(new).publish("x", routing_key="celery", headers={"id": "no task", "x-delay": 60_000})
+    copies = Queue("copies", Exchange("everyone", "fanout"), durable=True)
+    copies(new.default_channel).declare()
+    Producer(new).publish("x", exchange=copies.exchange)
+    center.queues.declare("reply", slots=1, expires=60_000)
+    center.put("reply", "1", b"x")
+    for dry_run in (True, False, False):
+        result = back(dry_run=dry_run)
+        assert (result.moved, result.staying, result.dead) == (0, 3, 1)
+        assert {one.what: one.reason.split(":")[0] for one in result.named} == {
+            "bytes": "it is not a message of Kombu's",
+            "no task": ("it is not due yet, and Kombu's transport delivers at once"),
+        }
+        assert sorted(result.skipped) == ["copies", "reply"]
+    assert kept(client) == {}
+    assert len(ids(center)) == 5
+    assert back(queues=["copeis"]).unknown == ["copeis"]
+
+
+@pytest.mark.parametrize("worked", [False, True])
+def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
+    old: Connect,
+    connect: Connect,
+    client: redis.Redis,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    worked: bool,
+) -> None:
+    """Also if the other broker's workers have done what was moved by then."""
+    monkeypatch.setattr("kombu_toc.migrate.to_redis.BATCH", 3)
+    expected = sorted([*(f"later-{i}" for i in range(4)), *(f"ready-{i}" for i in range(7))])
+    budget = 5
+    while True:
+        client.flushall()
+        connection = connect()
+        for i in range(4):
+            send(connection, f"later-{i}", headers={"eta": at(3600)})
+        for i in range(7):
+            send(connection, f"ready-{i}")
+        center = TimeoutCenter(client)
+        assert len(center.pop("celery", 2).messages) == 2  # by a consumer that is gone
+        ran: list[str] = []
+
+        def work(ran: list[str] = ran) -> None:
+            for raw in client.lpop("celery", 100) or ():
+                ran.append(json.loads(raw)["headers"]["id"])
+
+        target = connect()
+        target.default_channel  # noqa: B018
+        with monkeypatch.context() as patch:
+            let_die(patch, budget)
+            try:
+                migrate_back(target, server.url)
+            except Killed:
+                survived = False
+            else:
+                survived = True
+        if worked:
+            work()
+        assert migrate_back(connect(), server.url).staying == 0
+        work()
+        assert sorted(ran) == expected, budget
+        assert ids(center) == []
+        assert client.exists("toc-returned") == 0
+        if survived:
+            break
+        budget += 1
+    assert budget > 20
+
+
+def test_it_is_refused_while_somebody_consumes_unless_it_is_meant(
+    new: Connection, connect: Connect, back: Back, center: TimeoutCenter, client: redis.Redis
+) -> None:
+    """Then what a consumer has stays with it."""
+    send(new, "taken")
+    consumer = connect()
+    got: list[Any] = []
+    with Consumer(consumer, [Queue("celery")], callbacks=[lambda b, m: got.append(m)]) as one:
+        one.qos(prefetch_count=2)
+        while not got:
+            consumer.drain_events(timeout=5)
+        with pytest.raises(TimeoutError):
+            consumer.drain_events(timeout=0.2)  # it waits for more
+        send(new, "later", headers={"eta": at(60)})
+        assert "bzpopmin" in [client["cmd"] for client in client.client_list()]
+        said = f"1 worker consumes from toc.*{os.getpid()}.*: stop its workers.*within a minute"
+        wait_until(lambda: TimeoutCenter(client).queues.consumers())
+        with pytest.raises(kombu_toc.ConsumersError, match=said):
+            back()
+        counted = back(dry_run=True)
+        assert counted.moved == 2
+        assert "stop its workers" in counted.refused
+        forced = back(force=True)
+        assert (forced.moved, forced.staying) == (1, 1)
+        assert forced.named[0].reason == "a consumer has it"
+        got[0].ack()
+        consumer.default_channel.poller.flush()
+    assert ids(center) == []
+
+
+def test_it_is_refused_while_a_worker_of_another_release_consumes(
+    connect: Connect, back: Back, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which does not tell, but waits."""
+    monkeypatch.setattr(Beat, "_announce_presence", lambda beat, center: None)
+    consumer = connect()
+    with Consumer(consumer, [Queue("celery")], callbacks=[print]):
+        with pytest.raises(TimeoutError):
+            consumer.drain_events(timeout=0.2)
+        with pytest.raises(kombu_toc.ConsumersError, match=r"connections? consumes? from toc"):
+            back()
+
+
+def test_a_consumer_that_waits_for_nothing_counts_too(
+    new: Connection, connect: Connect, back: Back, client: redis.Redis
+) -> None:
+    """Its connections were cut just now. Once it has stopped, nothing is refused."""
+    for number in range(2):
+        send(new, f"{number}")
+    consumer = connect()
+    got: list[Any] = []
+    with Consumer(consumer, [Queue("celery")], callbacks=[lambda b, m: got.append(m)]) as one:
+        one.qos(prefetch_count=1)
+        while not got:
+            consumer.drain_events(timeout=5)
+        wait_until(lambda: TimeoutCenter(client).queues.consumers())
+        for each in client.client_list():
+            if each["cmd"] in ("bzpopmin", "xread"):
+                client.client_kill_filter(_id=each["id"])
+        with pytest.raises(kombu_toc.ConsumersError, match="1 worker consumes"):
+            back()
+    consumer.release()
+    wait_until(lambda: not TimeoutCenter(client).queues.consumers())
+    assert back().moved == 2
+
+
+def test_who_has_stopped_to_consume_is_no_consumer_although_it_is_connected(
+    new: Connection, connect: Connect, back: Back, client: redis.Redis
+) -> None:
+    """As a program that has asked workers something, and waits for no reply any more."""
+    send(new, "waits", headers={"eta": at(60)})
+    consumer = connect()
+    with Consumer(consumer, [Queue("celery")], callbacks=[print]):
+        with pytest.raises(TimeoutError):
+            consumer.drain_events(timeout=0.2)
+        wait_until(lambda: TimeoutCenter(client).queues.consumers())
+    wait_until(lambda: not TimeoutCenter(client).queues.consumers())
+    assert back().moved == 1
+
+
+def test_a_dry_run_counts_and_changes_nothing(
+    new: Connection, back: Back, client: redis.Redis, center: TimeoutCenter
+) -> None:
+    for i in range(5):
+        send(new, f"{i}", headers={"eta": at(3600)} if i % 2 else {})
+    center.pop("celery", 1)
+
+    def content() -> dict[bytes, Any]:
+        return {
+            key: client.dump(key)
+            for key in client.scan_iter()
+            if b":minute:" not in key and b":counted:" not in key and b":scripts" not in key
+        }
+
+    before = content()
+    result = back(dry_run=True)
+    assert (result.queues, result.scheduled, result.unacknowledged) == ({"celery": 5}, 2, 1)
+    assert content() == before
+    told: list[tuple[int, int]] = []
+    assert back(progress=lambda *n: told.append(n)) == result
+    assert told[0] == (0, 5)
+    assert told[-1] == (5, 5)
+
+
+def test_there_and_back_and_there_again(
+    old: Connect, new: Connection, back: Back, move: Any, center: TimeoutCenter
+) -> None:
+    times = {f"{i}": at(600 + i) for i in range(10)}
+    for id, eta in times.items():
+        send(old(), id, headers={"eta": eta})
+    send(old(), "urgent", priority=0, exchange=NEWS, key="news.x")
+    for _ in range(2):
+        assert move().moved == 11
+        assert back().moved == 11
+    assert move().queues == {"celery": 10, "news": 1}
+    for id, eta in times.items():
+        [found] = center.get(id)
+        assert abs(found.time_us / 1e6 - datetime.fromisoformat(eta).timestamp()) < 0.001
+
+
+def test_a_prefix_and_a_separator_of_the_other_broker_are_used(
+    old: Connect, new: Connection, back: Back, client: redis.Redis, server: Server
+) -> None:
+    names = {"global_keyprefix": "old_", "sep": ":", "priority_steps": [0, 5]}
+    send(new, "1", priority=9)
+    assert back(options=names).moved == 1
+    assert [*kept(client)] == ["old_celery:5"]
+    assert [body for body, _ in received(old(**names))] == ["body of 1"]
+
+
+def test_a_target_that_cannot_be_used_is_named(back: Back, server: Server) -> None:
+    with pytest.raises(kombu_toc.ConfigurationError, match="is a timeout center already"):
+        back(server.toc_url)
+    with pytest.raises(redis.exceptions.ConnectionError):
+        back("redis://:secret@127.0.0.1:1/0")
+    other = Connection(server.url)
+    with other, pytest.raises(kombu_toc.ConfigurationError, match="not a timeout center"):
+        migrate_back(other, server.url)
+
+
+def test_what_waits_for_a_limit_goes_back_with_its_time(
+    new: Connection, back: Back, client: redis.Redis
+) -> None:
+    """Due since some time, some of it in a lane, and what is not due yet."""
+    center = kombu_toc.TimeoutCenter(client)
+    center.queues.alter("celery", key_concurrency=1, rate="1/h", rate_burst=2)
+    eta = at(3600)
+    for number in range(6):
+        send(new, f"m{number}", headers={"x-key": f"k{number % 2}"})
+    send(new, "later", headers={"x-key": "k0", "eta": eta})
+    running = center.pop("celery", 10).messages
+    assert len(running) == 2
+    assert center.pop("celery", 10).messages == []
+    center.release(running)
+    done = back()
+    assert (done.queues, done.scheduled) == ({"celery": 7}, 1)
+    assert center.count("celery") == 0
+    left = [json.loads(raw) for raw in client.lrange("celery", 0, -1)]
+    assert len(left) == 7
+    assert [one["headers"]["eta"] for one in left if one["headers"].get("eta")] == [eta]

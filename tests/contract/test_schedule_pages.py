@@ -1,0 +1,410 @@
+"""Where schedules are: pages of them by queue and name, and one by its name, whatever others there
+are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_toc import TaskCenter, timeout_center
+from celery_toc.web.schedules import page_of_schedules
+from kombu_toc import ReplicationError, ScheduleChange, ScheduleFiring, TimeoutCenter
+from kombu_toc.center import schedules
+from kombu_toc.http import Token, new_token
+
+from ..support.cluster import Cluster
+from ..support.http_server import HttpServer
+from ..support.page_visitor import Visitor
+from ..support.servers import Server
+
+QUEUES = ["a", "a b", "a%b", "a:b", "b{c}", "täsk", "z\0z", "\U0001f600"]
+NAMES = sorted(["n", "n:1", "n%00", "ñ", "n/2", "o"])
+
+LATER = 4 * 10**15
+
+APP = """
+from celery import Celery
+
+app = Celery("shop", broker={broker!r}, backend="disabled://", set_as_current=False)
+app.task(name="shop.remind", shared=False)(print)
+"""
+
+
+def put(center: TimeoutCenter, queue: str, name: str) -> None:
+    firing = ScheduleFiring(f"{name}@1", b"", LATER)
+    made = ScheduleChange(name, "", f"{name}@1", LATER, b"template", put=firing)
+    assert center.recurring.change(queue, made).done
+
+
+def delete(center: TimeoutCenter, queue: str, name: str) -> None:
+    gone = ScheduleChange(name, f"{name}@1", "", take_out=f"{name}@1")
+    assert center.recurring.change(queue, gone).done
+
+
+def listed(center: TimeoutCenter, limit: int = 3) -> list[tuple[str, str]]:
+    """All schedules, in pages of queues and of schedules."""
+    found: list[tuple[str, str]] = []
+    queue = ""
+    while queues := center.recurring.topics(after=queue, limit=2):
+        queue, name = queues[-1], ""
+        while queues:
+            page, behind = center.recurring.by_name(queues, limit, name)
+            assert len(page) <= limit
+            found += [(one.topic, one.name) for one in page]
+            if behind is None:
+                break
+            last, name = behind
+            queues = queues[queues.index(last) + (not name) :]
+    return found
+
+
+def named(center: TimeoutCenter, limit: int, after: str = "") -> tuple[list[str], Any]:
+    """The names of a page of one queue, and behind what it goes on."""
+    page, behind = center.recurring.by_name(["mail"], limit, after)
+    return [one.name for one in page], behind
+
+
+def places(center: TimeoutCenter, name: str) -> list[str]:
+    return [one.topic for one in center.recurring.find(name)[1]]
+
+
+def noted(center: TimeoutCenter) -> list[bytes]:
+    """All that is kept of where schedules are."""
+    keys = center.keys
+    found: list[bytes] = center.client.zrange(keys.schedule_places, 0, -1)
+    return found
+
+
+def test_pages_have_every_schedule_once_by_queue_and_name(center: TimeoutCenter) -> None:
+    for queue in reversed(QUEUES):
+        for name in reversed(NAMES):
+            put(center, queue, name)
+    every = [(queue, name) for queue in QUEUES for name in NAMES]
+    for limit in (1, 3, 7, 100):
+        assert listed(center, limit) == every
+    assert center.recurring.topics() == center.recurring.topics(limit=100) == QUEUES
+    assert center.recurring.topics(prefix="a", after="a b", limit=100) == ["a%b", "a:b"]
+    assert center.recurring.topics(prefix="a", after="a b") == ["a%b", "a:b"]
+    assert all(places(center, name) == QUEUES for name in NAMES)
+    assert places(center, "N") == places(center, "") == []
+    assert len(center.recurring.by_name(QUEUES, 1000).schedules) == len(every) == len(noted(center))
+
+
+def test_a_queue_goes_with_its_last_schedule(center: TimeoutCenter, client: redis.Redis) -> None:
+    for queue in ("mail", "sms"):
+        for name in ("one", "two"):
+            put(center, queue, name)
+    names = center.registry.topic("mail").slot(0).schedule_names
+    # Nobody has read them, and so mended them.
+    assert client.zrange(names, 0, -1) == [b"one", b"two"]
+    delete(center, "mail", "one")
+    assert client.zrange(names, 0, -1) == [b"two"]
+    assert center.recurring.topics(limit=9) == ["mail", "sms"]
+    assert places(center, "one") == ["sms"]
+    delete(center, "mail", "two")
+    assert center.recurring.topics(limit=9) == center.recurring.topics() == ["sms"]
+    center.queues.delete("sms")
+    assert center.recurring.topics(limit=9) == [] == noted(center)
+    put(center, "mail", "two")
+    assert listed(center) == [("mail", "two")]
+    delete(center, "mail", "two")
+    assert center.queues.delete("mail", if_empty=True, settle=0)
+    assert client.keys("*schedule*") == []
+
+
+def test_what_is_put_while_the_last_one_is_deleted_stays_noted(
+    center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who puts one has noted it before, and does it again afterwards; who deletes one looks again.
+    So one of them is the last to know, whoever is faster."""
+    other = TimeoutCenter(center.client)
+    remove, run_each_put = center.recurring.places.remove, other.runner.run_each_put
+    for before in (True, False):
+        put(center, "mail", "old")
+
+        def remove_in_between(*what: Any, before: bool = before, is_empty: bool) -> None:
+            monkeypatch.setattr(center.recurring.places, "remove", remove)
+            if before:
+                put(other, "mail", "new")
+            remove(*what, is_empty=is_empty)
+            if not before:
+                put(other, "mail", "new")
+
+        monkeypatch.setattr(center.recurring.places, "remove", remove_in_between)
+        delete(center, "mail", "old")
+        assert listed(center) == [("mail", "new")]
+        assert (places(center, "new"), len(noted(center))) == (["mail"], 1)
+        delete(center, "mail", "new")
+
+    put(center, "mail", "old")
+
+    def put_late(calls: Any) -> Any:
+        """All of the deletion comes between what is noted and what is put."""
+        monkeypatch.setattr(other.runner, "run_each_put", run_each_put)
+        delete(center, "mail", "old")
+        return run_each_put(calls)
+
+    monkeypatch.setattr(other.runner, "run_each_put", put_late)
+    put(other, "mail", "new")
+    assert listed(center) == [("mail", "new")]
+    assert places(center, "new") == ["mail"]
+
+
+def test_what_was_noted_and_never_put_is_found_nowhere(center: TimeoutCenter) -> None:
+    center.recurring.places.note("mail", ["lost"])
+    assert center.recurring.topics(limit=9) == ["mail"]
+    assert listed(center) == [] == places(center, "lost")
+    assert noted(center) == [] == center.recurring.topics()
+
+
+def test_a_page_may_have_more_queues_than_are_asked_together(center: TimeoutCenter) -> None:
+    queues = [f"q{number:03}" for number in range(2 * schedules.TOPICS_TOGETHER + 10)]
+    for queue in queues[::2]:
+        put(center, queue, "a")
+    for limit in (5, 50, 99, 100, 105, 1000):
+        found: list[str] = []
+        rest, name, behind = queues, "", (queues[0], "")
+        while behind is not None:
+            page, behind = center.recurring.by_name(rest, limit, name)
+            found += [one.topic for one in page]
+            if behind is not None:
+                assert len(page) == limit
+                name = behind[1]
+                rest = queues[queues.index(behind[0]) + (not name) :]
+        assert found == queues[::2]
+
+
+def test_a_page_has_what_is_put_after_its_schedules_were_counted(
+    center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is deleted then is left out; the page goes on behind it."""
+    for name in "abc":
+        put(center, "mail", name)
+    run_all = center.runner.run_all
+
+    def change_before(calls: Any) -> Any:
+        monkeypatch.undo()
+        put(center, "mail", "bb")
+        delete(center, "mail", "a")
+        return run_all(calls)
+
+    monkeypatch.setattr(center.runner, "run_all", change_before)
+    assert named(center, 4) == (["b", "bb", "c"], None)
+    assert named(center, 2) == (["b", "bb"], ("mail", "bb"))
+    assert named(center, 2, "bb") == (["c"], None)
+
+
+def test_the_library_hears_of_a_change_whatever_happens_to_its_place(
+    center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, str]] = []
+
+    class Recorder:
+        def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
+            told.append((change.name, change.wanted))
+
+    def broken(*args: Any) -> Any:
+        raise redis.ConnectionError("cut")
+
+    recurring = center.recurring
+    monkeypatch.setattr(recurring, "recorder", Recorder())
+    note = recurring.places.note
+    with monkeypatch.context() as patched:
+        patched.setattr(recurring.places, "note", broken)
+        with pytest.raises(redis.ConnectionError):
+            put(center, "mail", "a")
+        assert told == [] == recurring.read("mail", ["a"])[1]
+        # It is noted before, and cannot be noted again.
+        left = [note, broken]
+        patched.setattr(recurring.places, "note", lambda *args: left.pop(0)(*args))
+        with pytest.raises(redis.ConnectionError):
+            put(center, "mail", "a")
+    assert told == [("a", "a@1")]
+    assert places(center, "a") == ["mail"]
+    with monkeypatch.context() as patched:
+        patched.setattr(recurring.places, "gone", broken)
+        delete(center, "mail", "a")
+    assert told == [("a", "a@1"), ("a", "")]
+    # The place is left, until somebody looks there.
+    assert len(noted(center)) == 1
+    assert places(center, "a") == [] == noted(center)
+    assert recurring.topics() == []
+
+
+def test_the_library_hears_of_a_change_that_too_few_replicas_have(
+    server: Server | Cluster, center: TimeoutCenter
+) -> None:
+    told: list[str] = []
+
+    class Recorder:
+        def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
+            told.append(change.wanted)
+
+    put(center, "mail", "a")
+    other = TimeoutCenter(center.client, wait_replicas=1, wait_timeout=0.01)
+    other.recurring.recorder = Recorder()
+    with pytest.raises(ReplicationError):
+        delete(other, "mail", "a")
+    assert told == [""]
+    assert noted(center) == []
+
+
+# -- over HTTP
+
+
+@pytest.fixture
+def folder(tmp_path: Path, server: Server | Cluster) -> Path:
+    (tmp_path / "pageshop.py").write_text(APP.format(broker=server.toc_url))
+    return tmp_path
+
+
+@pytest.fixture
+def tasks(server: Server | Cluster, client: redis.Redis) -> Iterator[TaskCenter]:
+    app = Celery("shop", broker=server.toc_url, set_as_current=False)
+    app.task(name="shop.remind", shared=False)(print)
+    yield timeout_center(app)
+    app.close()
+
+
+@pytest.fixture
+def serve(folder: Path, server: Server | Cluster) -> Iterator[Callable[..., HttpServer]]:
+    made: list[HttpServer] = []
+
+    def start(*tokens: str) -> HttpServer:
+        api = HttpServer(
+            server.toc_url,
+            *("--allow", "*"),
+            command=("-m", "celery", "-A", "pageshop", "toc", "web"),
+            environment={
+                "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}",
+                "TOC_HTTP_TOKENS": ";".join(tokens),
+            },
+        )
+        made.append(api)
+        return api
+
+    yield start
+    for api in made:
+        api.stop()
+
+
+def pages(api: HttpServer, secret: str = "", limit: int = 3, more: str = "") -> list[str]:
+    found: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        at = f"&after={quote(after, safe='')}" if after else ""
+        page = ask(api, f"/v1/schedules?limit={limit}{more}{at}", secret).json
+        assert len(page["schedules"]) <= limit
+        found += [one["name"] for one in page["schedules"]]
+        after = page["nextPageToken"]
+    return found
+
+
+def ask(api: HttpServer, path: str, secret: str, method: str = "GET") -> Any:
+    return api.ask(method, path, headers={"authorization": f"Bearer {secret}"} if secret else {})
+
+
+def test_the_api_has_every_schedule_once(
+    tasks: TaskCenter, serve: Callable[..., HttpServer]
+) -> None:
+    every = []
+    for queue in QUEUES:
+        for number in range(4):
+            every.append(f"{queue}: {number}".replace("\0", "0"))
+            tasks.schedules.put(every[-1], "shop.remind", 3600 - number, queue=queue)
+    api = serve()
+    for limit in (1, 3, 4, 100):
+        assert pages(api, limit=limit) == every
+        assert pages(api, limit=limit, more="&queue=a%20b") == every[4:8]
+    assert pages(api, more="&queue=none") == []
+    # What is put or goes meanwhile changes nothing for the others.
+    first = api.get("/v1/schedules?limit=5").json
+    tasks.schedules.delete(every[4])
+    tasks.schedules.put("late", "shop.remind", 60, queue="a")
+    tasks.schedules.pause(every[0])
+    after = quote(first["nextPageToken"], safe="")
+    assert api.get(f"/v1/schedules?limit=2&after={after}").json["schedules"][0]["name"] == every[5]
+    tasks.center.queues.delete("a%b")
+    assert pages(api) == [*every[:4], "late", *every[5:8], *every[12:]]
+    for wrong in ("a:b:c", ":x", "a:", "a%3A"):
+        assert api.get(f"/v1/schedules?after={wrong}").status == 422
+    assert api.get("/v1/schedules?queue=a&after=b:x").status == 422
+
+
+@pytest.mark.parametrize(
+    "behind, more", [(("a:b", "ñ"), "a%3Ab:%C3%B1"), (("a:b", ""), "a%3Ab"), (None, None)]
+)
+@pytest.mark.parametrize("queue", [None, "a:b"])
+def test_an_answer_says_where_a_page_has_ended(
+    behind: Any, more: str | None, queue: str | None
+) -> None:
+    class Empty:
+        async def queues(self, **asked: Any) -> list[str]:
+            return ["a:b"]
+
+        async def page(self, queues: list[str], **asked: Any) -> Any:
+            assert queues == ["a:b"]
+            return [], behind
+
+    token = Token("one", b"", ("read",), ("*",))
+    found = asyncio.run(page_of_schedules(Empty(), token, 3, queue=queue))
+    assert found == ([], more)
+
+
+def test_a_token_sees_the_schedules_of_its_queues(
+    tasks: TaskCenter, serve: Callable[..., HttpServer]
+) -> None:
+    for queue in ("mail", "sms-1", "sms-2", "zoo"):
+        for number in range(3):
+            tasks.schedules.put(f"{queue}/{number}", "shop.remind", 3600, queue=queue)
+    secrets, lines = {}, []
+    for name, roles, queues in (
+        ("sms", "read", "sms-*"),
+        ("all", "read,operate", "*"),
+        ("ends", "read,operate", "*-2,mail"),
+        ("writer", "write", "*"),
+    ):
+        secrets[name], line = new_token(name, roles, queues)
+        lines.append(line)
+    api = serve(*lines)
+    every = [f"{queue}/{n}" for queue in ("mail", "sms-1", "sms-2", "zoo") for n in range(3)]
+    for limit in (1, 2, 3, 100):
+        assert pages(api, secrets["all"], limit) == every
+        assert pages(api, secrets["sms"], limit) == every[3:9]
+        assert pages(api, secrets["ends"], limit) == every[:3] + every[6:9]
+    # Also behind one that it does not see.
+    assert (
+        ask(api, "/v1/schedules?after=mail:mail%2F1", secrets["sms"]).json["schedules"][0]["name"]
+        == "sms-1/0"
+    )
+    for path, status in (
+        ("/v1/schedules/sms-1%2F0", 200),
+        ("/v1/schedules/sms-1%2F0/history", 200),
+        ("/v1/schedules/zoo%2F0", 404),
+        ("/v1/schedules/zoo%2F0/history", 404),
+        ("/v1/schedules/none", 404),
+        ("/v1/schedules?queue=sms-1", 200),
+        ("/v1/schedules?queue=zoo", 403),
+    ):
+        assert ask(api, path, secrets["sms"]).status == status, path
+        assert ask(api, path, secrets["all"]).status == (404 if "none" in path else 200), path
+        assert ask(api, path, secrets["writer"]).status == 403, path
+    # To change one needs a token for all queues.
+    assert ask(api, "/v1/schedules/mail%2F0:pause", secrets["ends"], "POST").status == 403
+    assert ask(api, "/v1/schedules/mail%2F0:pause", secrets["all"], "POST").status == 200
+
+    visitor = Visitor(api)
+    assert visitor.sign_in(secrets["ends"]).status == 303
+    shown = visitor.get("schedules").body.decode()
+    assert [one for one in every if one in shown] == every[:3] + every[6:9]
+    assert 'href="schedules"' in shown and "Pause" not in shown
+    assert visitor.get("schedules?name=mail%2F0").status == 200
+    assert visitor.get("schedules?name=zoo%2F0").status == 404
+    assert visitor.post("schedules", name="mail/0", act="resume").status == 403

@@ -1,0 +1,200 @@
+"""TLS: certificates are checked, and one that is not trusted is told with what to change."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kombu import Connection
+
+import kombu_toc
+
+from ..support.certificates import Authority, TLSServer, tls_options, tls_program
+from ..support.sentinels import NAME, Deployment
+from .test_connections import round_trip
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    tls_program()
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[TLSServer]:
+    directory = tmp_path_factory.mktemp("tls")
+    server = TLSServer(directory, authority, authority.certificate("server")).start()
+    yield server
+    server.stop()
+
+
+def url(server: TLSServer, query: str = "", host: str = "127.0.0.1") -> str:
+    return f"toc+rediss://{host}:{server.tls_port}/0{query}"
+
+
+def said(url: str, **kwargs: object) -> str:
+    """What a connection that cannot be made says, and to the center's own users as well."""
+    connection = Connection(url, **kwargs)
+    with pytest.raises(kombu_toc.ServerError) as caught:
+        connection.connect()
+    assert isinstance(caught.value, connection.connection_errors)
+    center = kombu_toc.center_for(url, ssl=kwargs.get("ssl"))
+    with pytest.raises(kombu_toc.ServerError):
+        center.put("mail", "1", b"x")
+    return str(caught.value)
+
+
+def test_an_authority_of_ones_own_is_named_in_the_url(
+    secure: TLSServer, authority: Authority
+) -> None:
+    round_trip(Connection(url(secure, f"?ssl_ca_certs={authority.file}")))
+    round_trip(Connection(url(secure, f"?ssl_ca_certs={authority.file}", host="localhost")))
+
+
+def test_an_authority_of_ones_own_is_named_in_the_transport_options(
+    secure: TLSServer, authority: Authority
+) -> None:
+    round_trip(Connection(url(secure), transport_options={"ssl_ca_certs": authority.file}))
+
+
+@pytest.mark.parametrize("prefix", ["", "ssl_"])
+@pytest.mark.parametrize("requirement", [ssl.CERT_REQUIRED, "CERT_REQUIRED", "required"])
+@pytest.mark.parametrize("scheme", ["toc+redis", "toc+rediss"])
+def test_broker_use_ssl_is_understood_as_celerys_users_write_it(
+    secure: TLSServer, authority: Authority, prefix: str, requirement: object, scheme: str
+) -> None:
+    given = {f"{prefix}ca_certs": authority.file, f"{prefix}cert_reqs": requirement}
+    round_trip(Connection(url(secure).replace("toc+rediss", scheme), ssl=given))
+
+
+@pytest.mark.parametrize("requirement", ["CERT_NONE", "none"])
+def test_certificates_are_not_checked_if_the_url_says_so(
+    secure: TLSServer, requirement: str
+) -> None:
+    round_trip(Connection(url(secure, f"?ssl_cert_reqs={requirement}")))
+
+
+@pytest.mark.parametrize("requirement", [ssl.CERT_NONE, "CERT_NONE", "none", None])
+def test_certificates_are_not_checked_if_broker_use_ssl_says_so(
+    secure: TLSServer, requirement: object
+) -> None:
+    round_trip(Connection(url(secure), ssl={"ssl_cert_reqs": requirement}))
+
+
+@pytest.mark.parametrize("ssl", [False, True, {"ssl_cert_reqs": "required"}])
+def test_an_unknown_authority_is_not_trusted(secure: TLSServer, ssl: object) -> None:
+    text = said(url(secure), ssl=ssl)
+    assert f"127.0.0.1:{secure.tls_port}: the server's certificate is not trusted (" in text
+    assert "ssl_ca_certs=/path/ca.pem" in text
+
+
+def test_another_authority_is_not_trusted(secure: TLSServer, tmp_path: Path) -> None:
+    other = Authority(tmp_path / "other", "other")
+    assert "is not trusted" in said(url(secure, f"?ssl_ca_certs={other.file}"))
+
+
+def test_an_expired_certificate_is_told_for_what_it_is(
+    authority: Authority, tmp_path: Path
+) -> None:
+    server = TLSServer(tmp_path, authority, authority.certificate("expired", days=-1)).start()
+    try:
+        text = said(url(server, f"?ssl_ca_certs={authority.file}"))
+        assert "the server's certificate has expired: renew it" in text
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_certificate_for_another_host_is_told_for_what_it_is(
+    authority: Authority, tmp_path: Path, host: str
+) -> None:
+    certificate = authority.certificate("elsewhere", hosts=["redis.example.org"])
+    server = TLSServer(tmp_path, authority, certificate).start()
+    try:
+        query = f"?ssl_ca_certs={authority.file}"
+        text = said(url(server, query, host=host))
+        assert "the server's certificate is for another host (" in text
+        assert "ssl_check_hostname=false does without the check" in text
+        round_trip(Connection(url(server, f"{query}&ssl_check_hostname=false", host=host)))
+    finally:
+        server.stop()
+
+
+def test_a_clients_certificate_opens_the_door_and_its_lack_is_told(
+    authority: Authority, tmp_path: Path
+) -> None:
+    certificate = authority.certificate("strict")
+    server = TLSServer(tmp_path, authority, certificate, clients=True).start()
+    try:
+        query = f"?ssl_ca_certs={authority.file}"
+        text = said(url(server, query))
+        assert "wants a client's certificate" in text
+        assert "ssl_certfile and ssl_keyfile" in text
+        file, key = authority.certificate("client")
+        round_trip(Connection(url(server, f"{query}&ssl_certfile={file}&ssl_keyfile={key}")))
+        stranger = Authority(tmp_path / "stranger", "stranger").certificate("client")
+        query += f"&ssl_certfile={stranger[0]}&ssl_keyfile={stranger[1]}"
+        assert re.search("(not accept|whether it accepts) this client's", said(url(server, query)))
+    finally:
+        server.stop()
+
+
+def test_a_file_that_is_not_there_is_named(secure: TLSServer, tmp_path: Path) -> None:
+    missing = tmp_path / "missing.pem"
+    text = said(url(secure, f"?ssl_ca_certs={missing}"))
+    assert f"ssl_ca_certs {str(missing)!r} cannot be read" in text
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("no certificate")
+    assert str(garbage) in said(url(secure, f"?ssl_ca_certs={garbage}"))
+
+
+def test_a_port_without_tls_is_told_for_what_it_is(secure: TLSServer) -> None:
+    text = said(f"toc+rediss://127.0.0.1:{secure.port}/0?socket_timeout=0.5")
+    assert "no TLS is spoken there (" in text
+    assert "use toc+redis://" in text
+
+
+def test_a_port_with_tls_is_told_for_what_it_is(secure: TLSServer) -> None:
+    with pytest.raises(Connection("toc://").connection_errors, match=r"toc\+rediss://"):
+        Connection(f"toc+redis://127.0.0.1:{secure.tls_port}/0").connect()
+
+
+# -- Sentinel over TLS
+
+
+@pytest.fixture(scope="module")
+def deployment(
+    tmp_path_factory: pytest.TempPathFactory, authority: Authority
+) -> Iterator[Deployment]:
+    """All of it speaks nothing but TLS."""
+    options = tls_options(authority, authority.certificate("all"))
+    made = Deployment(tmp_path_factory.mktemp("all"), tls=options)
+    yield made.start()
+    made.stop()
+
+
+@pytest.mark.parametrize(
+    "inner", [{"ssl": True}, {"ssl": True, "ssl_cert_reqs": "none"}, "sentinel_ssl"]
+)
+def test_master_and_sentinels_speak_tls(
+    deployment: Deployment, authority: Authority, inner: object
+) -> None:
+    target, options = deployment.toc_url, {}
+    if inner == "sentinel_ssl":
+        target += f"&ssl=true&sentinel_ssl=true&ssl_ca_certs={authority.file}"
+        round_trip(Connection(target))
+        return
+    options = {"master_name": NAME, "sentinel_kwargs": inner}
+    round_trip(Connection(target, ssl={"ssl_ca_certs": authority.file}, transport_options=options))
+
+
+def test_a_sentinel_that_speaks_tls_is_told_for_what_it_is(
+    deployment: Deployment, authority: Authority
+) -> None:
+    text = said(deployment.toc_url)
+    assert "sentinel_ssl=true" in text
+    text = said(f"{deployment.toc_url}&ssl=true&sentinel_ssl=true")
+    assert "certificate is not trusted" in text

@@ -1,0 +1,1617 @@
+"""The transport on a real server: Kombu's operations, one promise each."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+import redis
+import time_machine
+from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
+from kombu.asynchronous import Hub
+from kombu.exceptions import ChannelError
+
+import kombu_toc
+from kombu_toc import TimeoutCenter
+from kombu_toc.center import registry
+from kombu_toc.center.exchanges import Bindings, binding
+from kombu_toc.consumer.policy import DefaultPolicy
+from kombu_toc.consumer.upkeeper import sweep
+from kombu_toc.model import message as envelope
+from kombu_toc.transport.publisher import BatchPublishError
+
+from ..support.fixtures import drain
+from ..support.inspection import keys_left, slot_keys
+from ..support.proxy import Proxy
+from ..support.servers import Server
+
+pytestmark = pytest.mark.versions
+
+Connect = Callable[..., Connection]
+
+
+class Inbox:
+    """What a consumer got."""
+
+    def __init__(self, ack: bool = True) -> None:
+        self.messages: list[Message] = []
+        self._ack = ack
+
+    def __call__(self, body: Any, message: Message) -> None:
+        self.messages.append(message)
+        if self._ack:
+            message.ack()
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [message.payload for message in self.messages]
+
+
+def publish(connection: Connection, body: Any, queue: str = "mail", **options: Any) -> None:
+    Producer(connection.default_channel).publish(body, routing_key=queue, **options)
+
+
+# -- publishing and consuming
+
+
+def test_a_message_arrives_with_its_headers_and_properties(connection: Connection) -> None:
+    inbox = Inbox()
+    with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+        publish(connection, {"a": 1}, headers={"h": [1, None]}, correlation_id="c", priority=3)
+        connection.drain_events(timeout=5)
+    [message] = inbox.messages
+    assert message.payload == {"a": 1}
+    assert message.headers == {"h": [1, None]}
+    assert message.properties["correlation_id"] == "c"
+    assert message.delivery_info["routing_key"] == "mail"
+    assert message.content_type == "application/json"
+
+
+@pytest.mark.parametrize("body", [b"\x00\xff raw", "text \N{SNOWMAN}", {"k": [1, 2]}])
+def test_bodies_of_every_kind_arrive(connection: Connection, body: Any) -> None:
+    with connection.SimpleQueue("kinds") as queue:
+        queue.put(body)
+        message = queue.get(timeout=5)
+        assert message.payload == body
+        message.ack()
+
+
+def test_a_compressed_body_arrives(connection: Connection) -> None:
+    with connection.SimpleQueue("small") as queue:
+        queue.put({"x": "y" * 500}, compression="zlib")
+        message = queue.get(timeout=5)
+        assert message.payload == {"x": "y" * 500}
+        message.ack()
+
+
+def test_an_acknowledged_message_is_gone(connection: Connection, client: redis.Redis) -> None:
+    with connection.SimpleQueue("mail") as queue:
+        queue.put("x")
+        queue.get(timeout=5).ack()
+    assert slot_keys(client) == []
+
+
+def test_acknowledging_several_at_once(connection: Connection, client: redis.Redis) -> None:
+    inbox = Inbox(ack=False)
+    with Consumer(connection, [Queue("mail")], callbacks=[inbox], prefetch_count=10):
+        for i in range(3):
+            publish(connection, i)
+        drain(connection)
+        inbox.messages[1].ack(multiple=True)
+        inbox.messages[2].ack()
+    assert slot_keys(client) == []
+
+
+def test_a_rejected_message_goes_to_dead_queue(connection: Connection) -> None:
+    with connection.SimpleQueue("mail") as queue:
+        queue.put("x", headers={"id": "m1"})
+        queue.get(timeout=5).reject()
+    [found] = connection.transport.center.get("m1", topic="mail")
+    assert (found.state, found.reason) == ("dead", "rejected")
+
+
+def redelivery(message: Message) -> tuple[Any, Any, Any]:
+    """What it says of earlier deliveries: in its delivery info, in its headers, of its failures."""
+    told = (message.delivery_info.get("redelivered"), message.headers.get("redelivered"))
+    return (*told, message.headers.get("x-delivery-count"))
+
+
+def test_a_requeued_message_comes_again_and_says_so(connection: Connection) -> None:
+    with connection.SimpleQueue("mail") as queue:
+        queue.put("x")
+        first = queue.get(timeout=5)
+        assert redelivery(first) == (None, None, None)
+        first.requeue()
+        second = queue.get(timeout=5)
+        assert redelivery(second) == (True, True, None)
+        second.ack()
+
+
+@pytest.mark.parametrize("ended", ["channel", "connection"])
+def test_what_was_delivered_and_comes_back_says_so_and_keeps_its_place_and_its_retries(
+    connect: Connect, ended: str
+) -> None:
+    """A6: also when it has come back from another one since, which had only fetched it"""
+    publisher = connect()
+    eta = datetime.now(timezone.utc).isoformat()
+    for body in ("first", "second", "third"):
+        publish(publisher, body, headers={"eta": eta})
+    former = connect(toc_retries=1)
+    inbox = Inbox(ack=False)
+    channel = former.channel()
+    Consumer(channel, [Queue("mail")], callbacks=[inbox], prefetch_count=2).consume()
+    drain(former, 0.1)
+    assert [redelivery(message) for message in inbox.messages] == [(None, None, None)] * 2
+    (channel if ended == "channel" else former).close()
+    fetched = publisher.transport.center.pop("mail", 2).messages
+    assert [(one.redelivered, one.failures) for one in fetched] == [(True, 0)] * 2
+    assert publisher.transport.center.release(fetched) == 2
+    inbox = Inbox()
+    Consumer(publisher.channel(), [Queue("mail")], callbacks=[inbox]).consume()
+    drain(publisher)
+    assert inbox.bodies == ["first", "second", "third"]
+    told = [redelivery(message) for message in inbox.messages]
+    assert told == [(True, True, None)] * 2 + [(None, None, None)]
+
+
+def test_what_was_only_fetched_comes_back_as_not_delivered(connect: Connect) -> None:
+    """A6: no consumer was handed it"""
+    former = connect()
+    for body in range(3):
+        publish(former, body)
+    first = Inbox(ack=False)
+    Consumer(former.channel(), [Queue("mail")], callbacks=[first]).consume()
+    with former.channel() as fetching:
+        fetching.basic_qos(0, 3, False)
+        former.drain_events(timeout=1)  # one event a call: the others wait
+        assert len(first.messages) == 1
+        former.close()
+    inbox = Inbox()
+    other = connect()
+    Consumer(other.channel(), [Queue("mail")], callbacks=[inbox]).consume()
+    drain(other)
+    assert [redelivery(message)[0] for message in inbox.messages] == [True, None, None]
+
+
+def put_off(connection: Connection, times: int, how: Callable[[Message], Any]) -> list[Message]:
+    """What comes of the queue "mail": all but the last of so many are put off."""
+    with connection.SimpleQueue("mail") as queue:
+        got: list[Message] = []
+        while len(got) < times:
+            got.append(queue.get(timeout=5))
+            got[-1].came_at = time.monotonic()
+            if len(got) < times:
+                how(got[-1])
+        return got
+
+
+@pytest.mark.parametrize("limited", [{}, {"x-key-order": "serial"}], ids=["plain", "keys"])
+@pytest.mark.parametrize(
+    "how",
+    [lambda m: m.requeue(), lambda m: m.reject(requeue=True)],
+    ids=["requeue", "reject"],
+)
+def test_to_put_a_message_off_costs_no_retry_and_pauses_longer_each_time(
+    connection: Connection, how: Callable[[Message], Any], limited: dict[str, Any]
+) -> None:
+    """A6: at once, then after 50 ms, 100 ms, 200 ms"""
+    with connection.channel() as channel:
+        channel.queue_declare("mail", arguments={"x-retries": 1, **limited})
+    publish(connection, "x", headers={"id": "m", "x-key": "k"})
+    got = put_off(connection, 5, how)
+    waits = [b.came_at - a.came_at for a, b in itertools.pairwise(got)]
+    assert [least <= wait for least, wait in zip((0, 0.05, 0.1, 0.2), waits, strict=True)] == (
+        [True] * 4
+    ), waits
+    assert waits[0] < 0.05
+    assert {message.delivery.retries_left for message in got} == {1}
+    assert [message.delivery.requeues for message in got] == [0, 1, 2, 3, 4]
+    got[-1].ack()
+    assert slot_keys(connection.transport.center.client) == []
+
+
+def test_a_failure_of_what_was_put_off_costs_a_retry_all_the_same(connection: Connection) -> None:
+    """A6: nothing that kills its worker goes on for ever"""
+    with connection.channel() as channel:
+        channel.queue_declare("mail", arguments={"x-retries": 1})
+    publish(connection, "x", headers={"id": "m"})
+    center = connection.transport.center
+    [message] = put_off(connection, 3, lambda message: message.requeue())[-1:]
+    message.requeue_lost()
+    [message] = put_off(connection, 2, lambda message: message.requeue())[-1:]
+    assert (message.delivery.retries_left, message.delivery.requeues) == (0, 3)
+    assert redelivery(message) == (True, True, 1)
+    message.requeue_lost()
+    [found] = center.get("m", topic="mail")
+    assert (found.state, found.reason) == ("dead", "no retries left: rejected again and again")
+
+
+def test_while_a_message_is_put_off_its_key_is_held(connection: Connection) -> None:
+    with connection.channel() as channel:
+        channel.queue_declare("mail", arguments={"x-key-order": "serial", "x-slots": 1})
+    for body in ("first", "second"):
+        publish(connection, body, headers={"x-key": "a"})
+    publish(connection, "other", headers={"x-key": "b"})
+    got: list[Any] = []
+    with connection.SimpleQueue("mail") as queue:
+        while len(got) < 6:
+            message = queue.get(timeout=5)
+            got.append(message.payload)
+            if message.payload == "first" and got.count("first") < 4:
+                message.requeue()
+            else:
+                message.ack()
+    assert [body for body in got if body != "other"] == ["first"] * 4 + ["second"]
+
+
+def test_a_queue_may_limit_how_often_a_message_is_put_off(
+    connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connection.channel() as channel:
+        channel.queue_declare("mail", arguments={"x-requeue-limit": 2})
+        assert channel.ignored["mail"] == []
+    center = connection.transport.center
+    for number in range(2):
+        publish(connection, "x", headers={"id": "m"})
+        put_off(connection, 3, lambda message: message.requeue())[-1].requeue()
+        [found] = center.get("m", topic="mail")
+        reason = "requeued 2 times, and x-requeue-limit allows no more"
+        assert (found.state, found.reason) == ("dead", reason)
+        if not number:
+            assert center.dead.requeue("mail") == 1  # and counts anew
+            put_off(connection, 3, lambda message: message.requeue())[-1].ack()
+    assert reason in caplog.text
+    center.queues.alter("mail", requeue_limit=None)
+    center.dead.requeue("mail")
+    put_off(connection, 4, lambda message: message.requeue())[-1].ack()
+
+
+def test_recover_gives_back_what_is_not_settled(connection: Connection) -> None:
+    inbox = Inbox(ack=False)
+    channel = connection.default_channel
+    with Consumer(channel, [Queue("mail")], callbacks=[inbox]):
+        publish(connection, "x")
+        connection.drain_events(timeout=5)
+        channel.basic_recover(requeue=True)
+        connection.drain_events(timeout=5)
+        inbox.messages[1].ack()
+    assert inbox.bodies == ["x", "x"]
+    assert redelivery(inbox.messages[1]) == (True, True, None)
+
+
+def test_closing_a_channel_gives_messages_back_with_their_retries_unchanged(
+    connect: Connect,
+) -> None:
+    first, second = connect(), connect()
+    inbox = Inbox(ack=False)
+    Consumer(first, [Queue("mail")], callbacks=[inbox]).consume()
+    publish(first, "x", headers={"id": "m1"})
+    first.drain_events(timeout=5)
+    first.release()
+    [found] = second.transport.center.get("m1", topic="mail")
+    assert found.state == "waiting"
+    message = second.SimpleQueue("mail").get(timeout=5)
+    assert message.delivery.retries_left == 16
+    message.ack()
+
+
+def test_a_no_ack_consumer_leaves_nothing_behind(
+    connection: Connection, client: redis.Redis
+) -> None:
+    inbox = Inbox(ack=False)
+    with Consumer(connection, [Queue("mail")], callbacks=[inbox], no_ack=True):
+        publish(connection, "x")
+        connection.drain_events(timeout=5)
+    assert inbox.bodies == ["x"]
+    assert slot_keys(client) == []
+
+
+@pytest.mark.one_server("on a Cluster priorities hold within a slot")
+def test_priorities_go_by_steps_zero_first(connection: Connection) -> None:
+    """K3"""
+    inbox = Inbox()
+    for priority in (9, 5, 0, 3, 7, 0):
+        publish(connection, priority, priority=priority)
+    with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+        drain(connection)
+    assert inbox.bodies == [0, 0, 5, 3, 7, 9]
+
+
+def test_one_call_of_drain_events_delivers_one_event(connection: Connection) -> None:
+    """Kombu's remote control counts replies by its calls of drain_events."""
+    inbox = Inbox()
+    everyone = Exchange("everyone", "fanout")
+    queues = [Queue("mail"), Queue("f", everyone)]
+    with Consumer(connection, queues, callbacks=[inbox], prefetch_count=10):
+        for i in range(3):
+            publish(connection, i)
+            Producer(connection, everyone).publish(i)
+        for number in range(1, 7):
+            connection.drain_events(timeout=5)
+            assert len(inbox.messages) == number
+
+
+def test_one_consumer_serves_many_queues(connection: Connection) -> None:
+    inbox = Inbox()
+    queues = [Queue(f"q{i}") for i in range(5)]
+    with Consumer(connection, queues, callbacks=[inbox]):
+        for i in range(5):
+            publish(connection, i, f"q{i}")
+        drain(connection)
+    assert sorted(inbox.bodies) == list(range(5))
+
+
+def test_the_same_publish_twice_is_one_message(connection: Connection) -> None:
+    """What Kombu repeats because a reply was lost does not become two messages."""
+    channel = connection.default_channel
+    properties: dict[str, Any] = {"delivery_mode": 2}
+    for _ in range(2):
+        message = channel.prepare_message("x", headers={"id": "m1"}, properties=properties)
+        channel.basic_publish(message, exchange="", routing_key="mail")
+    assert connection.transport.center.counts("mail").waiting == 1
+
+
+def test_two_messages_of_one_task_id_live_side_by_side(connection: Connection) -> None:
+    """Celery's retry republishes the id of the task that is still running."""
+    with connection.SimpleQueue("mail") as queue:
+        queue.put("first", headers={"id": "m1"})
+        first = queue.get(timeout=5)
+        queue.put("second", headers={"id": "m1"})
+        first.ack()
+        second = queue.get(timeout=5)
+        assert second.payload == "second"
+        second.ack()
+
+
+# -- action times
+
+
+def test_x_delay_holds_a_message_back(connection: Connection) -> None:
+    with connection.SimpleQueue("mail") as queue:
+        sent = time.monotonic()
+        queue.put("x", headers={"x-delay": 400})
+        queue.get(timeout=5).ack()
+        assert time.monotonic() - sent >= 0.4
+
+
+def test_the_eta_header_goes_before_x_delay(connection: Connection) -> None:
+    publish(connection, "x", headers={"id": "m1", "eta": "2100-01-01T00:00:00Z", "x-delay": 1})
+    [found] = connection.transport.center.get("m1", topic="mail")
+    assert found.time_us == 4_102_444_800_000_000
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"eta": "tomorrow"},
+        {"eta": ""},
+        {"eta": 7},
+        {"eta": "x" * 10_000},
+        {"x-delay": "soon"},
+        {"x-delay": []},
+        {"x-delay": "nan"},
+    ],
+)
+def test_a_time_that_cannot_be_read_is_an_error_to_the_sender(
+    connection: Connection, headers: dict[str, Any]
+) -> None:
+    """Which names the task and the time; nothing is sent."""
+    with pytest.raises(
+        kombu_toc.ActionTimeError, match=r"m-17: its (eta|x-delay) .* is not a "
+    ) as caught:
+        publish(connection, "x", headers={"id": "m-17", **headers})
+    assert len(str(caught.value)) < 300
+    assert connection.transport.center.get("m-17") == []
+
+
+@pytest.mark.parametrize("skew", [300, -300])
+def test_a_countdown_is_due_by_redis_clock_whatever_the_senders_shows(
+    connection: Connection, client: redis.Redis, skew: int
+) -> None:
+    seconds, us = client.time()
+    with time_machine.travel(time.time() + skew):
+        eta = (datetime.now(timezone.utc) + timedelta(seconds=60)).isoformat()
+        headers = {"id": "m1", "eta": eta}
+        publish(connection, "x", headers=headers, **{kombu_toc.COUNTDOWN: True})
+    [found] = connection.transport.center.get("m1", topic="mail")
+    assert 60 <= found.time_us / 1_000_000 - (seconds + us / 1_000_000) < 61
+
+
+def test_a_countdown_that_is_published_late_is_due_no_later(
+    connection: Connection, client: redis.Redis
+) -> None:
+    """Kombu repeats a publish until the broker is there again, with the message as it was."""
+    eta = datetime.now(timezone.utc) + timedelta(seconds=60)
+    with time_machine.travel(time.time() + 45):
+        # Repeated 45 seconds later: 15 are left.
+        before = client.time()[0]
+        headers = {"id": "m1", "eta": eta.isoformat()}
+        publish(connection, "x", headers=headers, **{kombu_toc.COUNTDOWN: True})
+    [found] = connection.transport.center.get("m1", topic="mail")
+    assert 14 <= found.time_us / 1_000_000 - before < 17
+
+
+@pytest.mark.one_server("the clocks of nodes differ: nobody knows which one will count")
+def test_a_countdown_begins_when_it_is_asked_for_not_when_it_gets_there(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X2: what was published just before has told what Redis's clock shows."""
+    publish(connection, "before")
+    pack = envelope.pack
+
+    def slowly(*args: Any, **kwargs: Any) -> bytes:
+        time.sleep(0.2)  # stands for whatever lies between the sender and the server
+        return pack(*args, **kwargs)
+
+    monkeypatch.setattr(envelope, "pack", slowly)
+    eta = datetime.now(timezone.utc) + timedelta(seconds=60)
+    headers = {"id": "m1", "eta": eta.isoformat()}
+    publish(connection, "x", headers=headers, **{kombu_toc.COUNTDOWN: True})
+    [found] = connection.transport.center.get("m1", topic="mail")
+    assert -0.000_002 <= found.time_us / 1_000_000 - eta.timestamp() < 0.2
+
+
+def test_the_mark_of_a_countdown_is_not_kept(connection: Connection) -> None:
+    """It says something about the publish, not about the message."""
+    eta = datetime.now(timezone.utc).isoformat()
+    publish(connection, "x", headers={"eta": eta}, **{kombu_toc.COUNTDOWN: True})
+    message = connection.default_channel.basic_get("mail", no_ack=True)
+    assert message.headers["eta"] == eta
+    assert kombu_toc.COUNTDOWN not in message.properties
+
+
+def test_a_time_beyond_every_score_is_an_error_to_the_sender(connection: Connection) -> None:
+    with pytest.raises(kombu_toc.ActionTimeError, match="2255"):
+        publish(connection, "x", headers={"eta": "9999-01-01T00:00:00+00:00"})
+
+
+def test_x_slot_basis_names_the_slot(connection: Connection) -> None:
+    """A2, A7"""
+    for i in range(20):
+        publish(connection, i, headers={"x-slot-basis": "customer-7", "x-delay": 60_000})
+    by_slot = connection.transport.center.queues.counts_by_slot("mail")
+    assert sorted(counts.scheduled for counts in by_slot) == [0] * 7 + [20]
+
+
+# -- exchanges and bindings
+
+
+def test_a_direct_exchange_routes_by_key(connection: Connection) -> None:
+    exchange = Exchange("work", "direct")
+    inbox = Inbox()
+    queues = [Queue("a", exchange, "key-a"), Queue("b", exchange, "key-b")]
+    with Consumer(connection, queues, callbacks=[inbox]):
+        for key in ("key-a", "key-b", "key-c"):
+            Producer(connection, exchange).publish(key, routing_key=key)
+        drain(connection)
+    assert sorted(inbox.bodies) == ["key-a", "key-b"]
+
+
+@pytest.mark.parametrize(
+    ("binding", "key", "matches"),
+    [
+        ("news.*", "news.sports", True),
+        ("news.*", "news.sports.chess", False),
+        ("news.#", "news.sports.chess", True),
+        ("*.sports", "news.sports", True),
+        ("news.sports", "news.weather", False),
+    ],
+)
+def test_a_topic_exchange_routes_by_pattern(
+    connection: Connection, binding: str, key: str, matches: bool
+) -> None:
+    exchange = Exchange("press", "topic")
+    inbox = Inbox()
+    with Consumer(connection, [Queue("reader", exchange, binding)], callbacks=[inbox]):
+        Producer(connection, exchange).publish(1, routing_key=key)
+        drain(connection)
+    assert len(inbox.messages) == matches
+
+
+def test_a_producer_that_declares_nothing_still_routes_by_pattern(connect: Connect) -> None:
+    consumer, producer = connect(), connect()
+    inbox = Inbox()
+    queue = Queue("reader", Exchange("press", "topic"), "news.#")
+    with Consumer(consumer, [queue], callbacks=[inbox]):
+        channel = producer.default_channel
+        Producer(channel, auto_declare=False).publish(1, exchange="press", routing_key="news.x.y")
+        drain(consumer)
+    assert len(inbox.messages) == 1
+
+
+def test_a_fanout_exchange_reaches_every_queue(connect: Connect) -> None:
+    """K2"""
+    exchange = Exchange("everyone", "fanout")
+    inboxes = [Inbox() for _ in range(3)]
+    connections = [connect() for _ in range(3)]
+    for number, (connection, inbox) in enumerate(zip(connections, inboxes, strict=True)):
+        Consumer(
+            connection, [Queue(f"f{number}", exchange, exclusive=True)], callbacks=[inbox]
+        ).consume()
+    for i in range(5):
+        Producer(connections[0], exchange).publish(i)
+    for connection in connections:
+        drain(connection)
+    assert [inbox.bodies for inbox in inboxes] == [list(range(5))] * 3
+
+
+def test_a_broadcast_before_the_binding_is_not_seen(connection: Connection) -> None:
+    exchange = Exchange("everyone", "fanout")
+    other = Consumer(connection, [Queue("early", exchange, exclusive=True)], callbacks=[Inbox()])
+    other.consume()
+    Producer(connection, exchange).publish("before")
+    inbox = Inbox()
+    with Consumer(
+        connection.channel(), [Queue("late", exchange, exclusive=True)], callbacks=[inbox]
+    ):
+        Producer(connection, exchange).publish("after")
+        drain(connection)
+    assert inbox.bodies == ["after"]
+
+
+def test_broadcasts_survive_a_reconnect_of_the_consumer(connect: Connect) -> None:
+    """K2: fanout loses nothing across a reconnect."""
+    exchange = Exchange("everyone", "fanout")
+    first, producer = connect(), connect()
+    inbox = Inbox()
+    Consumer(first, [Queue("me", exchange, expires=60)], callbacks=[inbox]).consume()
+    Producer(producer, exchange).publish("one")
+    drain(first)
+    first.collect()  # as Celery does with a connection that broke
+    Producer(producer, exchange).publish("meanwhile")
+    second = connect()
+    Consumer(second, [Queue("me", exchange, expires=60)], callbacks=[inbox]).consume()
+    Producer(producer, exchange).publish("two")
+    drain(second)
+    assert inbox.bodies == ["one", "meanwhile", "two"]
+
+
+def test_events_are_filtered_by_their_binding(connection: Connection) -> None:
+    exchange = Exchange("events", "fanout")
+    inbox = Inbox()
+    with Consumer(
+        connection, [Queue("w", exchange, "worker.#", exclusive=True)], callbacks=[inbox]
+    ):
+        for key in ("worker.online", "task.received"):
+            Producer(connection, exchange).publish(key, routing_key=key)
+        drain(connection)
+    assert inbox.bodies == ["worker.online"]
+
+
+def test_unbinding_and_deleting_end_the_routing(
+    connection: Connection, client: redis.Redis
+) -> None:
+    exchange = Exchange("work", "direct")(connection.default_channel)
+    queue = Queue("a", exchange, "key")(connection.default_channel)
+    queue.declare()
+    queue.unbind_from(exchange, "key")
+    Producer(connection, exchange).publish(1, routing_key="key")
+    assert connection.transport.center.counts("a").waiting == 0
+    queue.bind_to(exchange, "key")
+    Producer(connection, exchange).publish(1, routing_key="key")
+    assert connection.transport.center.counts("a").waiting == 1
+    assert queue.delete() == 1
+    exchange.delete()
+    assert keys_left(client) == []
+
+
+def test_deleting_a_queue_ends_bindings_that_other_processes_have_made(
+    connect: Connect, client: redis.Redis
+) -> None:
+    """A message would else declare the queue anew, for nobody to consume."""
+    other = connect()
+    odd = 'a","*[b]?\\'
+    for name in (odd, "b"):
+        for exchange, key in (("work", "key"), ("news", "a.#")):
+            kind = "topic" if exchange == "news" else "direct"
+            Queue(name, Exchange(exchange, kind), key)(other.default_channel).declare()
+    Bindings(other.transport.center).add("far", binding("direct", "key", None, odd))
+    other.default_channel.state.clear()  # the state of Kombu is the process's
+    connection = connect()
+    assert connection.default_channel.queue_delete(odd) == 0
+    left = {
+        e: [b[2] for b in Bindings(connection.transport.center).of(e)]
+        for e in ("work", "news", "far")
+    }
+    assert left == {"work": ["b"], "news": ["b"], "far": []}
+    Producer(connection, Exchange("work", "direct")).publish(1, routing_key="key")
+    assert connection.transport.center.registry.declared(odd) is None
+
+
+# -- queues
+
+
+def test_an_exclusive_queue_goes_with_its_connection(connect: Connect, client: redis.Redis) -> None:
+    """K6"""
+    connection = connect()
+    queue = Queue("mine", Exchange("work", "direct"), "key", exclusive=True)
+    queue(connection.default_channel).declare()
+    Producer(connection, queue.exchange).publish(1, routing_key="key")
+    assert connection.transport.center.counts("mine").waiting == 1
+    connection.release()
+    assert keys_left(client) == []
+
+
+def test_what_is_published_is_found_by_its_id_in_whichever_slot_and_kind_of_queue(
+    connect: Connect, client: redis.Redis
+) -> None:
+    """A worker's own queue goes with the worker, and so does one for replies, whose ids nobody
+    knows: that is not asked."""
+    sender, looker = connect(), connect()
+    with looker.channel() as channel:
+        for queue in (Queue("mail"), Queue("worker-1.dq", auto_delete=True), Queue("reply")):
+            bound = Queue(queue.name, expires=60, auto_delete=queue.auto_delete)(channel)
+            bound.queue_declare()
+            channel.queues.topic(queue.name)
+        center = TimeoutCenter(client)
+        publish(sender, "answer", queue="reply", correlation_id="x")
+        assert center.registry.declared("reply").declaration.named is False
+        headers = {"id": "x", "x-delay": 60_000}
+        for number in range(5):
+            basis = {"x-slot-basis": f"order-{number}"} if number else {}
+            publish(sender, "task", queue="mail", headers={**headers, **basis})
+        publish(sender, "task", queue="worker-1.dq", headers=headers)
+        found = looker.transport.center.get("x")
+        assert sorted(one.topic for one in found) == ["mail"] * 5 + ["worker-1.dq"]
+
+
+def test_an_auto_delete_queue_goes_after_its_last_consumer(
+    connect: Connect, client: redis.Redis
+) -> None:
+    """K6"""
+    first, second = connect(toc_stale_after=1), connect(toc_stale_after=1)
+    queue = Queue("brief", Exchange("work", "direct"), "key", auto_delete=True)
+    inbox = Inbox()
+    with Consumer(second, [queue], callbacks=[inbox]):
+        with Consumer(first, [queue], callbacks=[Inbox()]):
+            publish(first, "kept", "brief", headers={"x-delay": 2000})
+        first.release()
+        time.sleep(1.8)  # the server's own clock decides what is stale
+        assert sweep(second.transport.center) == []
+        drain(second, timeout=1)
+    assert inbox.bodies == ["kept"]
+    second.release()
+    time.sleep(1.2)  # as above
+    with connect() as third:
+        assert set(sweep(third.transport.center)) == {"topic:brief", "exchange:work"}
+    assert keys_left(client) == []
+
+
+@pytest.mark.parametrize("how", ["auto_delete", "exclusive"])
+def test_a_queue_that_was_declared_to_stay_stays_whoever_declares_it_otherwise(
+    connect: Connect, client: redis.Redis, how: str
+) -> None:
+    first = connect()
+    first.default_channel.queue_declare("mail", arguments={"x-slots": 8})
+    for number in range(3):
+        publish(first, f"m{number}", "mail")
+    second = connect(toc_stale_after=1)
+    queue = Queue("mail", Exchange("work", "direct"), "key", **{how: True})
+    inbox = Inbox()
+    with Consumer(second, [queue], callbacks=[inbox], prefetch_count=1) as consumer:
+        while not inbox.bodies:
+            second.drain_events(timeout=5)
+        consumer.channel.close()
+    second.release()
+    center = first.transport.center
+    time.sleep(1.2)  # the server's own clock decides what is stale
+    sweep(center)
+    assert center.registry.declared("mail").slots == 8
+    assert center.counts("mail").waiting == 3 - len(inbox.bodies)
+    with pytest.raises(kombu_toc.SlotCountError, match="8 slots, not 2"):
+        arguments = {"x-slots": 2}
+        channel = connect().default_channel
+        channel.queue_declare("mail", arguments=arguments, **{how: True})
+
+
+def test_publishing_to_an_auto_delete_queue_does_not_delete_it(connect: Connect) -> None:
+    queue = Queue("brief", auto_delete=True)
+    with connect() as connection:
+        publish(connection, "kept", "brief", declare=[queue])
+    assert connect().transport.center.counts("brief").ready == 1
+
+
+def test_a_queue_lives_while_any_connection_of_the_process_uses_it(connect: Connect) -> None:
+    consumer, producer = connect(toc_stale_after=1), connect(toc_stale_after=1)
+    queue = Queue("living", expires=1)
+    inbox = Inbox()
+    with Consumer(consumer, [queue], callbacks=[inbox]):
+        publish(producer, "x", "living", declare=[queue], headers={"x-delay": 2500})
+        producer.release()
+        drain(consumer, timeout=3)
+    assert inbox.bodies == ["x"]
+
+
+def test_settling_a_message_of_a_deleted_queue_does_not_declare_it_again(
+    connection: Connection, client: redis.Redis
+) -> None:
+    queue = Queue("gone")(connection.default_channel)
+    queue.declare()
+    publish(connection, "x", "gone")
+    message = queue.get()
+    queue.delete()
+    message.ack()
+    assert keys_left(client) == []
+
+
+def test_messages_of_a_pop_on_its_way_are_given_back_when_the_connection_closes(
+    connect: Connect,
+) -> None:
+    connection = connect()
+    connection.transport.center.pop("other")  # the server knows the script: it runs when asked
+    for i in range(5):
+        publish(connection, i)
+    Consumer(connection, [Queue("mail")], callbacks=[Inbox()], prefetch_count=5).consume()
+    connection.transport.poller.tick()  # asks, and does not wait for the answer
+    connection.release()
+    assert connect().transport.center.counts("mail") == (5, 0, 0, 0)
+
+
+def test_a_consumer_goes_on_after_its_links_broke(connect: Connect, client: redis.Redis) -> None:
+    connection = connect()
+    inbox = Inbox()
+    with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+        connection.transport.poller.long_running = True  # as a worker, which goes on listening
+        drain(connection)
+        client.client_kill_filter(_type="normal", skipme=True)
+        errors = 0
+        for _ in range(4):  # each of its links may tell once, if it waits for a reply
+            try:
+                drain(connection, timeout=0.1)
+            except connection.connection_errors:
+                errors += 1
+        assert 1 <= errors <= 3
+        with connect() as producer:
+            publish(producer, "afterwards")
+        drain(connection, timeout=1.5)
+    assert inbox.bodies == ["afterwards"]
+
+
+def test_a_claim_goes_to_the_channel_that_has_room(connection: Connection) -> None:
+    full, idle = Inbox(ack=False), Inbox()
+    channels = connection.channel(), connection.channel()
+    for channel, inbox in zip(channels, (full, idle), strict=True):
+        Consumer(channel, [Queue("mail")], callbacks=[inbox], prefetch_count=1).consume()
+    publish(connection, 0)
+    drain(connection)
+    assert len(full.messages) + len(idle.messages) == 1
+    before = connection.transport.center.client.info("stats")["total_commands_processed"]
+    publish(connection, 1)
+    drain(connection)
+    after = connection.transport.center.client.info("stats")["total_commands_processed"]
+    assert after - before < 500
+
+
+def test_an_expiring_queue_goes_when_nobody_refreshes_it(
+    connect: Connect, client: redis.Redis
+) -> None:
+    """K6: also when its process was killed."""
+    connection = connect(toc_stale_after=0.05)
+    queue = Queue("dying", Exchange("work", "direct"), "key", expires=0.05)
+    queue(connection.default_channel).declare()
+    Producer(connection, queue.exchange).publish(1, routing_key="key")
+    center = connection.transport.center
+    connection.transport.lease_keeper.leave_all(connection.default_channel.channel_key)
+    while keys_left(client):
+        time.sleep(0.01)
+        sweep(center)
+
+
+def test_a_queue_that_is_used_does_not_expire(connect: Connect) -> None:
+    connection = connect(toc_stale_after=1)
+    queue = Queue("living", Exchange("work", "direct"), "key", auto_delete=True, expires=1)
+    channel = connection.default_channel
+    queue(channel).declare()
+    channel.queues.topic("living")
+    time.sleep(2.5)  # the server's own clock decides what is stale
+    assert sweep(connection.transport.center) == []
+    assert connection.transport.center.registry.declared("living") is not None
+
+
+def test_declaring_a_queue_passively_tells_whether_it_is_there(connection: Connection) -> None:
+    channel = connection.default_channel
+    with pytest.raises(ChannelError, match="NOT_FOUND"):
+        channel.queue_declare("nowhere", passive=True)
+    channel.queue_declare("somewhere")
+    publish(connection, 1, "somewhere")
+    assert channel.queue_declare("somewhere", passive=True).message_count == 1
+
+
+def test_what_a_queues_declaration_asks_for_without_effect_is_named(connect: Connect) -> None:
+    with connect() as first:
+        first.default_channel.queue_declare("mail", arguments={"x-slots": 4, "x-retries": 3})
+    channel = connect(toc_retries=5).default_channel
+    channel.queue_declare(
+        "mail",
+        arguments={
+            "x-slots": 4,
+            "x-visibilty": 30,
+            "x-max-length": 1000,
+            "x-max-priority": 10,
+            "x-zzz": 1,
+        },
+    )
+    channel.queue_declare("other", arguments={"x-retries": 3})
+    channel.queue_declare("reply", auto_delete=True, arguments={"x-max-length": 1000})
+    assert channel.ignored == {
+        "mail": [
+            "x-visibilty (no such argument; did you mean 'x-visibility'?)",
+            "x-max-length (an argument of RabbitMQ's)",
+            "x-zzz (no such argument)",
+        ],
+        "other": [],
+    }
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has warned of nothing yet."""
+    monkeypatch.setattr(registry, "_warned", set())
+
+
+def test_a_declaration_that_contradicts_the_stored_one_is_one_warning(
+    connect: Connect, caplog: pytest.LogCaptureFixture, forgotten: None
+) -> None:
+    """Options, arguments and toc_topics alike; it names both, and the command that settles it."""
+    with connect() as first:
+        first.default_channel.queue_declare("a b", arguments={"x-slots": 4, "x-retries": 3})
+        first.default_channel.queue_declare("agreed", arguments={"x-visibility": 90})
+    topics = {"a b": {"visibility": 30}, "agreed": {"visibility": 90.0}}
+    for _ in range(2):
+        channel = connect(toc_retries=5, toc_topics=topics).default_channel
+        channel.queue_declare("a b", arguments={"x-slots": 4, "x-dead-limit": 10})
+        channel.queue_declare("agreed", arguments={"x-retries": 16})
+        channel.queue_declare("passing", auto_delete=True, arguments={"x-retries": 4})
+    assert [record.getMessage() for record in caplog.records] == [
+        "queue 'a b' was declared with retries=3, visibility=default, dead_limit=default, and this "
+        "process asks for retries=5, visibility=30, dead_limit=10: the former stands; 'celery toc "
+        "topic set 'a b' --retries 5 --visibility 30 --dead-limit 10' changes it"
+    ]
+    assert channel.ignored["a b"] == []
+    with pytest.raises(kombu_toc.SlotCountError, match="4 slots, not 2"):
+        channel.queue_declare("a b", arguments={"x-slots": 2})
+
+
+def test_purging_deletes_what_waits_and_leaves_what_is_in_flight(
+    connection: Connection,
+) -> None:
+    channel = connection.default_channel
+    for i in range(5):
+        publish(connection, i, headers={"x-delay": 60_000 * (i % 2)})
+    message = channel.basic_get("mail")
+    assert channel.queue_purge("mail") == 4
+    assert connection.transport.center.counts("mail") == (0, 0, 1, 0)
+    message.ack()
+
+
+def test_basic_get_returns_one_message_that_is_due(connection: Connection) -> None:
+    """K4"""
+    channel = connection.default_channel
+    assert channel.basic_get("mail") is None
+    publish(connection, "later", headers={"x-delay": 60_000})
+    assert channel.basic_get("mail") is None
+    publish(connection, "now")
+    message = channel.basic_get("mail")
+    assert message.payload == "now"
+    message.ack()
+    publish(connection, "unacknowledged")
+    assert channel.basic_get("mail", no_ack=True).payload == "unacknowledged"
+    assert connection.transport.center.counts("mail") == (0, 1, 0, 0)
+
+
+def test_a_simple_buffer_works(connection: Connection) -> None:
+    with connection.SimpleBuffer("buffer") as buffer:
+        buffer.put({"a": 1})
+        assert buffer.get(timeout=5).payload == {"a": 1}
+
+
+# -- prefetch
+
+
+def test_prefetch_bounds_what_is_unsettled_and_may_change_meanwhile(
+    connection: Connection,
+) -> None:
+    inbox = Inbox(ack=False)
+    consumer = Consumer(connection, [Queue("mail")], callbacks=[inbox], prefetch_count=2)
+    consumer.consume()
+    for i in range(10):
+        publish(connection, i, headers={"x-slot-basis": "one"})
+    drain(connection)
+    assert inbox.bodies == [0, 1]
+    consumer.qos(prefetch_count=5)
+    drain(connection)
+    assert inbox.bodies == [0, 1, 2, 3, 4]
+    inbox.messages[0].ack()
+    drain(connection)
+    assert inbox.bodies == [0, 1, 2, 3, 4, 5]
+    consumer.qos(prefetch_count=0)
+    drain(connection)
+    assert inbox.bodies == list(range(10))
+    for message in inbox.messages[1:]:
+        message.ack()
+
+
+def test_a_replaced_can_consume_is_heeded(connection: Connection) -> None:
+    """Celery's worker_disable_prefetch replaces the method on the channel's QoS."""
+    inbox = Inbox()
+    consumer = Consumer(connection, [Queue("mail")], callbacks=[inbox])
+    consumer.consume()
+    connection.default_channel.qos.can_consume = lambda: False
+    publish(connection, 1)
+    drain(connection, timeout=1.3)
+    assert inbox.bodies == []
+    connection.default_channel.qos.can_consume = lambda: True
+    drain(connection)
+    assert inbox.bodies == [1]
+
+
+# -- the event loop
+
+
+def test_messages_arrive_in_an_event_loop(connection: Connection) -> None:
+    hub = Hub()
+    inbox = Inbox()
+    connection.register_with_event_loop(hub)
+    consumer = Consumer(connection, [Queue("mail")], callbacks=[inbox])
+    consumer.consume()
+    due = [time.time() + 0.3 + i * 0.01 for i in range(30)]
+    started: list[float] = []
+    consumer.callbacks.append(lambda body, message: started.append(time.time()))
+    for i, moment in enumerate(due):
+        eta = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f"{moment % 1:.6f}"[1:]
+        publish(connection, i, headers={"id": str(i), "eta": eta})
+    deadline = time.monotonic() + 10
+    while len(inbox.messages) < 30 and time.monotonic() < deadline:
+        hub.run_once()
+    hub.run_once()  # acknowledgements leave with the next turn
+    # On a Cluster the order is that of time only within a slot.
+    order = inbox.bodies if connection.transport.center.clustered else range(30)
+    assert sorted(inbox.bodies) == list(range(30)) and inbox.bodies == list(order)
+    assert all(at >= due[i] for at, i in zip(started, order, strict=True))
+    connection.transport.poller.flush()
+    assert connection.transport.center.counts("mail") == (0, 0, 0, 0)
+    connection.release()
+    hub.close()
+
+
+def test_what_was_delivered_goes_back_at_once_although_all_connections_were_cut(
+    connection: Connection, client: redis.Redis, center: TimeoutCenter
+) -> None:
+    """K7, A5: and not when its lease ends"""
+    inbox = Inbox(ack=False)
+    Consumer(connection, [Queue("mail")], callbacks=[inbox]).consume()
+    publish(connection, "x", "mail")
+    drain(connection)
+    assert len(inbox.messages) == 1
+    assert connection.transport.center.counts("mail").in_flight == 1  # by a connection that is kept
+    client.client_kill_filter(_type="normal", skipme=True)
+    with contextlib.suppress(redis.ConnectionError):
+        connection.default_channel.close()
+    assert center.counts("mail").ready == 1
+
+
+def test_broadcasts_that_are_not_urgent_are_read_together_and_keep_nobody_waiting(
+    connect: Connect, client: redis.Redis
+) -> None:
+    """Y5: the events of a large fleet do not wake each of its workers all the time."""
+    connection, other = connect(), connect()
+    hub, events, orders = Hub(), Inbox(), Inbox()
+    connection.register_with_event_loop(hub)
+    urgent, idle = Exchange("orders", "fanout"), Exchange("events", "fanout")
+    Consumer(connection, [Queue("e", idle, exclusive=True)], callbacks=[events]).consume()
+    Consumer(
+        connection.channel(), [Queue("o", urgent, exclusive=True)], callbacks=[orders]
+    ).consume()
+    connection.transport.poller.unhurried.add("events")
+    late: list[float] = []
+
+    def send() -> None:
+        for number in range(40):
+            Producer(other, idle).publish(number)
+            time.sleep(0.05)  # events come one by one
+            if number % 10 == 9:
+                Producer(other, urgent).publish(time.monotonic())
+
+    before = client.info("commandstats").get("cmdstat_xread", {"calls": 0})["calls"]
+    sender = threading.Thread(target=send)
+    sender.start()
+    deadline = time.monotonic() + 20
+    while len(events.messages) < 40 or len(orders.messages) < 4:
+        assert time.monotonic() < deadline, (events.bodies, orders.bodies)
+        known = len(orders.messages)
+        hub.run_once()
+        late += [time.monotonic() - sent for sent in orders.bodies[known:]]
+    sender.join()
+    assert events.bodies == list(range(40))
+    assert max(late) < 1  # it is not kept waiting for the others' pause
+    assert client.info("commandstats")["cmdstat_xread"]["calls"] - before < 20
+    connection.release()
+    hub.close()
+
+
+def test_a_loop_that_has_just_connected_leaves_others_the_time_to_renew_their_leases(
+    connect: Connect, center: TimeoutCenter
+) -> None:
+    """A5: all leases have ended while the server was away, and their holders live."""
+    publish(connect(), "x")
+    held = center.pop("mail", visibility=1).messages
+    time.sleep(1.1)  # the lease ends
+    connection = connect(visibility_timeout=1)
+    hub = Hub()
+    inbox = Inbox()
+    connection.register_with_event_loop(hub)
+    Consumer(connection, [Queue("mail")], callbacks=[inbox]).consume()
+    connected = time.monotonic()
+    while time.monotonic() < connected + 1.5:  # a grace is two seconds
+        hub.run_once()
+    assert inbox.bodies == []
+    assert center.extend(held, 1) == []  # the holder is back
+    center.extend(held, 0)  # and now it is gone
+    while not inbox.bodies:
+        assert time.monotonic() < connected + 20
+        hub.run_once()
+    [message] = inbox.messages
+    assert message.headers["x-delivery-count"] == 1
+    connection.release()
+    hub.close()
+
+
+class AllEarlyButPlain(DefaultPolicy):
+    accepts_early = True
+
+    def wants_early(self, message: Message) -> bool:
+        return message.headers.get("id") != "plain"
+
+
+class Prepared:
+    """A consumer that may have messages ahead of their time: what it got and began, and when."""
+
+    def __init__(self, connection: Connection, prefetch: int = 0) -> None:
+        self.hub = Hub()
+        connection.register_with_event_loop(self.hub)
+        self.channel = connection.channel()
+        self.channel.policy = AllEarlyButPlain()
+        self.got: list[tuple[str, float]] = []
+        self.begun: list[tuple[str, float]] = []
+        self.consumer = Consumer(self.channel, [Queue("mail")], callbacks=[self.take])
+        if prefetch:
+            self.consumer.qos(prefetch_count=prefetch)
+        self.consumer.consume()
+
+    def take(self, body: Any, message: Message) -> None:
+        id = message.headers["id"]
+        self.got.append((id, time.time()))
+
+        def begin() -> None:
+            self.begun.append((id, time.time()))
+            message.ack()
+
+        message.call_when_due(begin)
+
+    def turn_until(self, holds: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + 10
+        while not holds():
+            assert time.monotonic() < deadline, (self.got, self.begun)
+            self.hub.run_once()
+
+    def turn_for(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        self.turn_until(lambda: time.monotonic() >= end)
+
+
+def publish_at(connection: Connection, id: str, moment: float) -> None:
+    eta = datetime.fromtimestamp(moment, timezone.utc).isoformat()
+    publish(connection, id, headers={"id": id, "eta": eta})
+
+
+def test_what_may_be_handed_over_ahead_is_and_begins_when_it_is_due(connect: Connect) -> None:
+    """X2: the time until then is used for getting it ready; nothing begins early."""
+    connection = connect(toc_lookahead=1.0)
+    prepared = Prepared(connection)
+    due = {id: time.time() + 0.7 + 0.01 * i for i, id in enumerate(("a", "plain", "b", "c"))}
+    for id, moment in due.items():
+        publish_at(connection, id, moment)
+    prepared.turn_until(lambda: len(prepared.begun) == 4)
+    assert {id for id, at in prepared.got if at < min(due.values())} == {"a", "b", "c"}
+    assert sorted(prepared.got) == sorted(set(prepared.got))
+    assert len(prepared.got) == 4
+    assert all(at >= due[id] for id, at in prepared.begun)
+    connection.transport.poller.flush()
+    assert connection.transport.center.counts("mail") == (0, 0, 0, 0)
+    connection.release()
+    prepared.hub.close()
+
+
+def test_what_is_acknowledged_leaves_although_nothing_else_happens(
+    connect: Connect, center: TimeoutCenter
+) -> None:
+    """It waits for company, but not until the next look."""
+    connection = connect(toc_poll_interval=5)
+    hub, inbox = Hub(), Inbox(ack=False)
+    connection.register_with_event_loop(hub)
+    Consumer(connection, [Queue("mail")], callbacks=[inbox]).consume()
+    publish(connection, "x")
+    deadline = time.monotonic() + 10
+    while not inbox.messages:
+        assert time.monotonic() < deadline
+        hub.run_once()
+    hub.call_later(0.3, inbox.messages[0].ack)  # as when a task ends long after
+    began = time.monotonic()
+    while not connection.transport.poller.outbox.settlements.acks:
+        hub.run_once()
+    while connection.transport.poller.outbox.settlements.acks:
+        hub.run_once()
+    assert time.monotonic() - began < 2
+    while connection.transport.poller._work.busy:
+        hub.run_once()
+    assert center.counts("mail") == (0, 0, 0, 0)
+    connection.release()
+    hub.close()
+
+
+def test_an_acknowledgement_of_an_idle_consumer_leaves_within_three_milliseconds(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several the quickest counts: what this machine does beside it is not asked."""
+    connection = connect()
+    hub, inbox = Hub(), Inbox(ack=False)
+    connection.register_with_event_loop(hub)
+    consumer = Consumer(connection, [Queue("mail")], callbacks=[inbox])
+    consumer.consume()
+    poller = connection.transport.poller
+    left: list[float] = []
+    send = poller._work.send
+
+    def note(*args: Any, owed: int = 0) -> None:
+        if owed:
+            left.append(time.monotonic())
+        send(*args, owed=owed)
+
+    monkeypatch.setattr(poller._work, "send", note)
+    waits = []
+    for number in range(20):
+        publish(connection, number)
+        deadline = time.monotonic() + 10
+        while len(inbox.messages) == number:
+            assert time.monotonic() < deadline
+            hub.run_once()
+        acked: list[float] = []
+
+        def ack() -> None:
+            acked.append(time.monotonic())  # noqa: B023 - called within this turn of the loop
+            inbox.messages[-1].ack()
+
+        hub.call_later(0.02, ack)
+        while len(left) == number:
+            assert time.monotonic() < deadline
+            hub.run_once()
+        waits.append(left[-1] - acked[0])
+    assert min(waits) <= 0.003
+    connection.release()
+    hub.close()
+
+
+def test_what_is_given_back_before_it_is_due_is_not_begun_until_it_comes_again(
+    connect: Connect,
+) -> None:
+    connection = connect(toc_lookahead=1.0)
+    prepared = Prepared(connection)
+    publish_at(connection, "a", time.time() + 0.7)
+    prepared.turn_until(lambda: prepared.got)
+    prepared.channel.qos.restore_unacked()
+    prepared.turn_until(lambda: prepared.begun)
+    prepared.turn_for(0.3)
+    assert [id for id, _ in prepared.got] == ["a", "a"]
+    assert [id for id, _ in prepared.begun] == ["a"]
+    connection.release()
+    prepared.hub.close()
+
+
+def test_who_consumes_no_more_begins_what_it_was_handed(connect: Connect) -> None:
+    connection = connect(toc_lookahead=1.0)
+    prepared = Prepared(connection)
+    publish_at(connection, "a", time.time() + 0.7)
+    publish_at(connection, "plain", time.time() + 0.7)
+    center = connection.transport.center
+    prepared.turn_until(lambda: prepared.got and center.counts("mail").in_flight == 2)
+    prepared.consumer.cancel()
+    assert center.counts("mail").in_flight == 1  # the other one is given back
+    prepared.turn_until(lambda: prepared.begun)
+    prepared.turn_for(0.3)
+    assert [id for id, _ in prepared.begun] == ["a"]
+    connection.release()
+    prepared.hub.close()
+
+
+def test_who_ends_while_its_loop_stands_still_gives_back_what_it_was_handed_ahead(
+    connect: Connect, center: TimeoutCenter
+) -> None:
+    connection = connect(toc_lookahead=1.0)
+    prepared = Prepared(connection)
+    for id in ("a", "plain"):
+        publish_at(connection, id, time.time() + 0.7)
+    prepared.turn_until(lambda: prepared.got and center.counts("mail").in_flight == 2)
+    connection.transport.poller.release_all()
+    assert center.counts("mail").in_flight == 0
+    assert center.counts("mail").waiting == 2
+    assert prepared.channel.qos.unsettled() == []
+    prepared.consumer.cancel()
+    connection.release()
+    prepared.hub.close()
+    assert prepared.begun == []
+
+
+def test_what_was_handed_over_ahead_fills_the_window_once(connect: Connect) -> None:
+    connection = connect(toc_lookahead=2.0)
+    prepared = Prepared(connection, prefetch=3)
+    due = time.time() + 1.8
+    for i in range(3):
+        publish_at(connection, f"{i}", due)
+        prepared.turn_until(lambda i=i: len(prepared.got) == i + 1)
+    publish_at(connection, "3", due)
+    prepared.turn_for(0.3)
+    assert len(prepared.got) == 3
+    assert prepared.got[-1][1] < due
+    prepared.turn_until(lambda: len(prepared.begun) == 4)
+    assert all(at >= due for _, at in prepared.begun)
+    connection.release()
+    prepared.hub.close()
+
+
+def test_an_error_of_who_is_handed_a_message_ahead_does_not_bring_it_twice(
+    connect: Connect,
+) -> None:
+    connection = connect(toc_lookahead=1.0)
+    prepared = Prepared(connection)
+    calls: list[Any] = []
+
+    def fail(body: Any, message: Message) -> None:
+        calls.append(body)
+        raise KeyError("of the consumer")
+
+    prepared.consumer.callbacks.insert(0, fail)
+    publish_at(connection, "a", time.time() + 0.6)
+    with pytest.raises(KeyError, match="of the consumer"):
+        prepared.turn_until(lambda: calls)
+    prepared.turn_for(1.0)
+    assert calls == ["a"]
+    connection.release()
+    prepared.hub.close()
+
+
+def test_the_event_loops_timer_never_holds_more_than_a_few_entries(
+    connection: Connection,
+) -> None:
+    """A thousand due times, one timer: Kombu's hub runs only ten due timers a turn."""
+    hub = Hub()
+    connection.register_with_event_loop(hub)
+    consumer = Consumer(connection, [Queue("mail")], callbacks=[Inbox()])
+    consumer.consume()
+    for i in range(300):
+        publish(connection, i, headers={"x-delay": 300 + i * 2})
+    deadline = time.monotonic() + 10
+    most = 0
+    while connection.transport.center.counts("mail").waiting and time.monotonic() < deadline:
+        hub.run_once()
+        most = max(most, sum(not entry[2].canceled for entry in hub.timer._queue))
+    assert most <= 3
+    connection.release()
+    hub.close()
+
+
+def test_basic_get_logs_what_dead_queue_drops(
+    connect: Callable[..., Connection],
+    center: kombu_toc.TimeoutCenter,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    connection = connect(toc_dead_limit=1)
+    center.queues.declare("mail", slots=1)
+    for id in ("first", "second"):
+        center.put("mail", id, b"")
+        center.reject(center.pop("mail").messages[0], requeue=False)
+        time.sleep(0.002)  # so that one of them is the older
+    with caplog.at_level(logging.WARNING):
+        assert connection.default_channel.basic_get("mail") is None
+    assert "DeadQueue of mail: 1 messages dropped" in caplog.text
+    assert "first" in caplog.text
+
+
+# -- batch publishing
+
+
+def test_a_batch_takes_nothing_that_another_thread_publishes_on_its_channel(
+    connection: Connection, center: kombu_toc.TimeoutCenter
+) -> None:
+    channel = connection.default_channel
+    channel.queue_declare("mail")
+    batch = channel.create_publish_batch(10)
+    in_batch, done = threading.Event(), threading.Event()
+
+    class Passing:
+        """Encoded when the message is: then both threads are within a publish."""
+
+        def __init__(self, pass_: Callable[[], Any]) -> None:
+            self.pass_ = pass_
+
+        def __json__(self) -> str:
+            self.pass_()
+            return ""
+
+    def publish(publisher: Any, id: str, pass_: Callable[[], Any]) -> None:
+        message = channel.prepare_message("", headers={"id": id, "x": Passing(pass_)})
+        publisher(message, exchange="", routing_key="mail")
+
+    def publish_alone() -> None:
+        publish(channel.basic_publish, "alone", lambda: in_batch.wait(5))
+        done.set()
+
+    thread = threading.Thread(target=publish_alone)
+    thread.start()
+    publish(batch.publish, "batched", lambda: (in_batch.set(), done.wait(5)))
+    thread.join()
+    batch.discard()
+    assert [center.get(id, topic="mail") != [] for id in ("alone", "batched")] == [True, False]
+
+
+def test_a_batch_is_published_as_a_whole(connection: Connection) -> None:
+    producer = Producer(connection)
+    if not hasattr(producer, "batch"):
+        with pytest.raises(AttributeError):  # Kombu before 5.7 has no batches
+            producer.batch()
+        return
+    with producer.batch(max_size=7):
+        for i in range(20):
+            producer.publish(i, routing_key="mail")
+        assert connection.transport.center.counts("mail").waiting == 14
+    assert connection.transport.center.counts("mail").waiting == 20
+    with pytest.raises(ZeroDivisionError), producer.batch():
+        producer.publish("not sent", routing_key="mail")
+        raise ZeroDivisionError
+    assert connection.transport.center.counts("mail").waiting == 20
+
+
+@pytest.mark.one_server("the proxy that loses replies stands before one")
+def test_a_batch_that_is_repeated_as_a_whole_adds_nothing_twice(
+    server: Server, connect: Connect, client: redis.Redis
+) -> None:
+    """The reply to its second part is lost when that has been put, and all of it was consumed."""
+    listener, center = connect(), TimeoutCenter(client)
+    heard = Inbox(ack=False)
+    news = Exchange("news", type="fanout")
+    own = Queue("own", news, exclusive=True)
+    with (
+        Proxy(server.port) as proxy,
+        Connection(proxy.toc_url) as connection,
+        Consumer(listener, [own], callbacks=[heard], no_ack=True),
+    ):
+        channel = connection.default_channel
+        channel.queue_declare("mail", arguments={"x-slots": 1})
+        news(channel).declare()
+        ids = [f"id-{number}" for number in range(5)]
+        messages = [channel.prepare_message("", headers={"id": id}) for id in ids]
+        told = [channel.prepare_message("", headers={"id": id}) for id in ids]
+
+        def publish() -> None:
+            batch = channel.create_publish_batch(4)
+            for message, broadcast in zip(messages, told, strict=True):
+                batch.publish(message, exchange="", routing_key="mail")
+                batch.publish(broadcast, exchange="news", routing_key="")
+            batch.flush()
+            batch.close()
+
+        lost = proxy.drop_replies(b"id-3")
+        with pytest.raises(BatchPublishError):
+            publish()
+        assert lost.is_set()
+        taken = center.pop("mail", 10).messages
+        assert [one.id for one in taken] == ids[:4]
+        center.ack(taken)
+        publish()
+        assert [one.id for one in center.pop("mail", 10).messages] == ids[4:]
+        drain(listener)
+        assert [message.headers["id"] for message in heard.messages] == ids
+        assert client.keys("*:sent:*") == [], "it is complete"
+
+
+# -- bad input
+
+
+def test_a_queue_whose_name_is_no_text_is_refused_with_the_reason(connection: Connection) -> None:
+    name = b"caf\xe9".decode("utf-8", "surrogateescape")
+    with connection.channel() as channel:
+        for use in (
+            lambda: channel.queue_declare(name),
+            lambda: channel.queue_declare(name, passive=True),
+            lambda: publish(connection, "x", queue=name),
+            lambda: channel.basic_get(name),
+            lambda: channel.queue_purge(name),
+            lambda: channel.queue_bind(name, "amq.direct", "x"),
+            lambda: connection.transport.center.get("x", topic=name),
+        ):
+            with pytest.raises(kombu_toc.ConfigurationError, match=r"'caf\\udce9' cannot name"):
+                use()
+
+
+def test_a_server_that_cannot_be_reached_is_a_connection_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        port = taken.getsockname()[1]
+        connection = Connection(f"toc+redis://127.0.0.1:{port}/0")
+        with pytest.raises(connection.connection_errors):
+            connection.connect()
+
+
+@pytest.mark.one_server("test_cluster does the same")
+def test_a_wrong_password_is_a_connection_error_that_does_not_print_it(
+    server: Server, client: redis.Redis
+) -> None:
+    client.config_set("requirepass", "right")
+    try:
+        connection = Connection(f"toc+redis://:wr0ng-pw@127.0.0.1:{server.port}/0")
+        with pytest.raises(connection.connection_errors) as caught:
+            connection.connect()
+        assert "wr0ng-pw" not in str(caught.value)
+        assert "wr0ng-pw" not in repr(connection)
+        assert "wr0ng-pw" not in str(
+            {k: v for k, v in connection.info().items() if k != "password"}
+        )
+        good = Connection(f"toc+redis://:right@127.0.0.1:{server.port}/0")
+        good.connect()
+        assert good.as_uri() == f"toc+redis://:**@127.0.0.1:{server.port}/0"
+        assert good.clone().connect()
+        good.release()
+    finally:
+        with redis.Redis(port=server.port, password="right") as admin:
+            admin.config_set("requirepass", "")
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b""])
+def test_what_is_not_a_redis_is_a_connection_error_and_never_a_hang(answer: bytes) -> None:
+    import threading
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for _ in range(3):
+                try:
+                    peer, _ = listener.accept()
+                except OSError:
+                    return
+                with peer:
+                    peer.recv(4096)
+                    peer.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        connection = Connection(f"toc+redis://127.0.0.1:{listener.getsockname()[1]}/0")
+        with pytest.raises(connection.connection_errors):
+            connection.connect()
+
+
+def test_a_server_that_never_answers_is_a_connection_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"toc+redis://127.0.0.1:{listener.getsockname()[1]}/0?socket_timeout=0.3"
+        connection = Connection(url)
+        with pytest.raises(connection.connection_errors):
+            connection.connect()
+
+
+def test_another_slot_count_is_an_error_that_names_everything(connect: Connect) -> None:
+    """A1"""
+    first = connect()
+    first.default_channel.queue_declare("mail", arguments={"x-slots": 4})
+    with pytest.raises(kombu_toc.SlotCountError) as caught:
+        connect().default_channel.queue_declare("mail", arguments={"x-slots": 16})
+    for part in ("'mail'", "4", "16", "declare"):
+        assert part in str(caught.value)
+    with pytest.raises(kombu_toc.SlotCountError, match="power of two"):
+        first.default_channel.queue_declare("other", arguments={"x-slots": 6})
+    first.default_channel.queue_declare("mail")  # without a count, it agrees
+
+
+def test_an_unknown_option_is_an_error_that_names_the_nearest(server: Server) -> None:
+    with pytest.raises(kombu_toc.ConfigurationError, match=r"toc_slot'.*'toc_slots'"):
+        Connection(server.toc_url, transport_options={"toc_slot": 4}).connect()
+    with pytest.raises(kombu_toc.ConfigurationError, match="visibilty_timeout"):
+        Connection(f"{server.toc_url}?visibilty_timeout=4").connect()
+
+
+@pytest.mark.parametrize("damage", [b"\x07whatever", b"{broken", b"\x01\xff\xff", b""])
+def test_a_damaged_body_goes_to_dead_queue_and_the_consumer_goes_on(
+    connection: Connection, client: redis.Redis, damage: bytes
+) -> None:
+    center = connection.transport.center
+    slot = center.registry.topic("mail").slot_for("m1")
+    publish(connection, "x", headers={"id": "m1"})
+    client.hset(slot.body, "m1", damage)
+    inbox = Inbox()
+    with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+        publish(connection, "good")
+        drain(connection)
+    assert inbox.bodies == ["good"]
+    [found] = center.get("m1", topic="mail")
+    assert found.state == "dead"
+    assert "envelope" in found.reason
+    assert found.body == damage
+
+
+def test_an_id_without_a_body_is_removed_and_logged_once(
+    connection: Connection, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    center = connection.transport.center
+    publish(connection, "x", headers={"id": "m1"})
+    client.hdel(center.registry.topic("mail").slot_for("m1").body, "m1")
+    inbox = Inbox()
+    with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+        publish(connection, "good")
+        drain(connection)
+    assert inbox.bodies == ["good"]
+    assert caplog.text.count("m1") == 1
+    assert connection.transport.poller.tally["bare"] == 1
+    assert slot_keys(client) == []
+
+
+def test_what_is_sent_to_a_transient_queue_that_is_gone_does_not_stay_for_ever(
+    connect: Connect, client: redis.Redis
+) -> None:
+    """K6: a reply that comes too late, for a caller that was killed."""
+    caller, worker = connect(), connect()
+    exchange = Exchange("replies", "direct")
+    queue = Queue("caller", exchange, routing_key="caller", auto_delete=True)
+    queue(caller.default_channel).declare()
+    caller.transport.center.queues.delete("caller")
+    Producer(worker, exchange).publish("too late", routing_key="caller")
+    topic = worker.transport.center.registry.declared("caller")
+    assert (topic.slots, topic.declaration.expires) == (1, 60_000)
+    assert len(slot_keys(client)) > 0
+    assert all(0 < client.ttl(key) <= 60 for key in slot_keys(client))
+    assert client.zscore("toc:{toc}:expiring", "topic:caller") is not None
+
+
+def test_a_queues_arguments_set_its_limits(connect: Connect) -> None:
+    """W2"""
+    arguments = {"x-retries": 2, "x-retry-backoff": 1.5, "x-dead-age": 60, "x-dead-limit": 8}
+    connection = connect(toc_retry_backoff=7, toc_retry_backoff_max=9)
+    Queue("strict", queue_arguments=arguments)(connection.default_channel).declare()
+    center = connect().transport.center
+    topic = center.registry.topic("strict")
+    assert topic.declaration.retries == 2
+    limits = topic.declaration.limits(connection.transport.center.limits)
+    assert (limits.retry_backoff, limits.retry_backoff_max) == (1.5, 9)
+    assert (limits.dead_age, limits.dead_limit, limits.visibility) == (60, 8, 60)
+
+
+@pytest.mark.parametrize("idle", [0.1, 1.2])
+def test_a_connection_that_was_cut_while_nobody_used_it_is_as_good_as_new(
+    connection: Connection, client: redis.Redis, idle: float
+) -> None:
+    """K7: one from a pool, the server having been restarted since."""
+    for number in range(2):
+        inbox = Inbox()
+        with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+            publish(connection, number)
+            connection.drain_events(timeout=5)
+        assert inbox.bodies == [number]
+        client.client_kill_filter(_type="normal", skipme=True)
+        time.sleep(idle)  # that long it lies in the pool
+
+
+def test_what_is_of_use_for_moments_does_not_wait_for_replicas(
+    server: Server, client: redis.Redis
+) -> None:
+    """A worker that cannot greet the others, or reply, would end."""
+    options = {"toc_wait_replicas": 1, "toc_wait_timeout": 0.1}
+    with Connection(server.toc_url, transport_options=options) as connection:
+        producer = connection.Producer()
+        everybody = Exchange("everybody", type="fanout")
+        producer.publish({}, exchange=everybody, declare=[everybody])
+        producer.publish({}, routing_key="replies", declare=[Queue("replies", expires=60)])
+        with pytest.raises(kombu_toc.ReplicationError):
+            producer.publish({}, routing_key="tasks", declare=[Queue("tasks")])

@@ -1,0 +1,564 @@
+"""Upkeep: one process keeps all topics in order, and nobody takes from who lives.
+
+A holder here is a heartbeat of its own, as each process has one; the message is delivered by a
+center's pop.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from kombu import Connection, Consumer, Exchange, Message, Queue
+
+import kombu_toc
+from kombu_toc import Limits, TimeoutCenter
+from kombu_toc.consumer.lease_keeper import LeaseKeeper
+from kombu_toc.consumer.upkeeper import LEASE
+from kombu_toc.model.results import Delivery
+
+from ..support.inspection import announced, check_slots
+from ..support.servers import Server, SteppedServer
+
+Connect = Callable[..., Connection]
+
+#: Seconds; long enough for a grace to end within it.
+VISIBILITY = 3.0
+
+#: An envelope as the transport keeps it.
+BODY = b'{"h":{},"p":{},"t":null,"e":null}\nx'
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Server]:
+    """A server that may be stopped, and keeps what it has."""
+    server = Server(tmp_path, "--appendonly", "yes", "--appendfsync", "always").start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def stepped(tmp_path: Path) -> Iterator[SteppedServer]:
+    server = SteppedServer(tmp_path).start()
+    yield server
+    server.stop()
+
+
+class Process:
+    """What stands for a process: a heartbeat, and what it holds."""
+
+    def __init__(self, url: str) -> None:
+        self.heartbeat = LeaseKeeper(lambda: kombu_toc.center_for(url))
+        self.center = kombu_toc.center_for(url)
+        self.held: list[Delivery] = []
+
+    def take(self, topic: str, number: int = 1, visibility: float = VISIBILITY) -> None:
+        """Have messages delivered, and renew their leases from now on."""
+        for delivery in self.center.pop(topic, number, visibility=visibility).messages:
+            self.heartbeat.hold(delivery, visibility)
+            self.held.append(delivery)
+
+    def keep_up(self) -> None:
+        self.heartbeat.keep_up(self, 0.7)
+
+    def die(self) -> None:
+        """It renews nothing any more."""
+        for delivery in self.held:
+            self.heartbeat.drop(delivery)
+        self.leave()
+
+    def leave(self) -> None:
+        self.heartbeat.leave_up(self)
+
+    def close(self) -> None:
+        self.die()
+        self.center.client.close()
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[[str], Process]]:
+    made: list[Process] = []
+
+    def make(url: str) -> Process:
+        made.append(Process(url))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def until(holds: Callable[[], bool], seconds: float = 15) -> float:
+    """Wait until it holds; returns how long that took."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() < began + seconds, "it never came to that"
+        time.sleep(0.01)  # others bring it about
+    return time.monotonic() - began
+
+
+def watch(center: TimeoutCenter, topic: str, seconds: float) -> list[str]:
+    """Pop nothing again and again; returns what was rolled back."""
+    found: list[str] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found += center.pop(topic, 0).rolled_back
+        time.sleep(0.1)  # as one who looks now and then
+    return found
+
+
+# -- a server that stood still, was away, or whose clock was set
+
+
+def test_what_was_asked_before_the_server_stood_still_takes_nothing_from_who_lives(
+    own: Server, process: Callable[[str], Process]
+) -> None:
+    """A look is on its way when the server freezes for longer than a lease."""
+    center = kombu_toc.center_for(own.toc_url)
+    center.context.limits = Limits(visibility=VISIBILITY)
+    center.put("mail", "m", BODY)
+    holder = process(own.toc_url)
+    holder.take("mail")
+    assert watch(center, "mail", 2.5) == []  # it knows by now that the server is there
+    os.kill(own.pid, signal.SIGSTOP)
+    found: list[str] = []
+    look = threading.Thread(target=lambda: found.extend(center.pop("mail", 0).rolled_back))
+    try:
+        look.start()
+        time.sleep(VISIBILITY + 1)  # the lease ends meanwhile
+    finally:
+        os.kill(own.pid, signal.SIGCONT)
+    look.join()
+    found += watch(center, "mail", VISIBILITY)
+    assert found == []
+    assert center.ack(holder.held) == 1
+
+
+def test_who_keeps_topics_up_takes_nothing_from_who_lives_after_the_server_stood_still(
+    own: Server, process: Callable[[str], Process]
+) -> None:
+    holder, keeper = process(own.toc_url), process(own.toc_url)
+    for i in range(20):
+        holder.center.put("mail", f"m{i}", BODY)
+    holder.center.queues.declare("mail", visibility=VISIBILITY)
+    holder.take("mail", 20)
+    keeper.keep_up()
+    until(lambda: keeper.heartbeat.keeps_up)
+    time.sleep(2.5)  # it knows by now that the server is there
+    for _ in range(2):
+        os.kill(own.pid, signal.SIGSTOP)
+        time.sleep(VISIBILITY + 1)
+        os.kill(own.pid, signal.SIGCONT)
+        time.sleep(VISIBILITY)
+        assert holder.center.counts("mail").in_flight == 20
+    assert holder.center.ack(holder.held) == 20
+
+
+@pytest.mark.parametrize("who", ["center", "keeper"])
+def test_a_clock_that_is_set_forward_takes_nothing_from_who_lives(
+    stepped: SteppedServer, process: Callable[[str], Process], who: str
+) -> None:
+    """X10"""
+    living, dead, other = (process(stepped.toc_url) for _ in range(3))
+    center = other.center
+    center.queues.declare("mail", visibility=VISIBILITY)
+    for id in ("a", "b"):
+        center.put("mail", id, BODY)
+    living.take("mail")
+    dead.take("mail")
+    if who == "keeper":
+        other.keep_up()
+        until(lambda: other.heartbeat.keeps_up)
+        time.sleep(2.5)  # it knows by now that the server is there
+    else:
+        watch(center, "mail", 2.5)
+    dead.die()
+    stepped.step(15)
+    if who == "center":
+        assert watch(center, "mail", 0.5) == []
+    gone = dead.held[0].id
+    until(
+        lambda: (
+            (who == "keeper" or bool(center.pop("mail", 0)))
+            and center.get(gone, topic="mail")[0].state == "waiting"
+        )
+    )
+    assert center.counts("mail").in_flight == 1
+    assert center.ack(living.held) == 1
+
+
+@pytest.mark.parametrize("way", ["center", "basic_get", "drain_events"])
+def test_after_a_restart_nobody_takes_from_who_lives(
+    own: Server, process: Callable[[str], Process], way: str
+) -> None:
+    """Nor does one that has just connected; but from who died meanwhile."""
+    living, dead = process(own.toc_url), process(own.toc_url)
+    living.center.queues.declare("mail", visibility=VISIBILITY)
+    for id in ("a", "b"):
+        living.center.put("mail", id, BODY)
+    living.take("mail")
+    dead.take("mail")
+    own.stop()
+    dead.die()
+    living.die()  # for now: it takes a second until it is connected again
+    time.sleep(VISIBILITY)
+    own.start()
+    got: list[str] = []
+    with Connection(own.toc_url) as connection:
+        channel = connection.channel()
+
+        def received(body: object, message: Message) -> None:
+            got.append(message.delivery.id)
+
+        if way == "drain_events":
+            Consumer(channel, [Queue("mail")], callbacks=[received]).consume()
+        center = kombu_toc.center_for(own.toc_url)
+
+        def ask() -> bool:
+            if way == "center":
+                got.extend(message.id for message in center.pop("mail").messages)
+            elif way == "basic_get":
+                message = channel.basic_get("mail")
+                got.extend([message.delivery.id] if message else [])
+            else:
+                try:
+                    connection.drain_events(timeout=0.2)
+                except TimeoutError:
+                    pass
+            return bool(got)
+
+        back = time.monotonic() + 1
+        while time.monotonic() < back:
+            ask()
+        assert got == []
+        assert living.center.extend(living.held, VISIBILITY) == []
+        for delivery in living.held:
+            living.heartbeat.hold(delivery, VISIBILITY)
+        until(ask)
+        assert got == [dead.held[0].id]
+        assert living.center.ack(living.held) == 1
+
+
+def test_who_comes_rarely_gives_back_what_the_one_before_saw_ended(server: Server) -> None:
+    """A program that is started, looks once, and ends: each time another."""
+
+    def look() -> list[str]:
+        center = kombu_toc.center_for(server.toc_url)
+        try:
+            return center.pop("rarely", 0).rolled_back
+        finally:
+            center.client.close()
+
+    with server.client() as client:
+        client.flushall()
+    center = kombu_toc.center_for(server.toc_url)
+    center.queues.declare("rarely", slots=1, visibility=1)
+    center.put("rarely", "m", BODY)
+    center.pop("rarely")
+    time.sleep(1)  # its lease ends
+    assert look() == []
+    assert look() == []
+    time.sleep(2.4)  # a grace: a third of a lease and two seconds
+    assert look() == ["m"]
+    assert look() == []
+    with server.client() as client:
+        assert client.exists(center.registry.topic("rarely").slot(0).watch) == 0
+    center.client.close()
+
+
+@pytest.mark.parametrize("who", ["center", "keeper", "next", "others", "late"])
+def test_a_message_of_its_own_visibility_comes_back_in_time_whoever_polls(
+    server: Server, process: Callable[[str], Process], who: str
+) -> None:
+    """Its queue's leases last a minute, and nobody has watched the server before."""
+    with server.client() as client:
+        client.flushall()
+    dead, other = process(server.toc_url), process(server.toc_url)
+    dead.center.queues.declare("mail", slots=1)
+    if who == "next":
+        killed = process(server.toc_url)  # it keeps all topics up, and goes without a word
+        killed.keep_up()
+        until(lambda: killed.heartbeat.keeps_up)
+        other.keep_up()
+    dead.center.put("mail", "m", BODY, visibility=1)
+    dead.center.pop("mail")
+    began = time.monotonic()
+    if who == "keeper":
+        other.keep_up()
+    if who == "next":
+        watch_key = dead.center.registry.topic("mail").slot(0).watch
+        until(lambda: bool(dead.center.client.exists(watch_key)))  # it has looked
+        killed.heartbeat._upkeeper._elect = lambda *_: (False, 1.0)  # without a word
+    if who == "late":
+        time.sleep(1.5)  # nobody looks until its lease has ended
+
+    def is_back() -> bool:
+        if who == "others":
+            looking = kombu_toc.center_for(server.toc_url)
+            looking.pop("mail", 0)
+            looking.client.close()
+        elif who not in ("keeper", "next"):
+            other.center.pop("mail", 0)
+        back = dead.center.get("m", topic="mail")[0].state == "waiting"
+        time.sleep(0 if back else 0.2)  # as one who looks now and then
+        return back
+
+    until(is_back)
+    assert time.monotonic() - began < 1 + 3 + (0.5 if who == "late" else 0)
+
+
+def test_a_short_lease_of_a_queue_with_long_ones_outlasts_a_silence_that_nobody_sees(
+    own: Server, process: Callable[[str], Process]
+) -> None:
+    holder, keeper = process(own.toc_url), process(own.toc_url)
+    holder.center.put("mail", "m", BODY, visibility=1)
+    holder.take("mail", visibility=1)
+    keeper.keep_up()
+    until(lambda: keeper.heartbeat.keeps_up)
+    time.sleep(2.5)  # it knows by now that the server is there
+    for _ in range(3):
+        os.kill(own.pid, signal.SIGSTOP)
+        time.sleep(2.5)  # the lease ends meanwhile
+        os.kill(own.pid, signal.SIGCONT)
+        time.sleep(0.5)
+        assert holder.center.counts("mail").in_flight == 1
+    assert holder.center.ack(holder.held) == 1
+
+
+def test_what_is_known_of_looks_at_leases_goes_with_the_leases(
+    center: TimeoutCenter, client: redis.Redis
+) -> None:
+    topic = center.queues.declare("mail", slots=1, visibility=1)
+    center.put("mail", "m", BODY)
+    held = center.pop("mail").messages
+    TimeoutCenter(client).pop("mail", 0)
+    assert client.exists(topic.slot(0).watch) == 1
+    center.ack(held)
+    TimeoutCenter(client).pop("mail", 0)
+    assert client.exists(topic.slot(0).watch) == 0
+
+
+# -- what is done for topics that nobody consumes, or whose consumers are busy
+
+
+def test_topics_that_nobody_consumes_are_kept_up(
+    server: Server, client: redis.Redis, process: Callable[[str], Process]
+) -> None:
+    keeper, dead = process(server.toc_url), process(server.toc_url)
+    center = dead.center
+    keeper.keep_up()
+    until(lambda: keeper.heartbeat.keeps_up)
+    for name in ("nobody", "others"):
+        center.queues.declare(name, visibility=VISIBILITY, dead_limit=8)
+        for i in range(3):
+            center.put(name, f"{i}", BODY, basis="0")
+        dead.take(name, 1)
+        center.reject(center.pop(name).messages[0], requeue=False)
+        center.reject(center.pop(name).messages[0], requeue=False)
+    dead.die()  # its leases are those of the pops
+    took = until(lambda: all(center.counts(n).ready == 1 for n in ("nobody", "others")))
+    assert took < VISIBILITY + 2
+    until(lambda: all(center.counts(n).dead == 1 for n in ("nobody", "others")))
+    for name in ("nobody", "others"):
+        assert announced(center, name)
+        check_slots(center, name)
+
+
+def test_a_message_whose_announcement_was_lost_starts_within_a_second(
+    connect: Connect, center: TimeoutCenter
+) -> None:
+    connection = connect()
+    got: list[float] = []
+
+    def received(body: object, message: Message) -> None:
+        got.append(time.monotonic())
+        message.ack()
+
+    with Consumer(connection, [Queue("mail")], callbacks=[received]):
+        connection.transport.poller.long_running = True
+        keeps_up = connection.transport.lease_keeper
+        deadline = time.monotonic() + 10
+        while not keeps_up.keeps_up:
+            assert time.monotonic() < deadline
+            _drain(connection, 0.1)
+        _drain(connection, 1.5)
+        for number in range(8):
+            due = time.monotonic() + 0.5
+            center.put("mail", f"m{number}", BODY, delay=0.5)
+            # Claimed by now; and whoever has claimed it forgets it.
+            _drain(connection, 0.1)
+            connection.transport.poller.dispatcher.due.replace([])
+            center.client.delete(center.keys.wake("mail"))
+            while len(got) <= number:
+                assert time.monotonic() < due + 5, "it is stuck"
+                _drain(connection, 0.1)
+            assert got[number] < due + 1
+
+
+def _drain(connection: Connection, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        try:
+            connection.drain_events(timeout=left)
+        except TimeoutError:
+            pass
+
+
+def test_of_many_processes_one_keeps_the_topics_up_and_another_follows(
+    server: Server, client: redis.Redis, process: Callable[[str], Process]
+) -> None:
+    processes = [process(server.toc_url) for _ in range(5)]
+
+    def keepers() -> list[Process]:
+        return [one for one in processes if one.heartbeat.keeps_up]
+
+    for one in processes:
+        one.keep_up()
+    until(lambda: len(keepers()) == 1 and all(one.heartbeat.kept_up for one in processes))
+    [first] = keepers()
+    first.leave()
+    assert until(lambda: any(one is not first for one in keepers())) < 2.5  # it has said so
+    [second] = keepers()
+    # Without a word: as if it had been killed.
+    second.heartbeat._upkeeper._elect = lambda *_: (False, 1.0)
+    assert until(lambda: any(one is not second for one in keepers())) < LEASE + 0.5
+
+
+def test_what_only_some_processes_can_do_is_done_by_one_of_them(
+    server: Server, client: redis.Redis, process: Callable[[str], Process]
+) -> None:
+    """Schedules go on although a consumer that knows nothing of them keeps the queues up."""
+    plain, *able = (process(server.toc_url) for _ in range(3))
+    plain.keep_up()
+    until(lambda: plain.heartbeat.keeps_up)
+    looks: list[Process] = []
+    for one in able:
+        one.heartbeat.keep_up_also("schedules", lambda *_, one=one: looks.append(one))
+        one.keep_up()
+    until(lambda: len(looks) > 2)
+    [first] = set(looks)
+    assert plain.heartbeat.keeps_up
+    first.leave()
+    until(lambda: looks[-1] is not first)
+    assert plain.heartbeat.keeps_up and not any(one.heartbeat.keeps_up for one in able)
+    assert set(looks) == set(able)
+    plain.leave()
+    until(lambda: looks[-1].heartbeat.keeps_up)
+
+
+def test_a_broken_topic_keeps_no_other_from_being_kept_up(
+    server: Server,
+    client: redis.Redis,
+    process: Callable[[str], Process],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keeper, dead = process(server.toc_url), process(server.toc_url)
+    for name in ("a", "b", "c"):
+        dead.center.queues.declare(name, slots=2, visibility=VISIBILITY)
+        dead.center.put(name, "m", BODY)
+        dead.take(name)
+    client.set("toc:{b:0}:prepare", "no sorted set", keepttl=False)
+    keeper.keep_up()
+    dead.die()
+    until(lambda: all(dead.center.counts(name).ready for name in ("a", "c")))
+    until(lambda: "cannot keep queue b up" in caplog.text)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("which", ["store", "wake index"])
+def test_a_key_that_another_program_has_written_stops_its_queue_and_no_other(
+    connect: Connect, center: TimeoutCenter, caplog: pytest.LogCaptureFixture, which: str
+) -> None:
+    """And the error names it. When it is set aside, that queue goes on."""
+    connection = connect()
+    got: list[str] = []
+
+    def received(body: str, message: Message) -> None:
+        got.append(body)
+        message.ack()
+
+    queues = [Queue("broken"), Queue("mail")]
+    with Consumer(connection, queues, callbacks=[received]), connection.Producer() as producer:
+        slot = center.registry.topic("broken").slot(0)
+        key = slot.stores[0] if which == "store" else center.keys.wake("broken")
+        center.client.set(key, "something else")
+        for number in range(3):
+            producer.publish(f"{number}", routing_key="mail")
+            until(lambda count=number + 1: _drain(connection, 0.1) or len(got) == count)
+        until(lambda: _drain(connection, 0.1) or "goes on" in caplog.text)
+        assert f"the key {key!r} is no" in caplog.text
+        center.admin.repair("broken")
+        for number in range(3, 20):
+            producer.publish(f"{number}", routing_key="broken")
+        until(lambda: _drain(connection, 0.1) or len(got) == 20)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("which", ["broadcasts", "late broadcasts", "paused"])
+def test_a_key_of_no_queue_that_another_program_has_written_stops_only_what_needs_it(
+    connect: Connect,
+    center: TimeoutCenter,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    which: str,
+) -> None:
+    """No connection is lost, and the error names the key. When it is set aside, all goes on."""
+    monkeypatch.setattr("kombu_toc.consumer.loop.LEFT_OUT", 1.0)
+    monkeypatch.setattr("kombu_toc.consumer.blocking.STREAM_PAUSE", 0.2)
+    connection = connect()
+    if which == "late broadcasts":
+        connection.transport.poller.unhurried |= {"lame", "well"}
+    got: list[str] = []
+
+    def received(body: str, message: Message) -> None:
+        got.append(body)
+        message.ack()
+
+    lame, well = Exchange("lame", "fanout"), Exchange("well", "fanout")
+    queues = [
+        Queue("mail"),
+        *(Queue(exchange.name, exchange, auto_delete=True) for exchange in (lame, well)),
+    ]
+    keys = center.keys
+    key = keys.paused if which == "paused" else keys.fanout("lame")
+    center.client.set(key, "something else")
+    with Consumer(connection, queues, callbacks=[received]), connection.Producer() as producer:
+        for number in range(3):
+            producer.publish(f"mail {number}", routing_key="mail")
+            producer.publish(f"well {number}", exchange="well")
+            until(lambda count=2 * number + 2: _drain(connection, 0.1) or len(got) == count)
+        until(lambda: _drain(connection, 0.1) or "goes on" in caplog.text)
+        assert f"the key {key!r} is no" in caplog.text
+        assert key in [fault.id for fault in center.admin.check("mail")]
+        center.admin.repair("mail")
+        assert list(center.client.scan_iter("*aside*"))
+        producer.publish("lame", exchange="lame")
+        until(lambda: _drain(connection, 0.1) or len(got) == 7)
+        center.queues.pause("mail")
+        assert center.queues.is_paused("mail")
+
+
+# -- what idle consumers ask for
+
+
+def test_an_idle_consumer_looks_rarely_while_somebody_keeps_the_topics_up(
+    connect: Connect, client: redis.Redis
+) -> None:
+    connection = connect()
+    queues = [Queue(f"q{i}") for i in range(10)]
+    with Consumer(connection, queues, callbacks=[lambda body, message: None]):
+        connection.transport.poller.long_running = True
+        _drain(connection, 4)
+        assert connection.transport.lease_keeper.kept_up
+        client.config_resetstat()
+        _drain(connection, 4)
+        sent = client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
+    # A pass every 0.7 seconds, of two batches or as many slots; elections; and a look perhaps.
+    each = 10 * 8 if hasattr(client, "run_keyed") else 2
+    assert sent < 7 * each + 4 + 10 * max(each // 10, 1)

@@ -1,0 +1,636 @@
+"""Pops that wait until something is due, on real servers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from kombu_toc import (
+    ConfigurationError,
+    Popped,
+    PriorityStepsError,
+    TimeoutCenter,
+    center_for,
+)
+from kombu_toc.center.pop_wait import WakeConnection
+from kombu_toc.scripts.call import load
+
+from ..support.cluster import Cluster
+from ..support.inspection import announced, check_slots, now_us, time_passes
+from ..support.proxy import Proxy
+from ..support.sentinels import Deployment
+from ..support.servers import Server
+from ..support.waiting import wait_until
+
+HOUR = 3600.0
+
+
+class Waiters:
+    """Threads that wait for messages, each with a center of its own; what each got, and when."""
+
+    def __init__(self, make: Callable[[], TimeoutCenter], number: int, *topics: str, **how: Any):
+        self.got: list[tuple[int, str, float]] = []
+        self.errors: list[BaseException] = []
+        self._stopped = False
+        self._threads = [
+            threading.Thread(target=self._run, args=(number, make(), topics, how))
+            for number in range(number)
+        ]
+
+    def _run(self, number: int, center: TimeoutCenter, topics: Any, how: dict[str, Any]) -> None:
+        try:
+            while not self._stopped:
+                found = center.pop(topics, wait=0.5, **how).messages
+                now = time.time()
+                self.got += [(number, message.id, now) for message in found]
+                center.ack(found)
+        except BaseException as exc:
+            self.errors.append(exc)
+
+    @contextmanager
+    def running(self) -> Iterator[Waiters]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._stopped = True
+            for thread in self._threads:
+                thread.join()
+            assert self.errors == []
+
+    def wait_until(self, number: int, seconds: float = 20) -> None:
+        """Until so many messages have come."""
+        deadline = time.monotonic() + seconds
+        while len(self.got) < number:
+            assert time.monotonic() < deadline, (len(self.got), self.errors)
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def make(server: Server | Cluster, client: redis.Redis) -> Callable[[], TimeoutCenter]:
+    """Another center on the shared server, which is empty."""
+    return lambda: TimeoutCenter(server.client(), grace=0)
+
+
+def blocked(client: redis.Redis) -> int:
+    """How many clients the server keeps waiting."""
+    return int(client.info("clients")["blocked_clients"])
+
+
+@contextmanager
+def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[list[Any]]:
+    """Run it beside; what it returned is in the list at the end."""
+    returned: list[Any] = []
+    thread = threading.Thread(target=lambda: returned.append(function(*args, **kwargs)))
+    thread.start()
+    try:
+        yield returned
+    finally:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+# -- what comes back, and when
+
+
+def test_a_pop_waits_until_a_message_is_due_and_no_longer(center: TimeoutCenter) -> None:
+    center.put("mail", "m", b"body", delay=0.3)
+    began = time.monotonic()
+    popped = center.pop("mail", wait=10)
+    took = time.monotonic() - began
+    [message] = popped.messages
+    assert (message.topic, message.id, message.body) == ("mail", "m", b"body")
+    assert popped.now_us >= message.action_us
+    assert 0.25 <= took < 2
+    assert center.ack([message]) == 1
+
+
+def test_what_is_due_already_is_returned_at_once_from_several_topics(
+    center: TimeoutCenter,
+) -> None:
+    for number in range(3):
+        center.put("mail", f"m{number}", b"")
+        center.put("sms", f"s{number}", b"")
+    popped = center.pop(["mail", "sms"], 10)
+    assert Counter(message.topic for message in popped.messages) == {"mail": 3, "sms": 3}
+    assert not popped.more
+    assert center.ack(popped.messages) == 6
+
+
+def test_a_time_that_passes_without_a_message_ends_the_wait(center: TimeoutCenter) -> None:
+    center.put("mail", "later", b"", delay=HOUR)
+    began = time.monotonic()
+    popped = center.pop(["mail", "sms"], wait=0.3)
+    assert 0.3 <= time.monotonic() - began < 2
+    assert popped.messages == [] and not popped.more
+    assert abs(popped.now_us / 1e6 - time.time()) < 5
+    assert center.pop(["mail", "sms"]).messages == []
+
+
+def test_a_message_that_is_put_while_others_wait_for_their_time_comes_at_once(
+    center: TimeoutCenter, client: redis.Redis, make: Callable[[], TimeoutCenter]
+) -> None:
+    for number in range(20):  # its slots are claimed by then
+        center.put("mail", f"later{number}", b"", delay=HOUR)
+    with in_thread(make().pop, ["mail", "sms"], wait=10) as returned:
+        wait_until(lambda: not announced(center, "mail") and blocked(client))
+        center.put("sms", "now", b"")
+    assert [message.id for message in returned[0].messages] == ["now"]
+    assert len(announced(center, "mail")) == len({*announced(center, "mail")}) > 0
+    check_slots(center, "mail")
+
+
+def test_who_returns_hands_back_what_it_has_claimed(
+    center: TimeoutCenter, client: redis.Redis
+) -> None:
+    for number in range(40):
+        center.put("mail", f"later{number}", b"", delay=HOUR + number)
+    before = announced(center, "mail")
+    assert len(before) == 8
+    assert center.pop("mail", wait=0.3).messages == []
+    assert announced(center, "mail") == before
+
+
+def test_an_exception_while_it_waits_leaves_nothing_claimed(
+    center: TimeoutCenter, client: redis.Redis, make: Callable[[], TimeoutCenter]
+) -> None:
+    for number in range(40):
+        center.put("mail", f"later{number}", b"", delay=HOUR + number)
+    before = announced(center, "mail")
+
+    class Stop(BaseException):
+        pass
+
+    def stop(signum: int, frame: Any) -> None:
+        raise Stop
+
+    def interrupt() -> None:
+        wait_until(lambda: not announced(center, "mail"))
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    previous = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with in_thread(interrupt), pytest.raises(Stop):
+            make().pop("mail", wait=None)
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert announced(center, "mail") == before
+    assert blocked(client) == 0
+
+
+# -- many wait
+
+
+def test_of_many_that_wait_one_gets_a_message(
+    make: Callable[[], TimeoutCenter], center: TimeoutCenter
+) -> None:
+    """X13"""
+    with Waiters(make, 8, "mail", "sms").running() as waiters:
+        for number in range(60):
+            center.put(("mail", "sms")[number % 2], f"m{number}", b"", delay=0.01 * (number % 7))
+            if number % 10 == 9:
+                waiters.until(number + 1)
+        waiters.until(60)
+    assert sorted(id for _, id, _ in waiters.got) == sorted(f"m{n}" for n in range(60))
+    assert center.counts("mail").in_flight == center.counts("sms").in_flight == 0
+
+
+def test_messages_that_are_due_together_go_to_all_who_wait(
+    make: Callable[[], TimeoutCenter], center: TimeoutCenter, client: redis.Redis
+) -> None:
+    """Nobody who waits sits on what another could have."""
+    center.queues.declare("mail", slots=8)
+    with Waiters(make, 6, "mail", limit=1).running() as waiters:
+        wait_until(lambda: blocked(client) == 6)
+        at = now_us(client) / 1e6 + 0.5
+        for number in range(6):
+            center.put("mail", f"m{number}", b"", at=at)
+        waiters.until(6)
+        assert max(when for _, _, when in waiters.got) - at < 1.0
+    assert len({id for _, id, _ in waiters.got}) == 6
+
+
+def test_topics_take_turns_and_none_starves(center: TimeoutCenter) -> None:
+    for number in range(40):
+        center.put("mail", f"m{number}", b"")
+    for number in range(5):
+        center.put("sms", f"s{number}", b"")
+    got = [center.pop(["mail", "sms"], wait=1).messages[0].topic for _ in range(10)]
+    assert got.count("sms") == 5
+    for number in range(20):
+        center.put("sms", f"t{number}", b"")
+    topics = Counter(one.topic for one in center.pop(["mail", "sms"], 20, wait=1).messages)
+    assert topics == {"mail": 10, "sms": 10}
+
+
+def test_a_topic_with_a_backlog_delays_no_other(
+    center: TimeoutCenter, make: Callable[[], TimeoutCenter]
+) -> None:
+    for number in range(300):
+        center.put("mail", f"m{number}", b"")
+    other = make()
+    for number in range(20):
+        other.put("sms", f"s{number}", b"")
+        found = [m for _ in range(2) for m in center.pop(["mail", "sms"], 2, wait=1).messages]
+        assert f"s{number}" in [message.id for message in found]
+        center.ack(found)
+
+
+def test_priorities_go_first(center: TimeoutCenter) -> None:
+    center.queues.declare("mail", slots=1)  # of a Cluster, one is popped after the other
+    center.put("mail", "low", b"", priority=9)
+    center.put("mail", "high", b"", priority=0)
+    assert [center.pop("mail", wait=1).messages[0].id for _ in "12"] == ["high", "low"]
+
+
+# -- what is announced to nobody
+
+
+def test_what_comes_back_when_a_lease_ends_reaches_who_waits(
+    center: TimeoutCenter, make: Callable[[], TimeoutCenter]
+) -> None:
+    """Without a worker or another process that keeps the topic in order."""
+    center.queues.declare("mail", visibility=1)
+    center.put("mail", "m", b"")
+    [message] = center.pop("mail").messages
+    began = time.monotonic()
+    popped = make().pop(["mail", "sms"], wait=10)
+    assert [one.id for one in popped.messages] == ["m"]
+    assert popped.messages[0].failures == 1
+    assert popped.rolled_back == ["m"]
+    assert time.monotonic() - began < 4
+    assert center.extend([message]) == [message]
+
+
+WAITS = """
+import sys, redis
+from kombu_toc import center_for
+center = center_for(sys.argv[1])
+print("waits", flush=True)
+for message in center.pop(["mail", "sms"], wait=None).messages:
+    print(message.id, flush=True)
+"""
+
+
+@contextmanager
+def waiting_processes(server: Server | Cluster, number: int) -> Iterator[list[Any]]:
+    """Processes that wait for a message each."""
+    command = [sys.executable, "-c", WAITS, server.toc_url]
+    with ExitStack() as stack:
+        processes = []
+        for _ in range(number):
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            processes.append(process)
+        for process in processes:
+            assert process.stdout.readline() == "waits\n"
+        yield processes
+
+
+def test_a_process_that_is_killed_with_claims_delays_its_messages_by_moments(
+    server: Server | Cluster, center: TimeoutCenter, client: redis.Redis
+) -> None:
+    center.queues.declare("mail", slots=1)
+    center.queues.declare("sms", slots=1)
+    center.put("mail", "m", b"", delay=1.5)
+    with waiting_processes(server, 1) as [process]:
+        wait_until(lambda: not announced(center, "mail"))  # it has claimed it
+        process.kill()
+        process.wait()
+    due = time.monotonic() + 1.5
+    assert [one.id for one in center.pop(["mail", "sms"], wait=20).messages] == ["m"]
+    assert time.monotonic() < due + 3
+
+
+def test_several_processes_wait_and_one_gets_the_message(
+    server: Server | Cluster, center: TimeoutCenter, client: redis.Redis
+) -> None:
+    with waiting_processes(server, 3) as processes:
+        wait_until(lambda: blocked(client) == 3)
+        center.put("sms", "m", b"")
+        wait_until(lambda: any(process.poll() is not None for process in processes))
+        [ended] = [process for process in processes if process.poll() is not None]
+        assert ended.stdout.read() == "m\n"
+        assert blocked(client) == 2
+
+
+# -- cost
+
+
+def calls_of(client: redis.Redis, *names: str) -> int:
+    """How many of these commands the server has run since its statistics were reset."""
+    stats = client.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in names)
+
+
+def test_who_waits_asks_the_server_next_to_nothing(
+    tmp_path: Path,
+) -> None:
+    """X13: one look a second, and one question in five: not a poll."""
+    # Of its own: threads of earlier tests may still ask the shared one who keeps the topics up.
+    server = Server(tmp_path).start()
+    try:
+        with server.client() as client, server.client() as waits:
+            other = TimeoutCenter(waits, grace=0)
+            other.queues.declare("mail", slots=1)
+            with in_thread(other.pop, "mail", wait=4.5):
+                wait_until(lambda: blocked(client) == 1)
+                client.config_resetstat()
+                began = time.monotonic()
+                time.sleep(3)  # what is counted is what it does in this time
+                calls = calls_of(client, "evalsha", "eval", "bzpopmin")
+                seconds = time.monotonic() - began
+    finally:
+        server.stop()
+    assert 2 <= calls <= 2 + 1.2 * seconds  # both may come just after the count begins
+
+
+def test_somebody_who_keeps_the_topics_up_spares_the_looks(
+    center: TimeoutCenter, client: redis.Redis, make: Callable[[], TimeoutCenter]
+) -> None:
+    center.queues.declare("mail")
+    client.set(center.keys.upkeep, "somebody")
+    with in_thread(make().pop, "mail", wait=9):
+        wait_until(lambda: blocked(client) == 1)
+        client.config_resetstat()
+        wait_until(
+            lambda: calls_of(client, "exists") == 1
+        )  # from then on it knows for five seconds
+        client.config_resetstat()
+        time.sleep(2)  # what is counted is what it does in this time
+        assert calls_of(client, "evalsha", "eval", "bzpopmin", "exists") == 0
+
+
+@pytest.mark.one_server("on a Cluster a look is one call for each slot")
+def test_threads_that_share_a_center_share_the_looks(
+    client: redis.Redis, make: Callable[[], TimeoutCenter]
+) -> None:
+    center = make()
+    center.queues.declare("mail", slots=1)
+    with ExitStack() as stack:
+        for _ in range(10):
+            stack.enter_context(in_thread(center.pop, "mail", wait=4))
+        wait_until(lambda: blocked(client) == 10)
+        client.config_resetstat()
+        time.sleep(2)  # what is counted is what they do in this time
+        assert calls_of(client, "evalsha", "eval") <= 4
+    assert blocked(client) == 0
+
+
+# -- faults
+
+
+def test_a_connection_that_is_cut_is_made_again(
+    center: TimeoutCenter,
+    client: redis.Redis,
+    make: Callable[[], TimeoutCenter],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with in_thread(make().pop, ["mail", "sms"], wait=20) as returned:
+        wait_until(lambda: blocked(client) == 1)
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        wait_until(lambda: "cannot wait for messages of mail, sms for now" in caplog.text)
+        center.put("mail", "m", b"", delay=0.1)
+    assert [message.id for message in returned[0].messages] == ["m"]
+
+
+def test_what_came_is_not_lost_when_the_connection_that_waited_is_cut(
+    center: TimeoutCenter,
+    client: redis.Redis,
+    make: Callable[[], TimeoutCenter],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stop(self: WakeConnection, real: Any = WakeConnection.stop) -> Any:
+        self._connection._sock.close()  # to read is an error then, as after a reset
+        return real(self)
+
+    monkeypatch.setattr(WakeConnection, "stop", stop)
+    for id in ("m", "n"):
+        with in_thread(make().pop, ["mail", "sms"], wait=20) as returned:
+            wait_until(lambda: blocked(client) == 1)
+            center.put("mail", "later", b"", delay=HOUR)  # claimed, and waited on
+            center.put("mail", id, b"", delay=0.1)
+        assert [message.id for message in returned[0].messages] == [id]
+
+
+@pytest.mark.one_server("a Cluster has no server that could be stopped and started alone")
+def test_a_server_that_is_restarted_is_waited_for(tmp_path: Path) -> None:
+    server = Server(tmp_path, "--appendonly", "yes").start()
+    try:
+        center = center_for(server.toc_url)
+        center.put("mail", "m", b"", delay=1)
+        with in_thread(center_for(server.toc_url).pop, "mail", wait=30) as returned:
+            with server.client() as client:
+                wait_until(lambda: blocked(client) == 1)
+            server.stop()
+            server.start()
+        assert [message.id for message in returned[0].messages] == ["m"]
+    finally:
+        server.stop()
+
+
+@pytest.mark.one_server("a Cluster has no server that could be stopped and started alone")
+def test_a_server_that_is_away_ends_the_wait_with_its_error(tmp_path: Path) -> None:
+    server = Server(tmp_path).start()
+    center = center_for(server.toc_url)
+    center.queues.declare("mail")
+    server.kill()
+    began = time.monotonic()
+    with pytest.raises(redis.exceptions.ConnectionError):
+        center.pop("mail", wait=0.5)
+    assert 0.4 <= time.monotonic() - began < 5
+
+
+@pytest.mark.one_server("it stops the server's process")
+def test_a_server_that_is_frozen_for_a_while_is_waited_for(tmp_path: Path) -> None:
+    server = Server(tmp_path).start()
+    try:
+        center = center_for(server.toc_url)
+        center.put("mail", "m", b"", delay=1)
+        with in_thread(center_for(server.toc_url).pop, "mail", wait=30) as returned:
+            with server.client() as client:
+                wait_until(lambda: blocked(client) == 1)
+            os.kill(server.pid, signal.SIGSTOP)
+            time.sleep(2)  # for so long the server stands still
+            os.kill(server.pid, signal.SIGCONT)
+        assert [message.id for message in returned[0].messages] == ["m"]
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+        server.stop()
+
+
+@pytest.mark.one_server("a proxy stands before one server")
+@pytest.mark.parametrize("many", [False, True])
+def test_what_a_pop_had_given_when_its_connection_was_cut_is_not_lost(
+    server: Server, center: TimeoutCenter, many: bool
+) -> None:
+    """It is fetched by the name of the pop, and no retry is spent."""
+    center.queues.declare("mail", visibility=30)
+    center.put("mail", "m", b"body")
+    with Proxy(server.port) as proxy:
+        waits = center_for(proxy.toc_url)
+        waits.queues.declare("mail")
+        waits.pop("mail", 0)  # loads the script, and takes nothing
+        lost = proxy.drop_replies(load("pop").sha.encode())
+        began = time.monotonic()
+        popped = waits.pop(["mail", "sms"] if many else "mail", 5, wait=20)
+        assert lost.is_set()
+        [message] = popped.messages
+        assert (message.id, message.body, message.failures) == ("m", b"body", 0)
+        assert time.monotonic() < began + 3
+        assert waits.ack(message) == 1
+    assert sum(center.counts("mail")) == 0
+
+
+@pytest.mark.one_server("it has sentinels of its own")
+def test_a_failover_is_waited_for(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path).start()
+    try:
+        center = center_for(deployment.toc_url)
+        center.queues.declare("mail")
+        with in_thread(center_for(deployment.toc_url).pop, "mail", wait=60) as returned:
+            with deployment.acting().client() as client:
+                wait_until(lambda: blocked(client) == 1)
+            deployment.acting().kill()
+            deployment.wait_for_failover()
+            put_when_possible(center, "m")
+        assert [message.id for message in returned[0].messages] == ["m"]
+    finally:
+        deployment.stop()
+
+
+def put_when_possible(center: TimeoutCenter, id: str) -> None:
+    def done() -> bool:
+        try:
+            return center.put("mail", id, b"").added
+        except redis.exceptions.ConnectionError:
+            return False
+
+    wait_until(done, 30)
+
+
+def test_a_node_of_a_cluster_that_dies_or_loses_the_wake_indexes_is_waited_for(
+    start_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = start_cluster(replicas=1)
+    center = center_for(cluster.toc_url)
+    center.queues.declare("mail")
+    home = cluster.node_of(center.keys.wake("mail"))
+    with in_thread(center_for(cluster.toc_url).pop, ["mail", "sms"], wait=60) as returned:
+        wait_until(lambda: home("INFO", "clients")["blocked_clients"] == 1)
+        cluster.kill(home)
+        cluster.wait_ok()  # its replica has taken over
+        put_when_possible(center, "m")
+    assert [message.id for message in returned[0].messages] == ["m"]
+
+    home, other = cluster.node_of(center.keys.wake("mail")), cluster.primaries()
+    target = next(node for node in other if node is not home)
+    with in_thread(center_for(cluster.toc_url).pop, ["mail", "sms"], wait=60) as returned:
+        wait_until(lambda: home("INFO", "clients")["blocked_clients"] == 1)
+        cluster.migrate_slots([cluster.slot_of(center.keys.wake("mail"))], target)
+        put_when_possible(center, "n")
+    assert [message.id for message in returned[0].messages] == ["n"]
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (([], 1), "no topic is named"),
+        ((["mail", b"sms"], 1), "named by a str"),
+        ((["mail"], 0), "a limit of at least 1"),
+    ],
+)
+def test_a_pop_that_makes_no_sense_is_refused_and_takes_nothing(
+    center: TimeoutCenter, arguments: Any, text: str
+) -> None:
+    center.put("mail", "m", b"")
+    with pytest.raises(ConfigurationError, match=text):
+        center.pop(*arguments, wait=1)
+    assert center.counts("mail").ready == 1
+
+
+def test_a_wait_that_is_no_time_and_a_wait_for_some_slots_are_refused(
+    center: TimeoutCenter,
+) -> None:
+    center.put("mail", "m", b"")
+    for wrong in (-1, float("nan"), "soon"):
+        with pytest.raises(ConfigurationError, match="wait must be a number of seconds"):
+            center.pop("mail", wait=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="leave out slots"):
+        center.pop("mail", wait=1, slots=[0])
+    for chosen in ({"ids": ["m"]}, {"where": bool}, {"early": True}):
+        with pytest.raises(ConfigurationError, match="a pop that chooses messages"):
+            center.pop(["mail", "sms"], **chosen)  # type: ignore[arg-type]
+    assert center.counts("mail").ready == 1
+
+
+def test_what_one_topic_has_given_is_not_lost_when_another_one_fails(
+    center: TimeoutCenter, caplog: pytest.LogCaptureFixture
+) -> None:
+    center.put("good", "x", b"")
+    for slot in center.queues.declare("bad").all_slots():
+        center.client.set(slot.prepare, "not a sorted set")
+    [message] = center.pop(["good", "bad"], 9, wait=5).messages
+    assert message.id == "x"
+    assert "cannot wait for messages of good, bad for now: WRONGTYPE" in caplog.text
+    center.ack([message])
+    with pytest.raises(redis.exceptions.ResponseError, match="WRONGTYPE"):
+        center.pop(["good", "bad"], 9, wait=5)
+
+
+def test_an_exception_after_one_topic_was_popped_gives_its_messages_back(
+    center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def agreed(topic: Any, agreed: Any = center.registry.agreed) -> Any:
+        if topic.name == "second":
+            raise PriorityStepsError("it has other steps")
+        return agreed(topic)
+
+    center.put("first", "x", b"")
+    center.queues.declare("second")
+    monkeypatch.setattr(center.registry, "agreed", agreed)
+    for _ in range(2):  # another topic goes first each time
+        with pytest.raises(PriorityStepsError):
+            center.pop(["first", "second"], 9, wait=5)
+        assert center.counts("first") == (1, 0, 0, 0)
+    assert center.pop("first").messages[0].failures == 0
+    check_slots(center, "first")
+
+
+def test_connections_that_wait_for_nothing_are_used_again(
+    center: TimeoutCenter, client: redis.Redis
+) -> None:
+    center.pop("mail", wait=0.05)
+    before = client.info("stats")["total_connections_received"]
+    for _ in range(5):
+        center.pop("mail", wait=0.05)
+    assert client.info("stats")["total_connections_received"] <= before + 1
+    assert isinstance(center.pop("mail", wait=0.01), Popped)
+
+
+def test_a_message_whose_announcement_was_lost_is_found(
+    center: TimeoutCenter, client: redis.Redis, make: Callable[[], TimeoutCenter]
+) -> None:
+    with in_thread(make().pop, "mail", wait=20) as returned:
+        wait_until(lambda: blocked(client) == 1)
+        center.put("mail", "m", b"", delay=HOUR)
+        wait_until(lambda: not announced(center, "mail"))  # it is claimed for in an hour
+        time_passes(center, "mail", HOUR + 1)
+    assert [message.id for message in returned[0].messages] == ["m"]

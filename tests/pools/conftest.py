@@ -1,0 +1,3 @@
+"""The fixtures of tests with workers."""
+
+from ..support.workers import *  # noqa: F403 - pytest finds them here

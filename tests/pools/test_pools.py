@@ -1,0 +1,186 @@
+"""K7, A5: what a pool has been given runs once, however its worker ends or loses its connection.
+
+Processes of a pool are stopped here for a moment: that is how a machine with much to do looks
+to a worker, only longer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+import redis
+from celery import Celery
+
+import kombu_toc
+
+from ..e2e.test_reconnect import cut_connections
+from ..support.inspection import slot_keys
+from ..support.nodes import Worker
+from ..support.proxy import Proxy
+from ..support.servers import Server
+from ..support.workers import Journal, wait_until
+
+StartWorkers = Callable[..., list[Worker]]
+
+
+@pytest.fixture
+def proxy(server: Server, client: redis.Redis) -> Iterator[Proxy]:
+    with Proxy(server.port) as proxy:
+        yield proxy
+
+
+def pool_of(worker: Worker) -> list[int]:
+    """Its processes. They say that they are up while it mingles, which takes a second."""
+    return [child.pid for child in psutil.Process(worker.container.pid).children()]
+
+
+def send_to_all(pids: list[int], number: int) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
+def wait_until_in_flight(toc: kombu_toc.TimeoutCenter, number: int) -> None:
+    wait_until(lambda: toc.counts("celery").in_flight >= number)
+    time.sleep(0.3)  # and writes them to its processes, of which nobody can tell
+
+
+def wait_until_empty(client: redis.Redis) -> None:
+    wait_until(lambda: not slot_keys(client), what=lambda: slot_keys(client))
+
+
+def test_what_processes_were_sent_runs_once_although_their_worker_stops(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    client: redis.Redis,
+) -> None:
+    [worker] = start_workers(1, "-c", "2", mingle=True)
+    processes = pool_of(worker)
+    send_to_all(processes, signal.SIGSTOP)
+    for i in range(2):
+        app.tasks["e2e.late_ack"].delay(f"sent-{i}", 0.1)
+    wait_until_in_flight(toc, 2)
+    os.kill(worker.container.pid, signal.SIGTERM)
+    time.sleep(0.3)  # the worker is shutting down
+    send_to_all(processes, signal.SIGCONT)
+    worker.teardown()
+    assert Counter(entry["name"] for entry in journal.entries("sent-")) == Counter(
+        ["sent-0", "sent-0-done", "sent-1", "sent-1-done"]
+    )
+    assert slot_keys(client) == []
+
+
+@pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL], ids=["slow", "killed"])
+def test_what_processes_were_sent_runs_once_although_the_connection_is_cut(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    client: redis.Redis,
+    end: signal.Signals,
+) -> None:
+    """Killed processes have not started it; those that replace them do."""
+    [worker] = start_workers(
+        1, "-c", "2", mingle=True, broker_transport_options={"visibility_timeout": 2}
+    )
+    processes = pool_of(worker)
+    send_to_all(processes, signal.SIGSTOP)
+    for i in range(2):
+        app.tasks["e2e.late_ack"].delay(f"sent-{i}", 0.1)
+    wait_until_in_flight(toc, 2)
+    if end is signal.SIGKILL:
+        send_to_all(processes, end)
+    connected = worker.logs().count("Connected to")
+    cut_connections(client)
+    wait_until(lambda: worker.logs().count("Connected to") > connected, what=worker.logs)
+    if end is signal.SIGCONT:
+        send_to_all(processes, end)
+    journal.wait_for("sent-", 4)
+    wait_until_empty(client)
+    assert Counter(entry["name"] for entry in journal.entries("sent-")) == Counter(
+        ["sent-0", "sent-0-done", "sent-1", "sent-1-done"]
+    )
+
+
+def test_what_a_killed_process_was_sent_runs_once_although_the_connection_is_cut(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    client: redis.Redis,
+) -> None:
+    """After a reconnect, Celery notices only within five seconds that a process was killed, and
+    writes to its pipe until then."""
+    [worker] = start_workers(
+        1, "-c", "2", mingle=True, broker_transport_options={"visibility_timeout": 2}
+    )
+    cut_connections(client)
+    app.tasks["e2e.late_ack"].delay("connected", 0)
+    journal.wait_for("connected-done", 1)
+    send_to_all(pool_of(worker)[:1], signal.SIGKILL)
+    for i in range(2):
+        app.tasks["e2e.late_ack"].delay(f"sent-{i}", 0.1)
+    # What was sent to a process that lives may have been executed by now.
+    wait_until(lambda: toc.counts("celery").waiting == 0)
+    cut_connections(client)
+    journal.wait_for("sent-", 4)
+    wait_until_empty(client)
+    assert Counter(entry["name"] for entry in journal.entries("sent-")) == Counter(
+        ["sent-0", "sent-0-done", "sent-1", "sent-1-done"]
+    )
+
+
+def test_a_task_that_ends_while_the_connection_is_given_up_runs_once(
+    start_workers: StartWorkers,
+    proxy: Proxy,
+    app: Celery,
+    journal: Journal,
+    client: redis.Redis,
+) -> None:
+    [worker] = start_workers(1, "-P", "threads", "-c", "1", broker=proxy.toc_url)
+    app.tasks["e2e.late_ack"].delay("ending", 1)
+    journal.wait_for("ending", 1)
+    proxy.cut()
+    proxy.freeze()  # whoever closes the connection waits for an answer
+    journal.wait_for("ending-done", 1)
+    time.sleep(0.3)  # the task has ended, for its worker too
+    proxy.thaw()
+    wait_until_empty(client)
+    assert len(journal.entries("ending")) == 2
+    app.tasks["e2e.note"].delay("afterwards")
+    journal.wait_for("afterwards", 1)
+    worker.teardown()  # while there is a proxy: Celery's mingle would look for it for ever
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_stopping_worker_acknowledges_what_has_ended_while_another_task_goes_on(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    toc: kombu_toc.TimeoutCenter,
+    pool: str,
+) -> None:
+    """Else its lease ends, and another worker runs it again."""
+    [worker] = start_workers(
+        1, "-P", pool, "-c", "2", broker_transport_options={"visibility_timeout": 1}
+    )
+    app.tasks["e2e.late_ack"].delay("long", 5)
+    app.tasks["e2e.late_ack"].delay("short", 1)
+    journal.wait_for("short", 1)
+    journal.wait_for("long", 1)
+    os.kill(worker.container.pid, signal.SIGTERM)
+    journal.wait_for("short-done", 1)
+    deadline = time.monotonic() + 3
+    while toc.counts("celery").in_flight == 2:
+        assert time.monotonic() < deadline, "it is acknowledged only when the worker ends"
+        time.sleep(0.05)  # Celery looks for results every half second then
+    assert journal.entries("long-done") == []
+    worker.teardown()
+    assert toc.counts("celery").in_flight == 0

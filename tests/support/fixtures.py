@@ -1,0 +1,102 @@
+"""Fixtures: connections of Kombu's to the shared server, and servers of the page."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection
+
+from kombu_toc import TimeoutCenter
+from kombu_toc.http import new_token
+
+from .cluster import Cluster
+from .http_server import HttpServer
+from .page_visitor import Visitor
+from .servers import Server
+
+
+@pytest.fixture
+def connect(server: Server | Cluster, client: redis.Redis) -> Iterator[Callable[..., Connection]]:
+    """Connect to the shared server, which is empty; options as in broker_transport_options."""
+    with contextlib.ExitStack() as stack:
+
+        def made(**options: Any) -> Connection:
+            connection = Connection(server.toc_url, transport_options=options)
+            connection.connect()
+            stack.callback(connection.release)
+            return connection
+
+        yield made
+
+
+@pytest.fixture
+def connection(connect: Callable[..., Connection]) -> Connection:
+    return connect()
+
+
+def drain(connection: Connection, timeout: float = 0.3) -> None:
+    """Deliver whatever comes, until nothing has come for `timeout` seconds."""
+    while True:
+        try:
+            connection.drain_events(timeout=timeout)
+        except TimeoutError:
+            return
+
+
+# -- the page
+
+
+@pytest.fixture(scope="module")
+def page_server(server: Server | Cluster) -> Iterator[HttpServer]:
+    with HttpServer(server.toc_url, "--mask", "card") as made:
+        yield made
+
+
+@pytest.fixture
+def local(page_server: HttpServer, center: TimeoutCenter) -> Visitor:
+    """Who sits at the machine; on the page_server server, which is empty."""
+    for queue in ("mail", "sms"):
+        center.queues.declare(queue)
+    made = Visitor(page_server)
+    made.get("queue?queue=mail")
+    return made
+
+
+@pytest.fixture(scope="module")
+def tokens() -> dict[str, tuple[str, str]]:
+    """name -> a token and its line."""
+    slow = new_token("slow", "read", "*")
+    return {
+        "anna": new_token("anna", "read,write,operate", "*"),
+        "ben": new_token("ben", "read", "mail,m-*"),
+        "carl": new_token("carl", "read,write", "mail"),
+        "slow": (slow[0], f"{slow[1]} rate=2/m"),
+    }
+
+
+@pytest.fixture(scope="module")
+def guarded_page(
+    server: Server | Cluster, tokens: dict[str, tuple[str, str]]
+) -> Iterator[HttpServer]:
+    lines = ";".join(line for _, line in tokens.values())
+    with HttpServer(server.toc_url, environment={"TOC_HTTP_TOKENS": lines}) as made:
+        yield made
+
+
+@pytest.fixture
+def signed_in(
+    guarded_page: HttpServer, tokens: dict[str, tuple[str, str]], center: TimeoutCenter
+) -> Any:
+    for queue in ("mail", "sms"):
+        center.queues.declare(queue)
+
+    def sign_in(name: str) -> Visitor:
+        made = Visitor(guarded_page)
+        assert made.sign_in(tokens[name][0]).status == 303
+        return made
+
+    return sign_in

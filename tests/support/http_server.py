@@ -1,0 +1,123 @@
+"""A server of the HTTP API as a process of its own, and a small client, for tests."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from . import nursery
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class HttpServer:
+    """``python -m kombu_toc.http``, or another command line that takes ``--port``.
+
+    token: what requests are sent with unless they say
+    """
+
+    def __init__(
+        self,
+        broker: str,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        command: tuple[str, ...] = ("-m", "kombu_toc.http"),
+        token: str = "",
+    ) -> None:
+        self.token = token
+        self.process = nursery.Popen(
+            [sys.executable, *command, "--port", "0", *options],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "TOC_HTTP_BROKER": broker, **(environment or {})},
+        )
+        #: what it has said when it began
+        self.said: list[str] = []
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said.append(line.rstrip())
+            if found := re.search(r"Listening at (https?)://(.*):(\d+)", line):
+                self.port = int(found[3])
+                break
+        else:
+            raise AssertionError(f"it has not begun to listen: {self.said}")
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> HttpServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> str:
+        """End it; returns what it has said since it began."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        _, rest = self.process.communicate(timeout=30)
+        return rest
+
+    def connect(self, timeout: float = 60) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        document: Any = None,
+        *,
+        raw: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        over: http.client.HTTPConnection | None = None,
+    ) -> Reply:
+        """Send a request; a document is sent as JSON."""
+        sent = dict(headers or {})
+        if document is not None:
+            raw = json.dumps(document).encode()
+            sent.setdefault("content-type", "application/json")
+        if self.token:
+            sent.setdefault("authorization", f"Bearer {self.token}")
+        connection = over or self.connect()
+        try:
+            connection.request(method, path, body=raw, headers=sent)
+            reply = connection.getresponse()
+            found = {name.lower(): value for name, value in reply.getheaders()}
+            return Reply(reply.status, found, reply.read())
+        finally:
+            if over is None:
+                connection.close()
+
+    def get(self, path: str, **how: Any) -> Reply:
+        return self.ask("GET", path, **how)
+
+    def post(self, path: str, document: Any = None, **how: Any) -> Reply:
+        return self.ask("POST", path, document, **how)
+
+
+def peak_of(pid: int) -> int:
+    """Bytes of memory that a process has had at most."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
