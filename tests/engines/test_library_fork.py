@@ -73,13 +73,17 @@ def test_a_child_waits_for_no_lock_and_writes_nothing_of_its_parent(server, opti
 
     def work() -> None:
         assert recorder.backlog == 0
-        assert len(recorder.schedules) == 0
+        assert not recorder.schedules
         recorder.guard.ask([message], lambda ended: None)
         center.put("mail", "order-2", b"1")
         recorder.flush()
 
     locks = [recorder._lock, recorder._backlog._lock, recorder._backlog._writing]
-    locks += [recorder.schedules._lock, *(asker._lock for asker in recorder.guard.askers)]
+    locks += [
+        recorder.schedules._lock,
+        recorder.schedules._writing,
+        *(asker._lock for asker in recorder.guard.askers),
+    ]
     for lock in locks:
         lock.acquire()
     try:
