@@ -53,6 +53,9 @@ class _Awaited:
             raise AttributeError(name)
         return partial(self._center.call, _without_center, getattr(self._inner, name))
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._inner)})
+
 
 class AsyncTaskCenter:
     """The methods of :class:`TaskCenter`, awaited. :func:`celery_toc.aio.timeout_center` returns

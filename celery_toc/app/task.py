@@ -270,7 +270,7 @@ class TaskCenter(TimeoutCenter):
 
     def reschedule(
         self,
-        task_id: str | kombu_toc.Found | Iterable[kombu_toc.Found],
+        task_id: str | kombu_toc.Found | Iterable[str | kombu_toc.Found],
         *,
         eta: datetime | float | None = None,
         countdown: float | None = None,

@@ -161,7 +161,7 @@ class AsyncTaken(Taken):
         error: str = "",
         backoff: float | None = None,
     ) -> str | None:
-        """Give it back after a failure: see :meth:`.deliveries.Deliveries.reject`."""
+        """Give it back after a failure: see :meth:`.pop.Deliveries.reject`."""
         how = {"requeue": requeue, "reason": reason, "error": error, "backoff": backoff}
         return await run(lambda: Taken.reject(self, **how))  # type: ignore[arg-type]
 

@@ -162,7 +162,7 @@ class Operations:
 
     def reschedule(
         self,
-        id: str | Found | Iterable[Found],
+        id: str | Found | Iterable[str | Found],
         *,
         at: float | None = None,
         delay: float | None = None,
@@ -172,7 +172,8 @@ class Operations:
         """Give a waiting message, and waiting copies of it, another action time; neither `at`
         nor `delay` means now.
 
-        id: one; what :meth:`get` or :meth:`scan` has found stands for just these messages
+        id: one or several; what :meth:`get` or :meth:`scan` has found stands for just these
+            messages
         at: seconds since the epoch
         delay: seconds from now by Redis's clock
 
@@ -181,8 +182,11 @@ class Operations:
         :meth:`cancel`.
         """
         named, meant = _named(id)
-        if meant or not named:
-            return self._reschedule_found(meant, at=at, delay=delay)
+        if meant or len(named) != 1:
+            moved = self._reschedule_found(meant, at=at, delay=delay)
+            for one in named:
+                moved += self.reschedule(one, at=at, delay=delay, topic=topic, basis=basis)
+            return moved
         [id] = named
         when = when_of(microseconds(at), microseconds(delay))
         far, ahead = self._far(topic), list[Rescheduled]()

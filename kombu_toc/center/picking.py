@@ -386,9 +386,6 @@ def _check(choice: Choice) -> None:
         raise ConfigurationError(
             "pop: early=True needs ids=[...] or where=..., which say what is to be taken early"
         )
-    for id in choice.ids or ():
-        if not isinstance(id, str):
-            raise ConfigurationError(f"pop: an id must be text, not {id!r}")
     if choice.where is not None and not callable(choice.where):
         raise ConfigurationError(
             f"pop: where must be a function of a message, not {choice.where!r}"

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..aio.center import AsyncTimeoutCenter
+from ..aio.waiting import AwaitedPart
 from ..center.center import TimeoutCenter
 from ..client.errors import is_demoted, is_temporary
 from ..library.opening import center_for
@@ -523,6 +524,8 @@ class _InThreads:
 
     def __init__(self, center: TimeoutCenter) -> None:
         self._center = center
+        self.queues = AwaitedPart(center.queues, asyncio.to_thread)
+        self.dead = AwaitedPart(center.dead, asyncio.to_thread)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._center, name)

@@ -49,7 +49,7 @@ def is_event(request: Request) -> bool:
 
 
 def arguments_of(request: Request) -> dict[str, Any]:
-    """An event as the arguments of :meth:`.puts.Puts.put`. Raises Problem."""
+    """An event as the arguments of :meth:`.put.Puts.put`. Raises Problem."""
     kind = request.media_type
     check_encoding(request)
     if kind.startswith("application/cloudevents") and kind != STRUCTURED:

@@ -173,7 +173,7 @@ def token_of(request: Request) -> str | None:
 
 
 def arguments_of(task: Mapping[str, Any], request: Request, place: int = 0) -> dict[str, Any]:
-    """A message as the arguments of :meth:`.puts.Puts.put`."""
+    """A message as the arguments of :meth:`.put.Puts.put`."""
     made: dict[str, Any] = {
         "id": id_of(task, request, place),
         "body": bytes_of(task, trace_of(request)),

@@ -45,7 +45,7 @@ async def page_of_names(
     """Names of queues that a token may see, and behind which it goes on, if there are more. Read
     are those only that begin as its patterns do, a page of each.
 
-    topics: reads names, as :meth:`AsyncTimeoutCenter.topics` does
+    topics: reads names, as :meth:`Queues.names` does
     """
     heads = sorted({re.split(r"[*?]", pattern)[0] for pattern in token.queues})
     heads = [

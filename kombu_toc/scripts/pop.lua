@@ -209,19 +209,17 @@ for step = 1, used do
   end
 end
 
--- Out of where they were; and what is known of them: per slot, of its ids in their order.
+-- What is known of them, per slot, of its ids in their order: before anything is written, for this may fail.
 local tokens, seen = {}, {}
 for slot, part in pairs(chosen) do
-  local ids = part[1]
-  for step = 1, used do
+  local ids = part[used] or {}
+  for step = used - 1, 1, -1 do
     local some = part[step]
     if some then
-      in_parts('ZREM', store(slot, step), some)
-      if not ids then
-        ids = some
-      elseif some ~= ids then
-        for i = 1, #some do ids[#ids + 1] = some[i] end
-      end
+      local all = {unpack(some, 1, math.min(#some, 1000))}
+      for i = 1001, #some do all[i] = some[i] end
+      for i = 1, #ids do all[#all + 1] = ids[i] end
+      ids = all
     end
   end
   local found = redis.call('HMGET', key(slot, 6), unpack(ids, 1, math.min(#ids, 1000)))
@@ -230,6 +228,9 @@ for slot, part in pairs(chosen) do
     for i = 1, #some do found[from + i - 1] = some[i] end
   end
   tokens[slot], seen[slot] = found, 0
+end
+for slot, part in pairs(chosen) do
+  for step, some in pairs(part) do in_parts('ZREM', store(slot, step), some) end
 end
 
 local name, lease = ARGV[16], now_ms + terms.visibility

@@ -28,6 +28,9 @@ local store, body, armed, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[6]
 local id, envelope, when, name = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
+-- Before anything is written: this fails if another program has written the key.
+local first = redis.call('ZRANGE', armed, '0', '0')[1]
+local announced = first and tonumber(first)
 
 local before = redis.pcall('SET', KEYS[5], name, 'EX', '60', 'GET')
 if type(before) == 'table' then -- it is refused, as by a full server
@@ -71,23 +74,17 @@ if when ~= '' then
   end
 end
 
--- Nothing waits that is due before the earliest time that is announced: if that is in a later millisecond,
--- there is nobody whose order matters. (The last place of a millisecond is announced for the next one.)
-local first = redis.call('ZRANGE', armed, '0', '0')[1]
-local announced = first and tonumber(first)
 local text = string.format('%d', score)
-if announced and announced <= us - part + 1000 then
-  local last = redis.call('ZREVRANGEBYSCORE', store, string.format('%d', us - part + 999), text,
-    'WITHSCORES', 'LIMIT', '0', '1')[2]
-  if last then
-    if last % 1000 < 900 then
-      score = last + 1
-    else
+local last = redis.call('ZREVRANGEBYSCORE', store, string.format('%d', us - part + 999), text,
+  'WITHSCORES', 'LIMIT', '0', '1')[2]
+if last then
+  if last % 1000 < 900 then
+    score = last + 1
+  else
 --< spread
-      score = free_score(store, score)
-    end
-    text = string.format('%d', score)
+    score = free_score(store, score)
   end
+  text = string.format('%d', score)
 end
 redis.call('ZADD', store, text, id)
 part = score % 1000

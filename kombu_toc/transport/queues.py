@@ -95,7 +95,7 @@ class Queues:
         """Declare a queue; return its topic. A transient queue is none yet: perhaps it will only be
         bound to a fanout exchange.
 
-        Raises SlotCountError and PriorityStepsError as :meth:`TimeoutCenter.declare`.
+        Raises SlotCountError and PriorityStepsError as :meth:`Queues.declare`.
         """
         expires = arguments.get("x-expires")
         if expires is not None:

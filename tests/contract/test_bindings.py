@@ -44,16 +44,16 @@ def test_what_another_process_binds_or_unbinds_counts_from_the_next_publish_on(
     producer, other = connect(), connect()
     first = Queue("first", exchange, "key")(other.default_channel)
     second = Queue("second", exchange, "key")(other.default_channel)
-    first.queues.declare()
+    first.declare()
     publish(producer, exchange, "key")
-    second.queues.declare()
+    second.declare()
     publish(producer, exchange, "key")
     assert waiting(center, "first", "second") == [2, 1]
     first.unbind_from(exchange, "key")
     publish(producer, exchange, "key")
     assert waiting(center, "first", "second") == [2, 2]
     first.bind_to(exchange, "other")
-    second.queues.delete()
+    second.delete()
     publish(producer, exchange, "key")
     publish(producer, exchange, "other")
     assert waiting(center, "first") == [3]

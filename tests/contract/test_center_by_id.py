@@ -429,6 +429,15 @@ def test_a_waiting_message_gets_another_time(center, first):
     check_slots(center, "mail")
 
 
+def test_several_messages_get_another_time_by_ids_and_as_they_were_found(center):
+    for id in ("a", "b", "c"):
+        center.put("mail", id, b"", delay=HOUR)
+    wanted = [*center.get("a"), "b", "c"]
+    assert sorted(moved(center.reschedule(wanted, topic="mail", at=2.1e9))) == [
+        (id, WAITING, True) for id in ("a", "b", "c")
+    ]
+
+
 def test_rescheduled_without_a_time_a_message_is_due_now(center):
     center.put("mail", "x", b"", delay=HOUR)
     assert moved(center.reschedule("x", topic="mail")) == [("x", WAITING, True)]

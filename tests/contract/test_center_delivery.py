@@ -455,6 +455,29 @@ def test_messages_with_one_action_time_keep_their_publish_order_within_a_slot(on
     assert pop_ids(one, limit=101) == ids
 
 
+def test_messages_with_one_action_time_keep_their_publish_order_though_nothing_is_announced(
+    one, client
+):
+    """K5: a limited queue announces elsewhere, which a producer hears of in some seconds."""
+    for id in ("z-first", "a-second"):
+        one.put("one", id, b"", at=2e9)
+        client.delete(one.registry.topic("one").slot(0).announced_times)
+    time_passes(one, "one", 1e9)
+    assert pop_ids(one, limit=2) == ["z-first", "a-second"]
+
+
+def test_a_put_over_a_key_that_another_program_has_written_leaves_nothing(one, client):
+    """Its repeat would otherwise be taken for the same put, which is there already."""
+    slot = one.registry.topic("one").slot(0)
+    client.set(slot.announced_times, "x")
+    with pytest.raises(redis.RedisError, match="WRONGTYPE"):
+        one.put("one", "id", b"")
+    assert not client.exists(slot.body, *slot.stores)
+    client.delete(slot.announced_times)
+    assert one.put("one", "id", b"").added
+    assert pop_ids(one) == ["id"]
+
+
 AT = 2_000_000_000_000  # milliseconds
 
 

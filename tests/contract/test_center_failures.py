@@ -526,14 +526,6 @@ def test_it_is_counted_although_the_server_is_full(center, client, full):
     assert client.hget(center.keys.scripts, "seen") == b"1"
 
 
-def test_an_older_declaration_is_completed_although_the_server_is_full(center, client, full):
-    client.hset(center.keys.topics, "one", '{"slots":1,"retries":16}')
-    full()
-    named = TimeoutCenter(client, steps=range(10))
-    assert named.queues.declare("one").steps == tuple(range(10))
-    assert TimeoutCenter(client).queues.declare("one").steps == tuple(range(10))
-
-
 @pytest.mark.parametrize("wait_replicas", [0, 1])
 @pytest.mark.parametrize("many", [1, 2])
 def test_what_a_full_server_refuses_is_a_lost_connection_to_kombu(

@@ -106,6 +106,25 @@ def test_what_comes_due_in_the_library_only_is_counted(server: Server, library: 
         assert told(api) == {"value": 2, "due": 2, "ready": 0, "inFlight": 0, "far": 2}
 
 
+def test_queues_with_a_library_are_purged_and_deleted_and_their_dead_letters_requeued(
+    server: Server, library: Path
+) -> None:
+    center = center_for(server.toc_url, toc_library=f"sqlite:///{library}")
+    for id in ("again", "gone"):
+        center.put("mail", id, b"x")
+        center.bury(center.pop("mail").messages[0], reason="on purpose")
+    with HttpServer(f"{server.toc_url}?toc_library=sqlite:///{library}") as api:
+        done = [
+            api.post("/v1/queues/mail/dead:requeue", {"ids": ["again"]}),
+            api.post("/v1/queues/mail/dead:purge", {"ids": ["gone"]}),
+            api.post("/v1/queues/far:purge"),
+            api.ask("DELETE", "/v1/queues/far"),
+        ]
+    assert [reply.status for reply in done] == [200, 200, 200, 200], done
+    assert center.counts("mail").ready == 1
+    assert center.queues.names() == ["mail"]
+
+
 @pytest.mark.parametrize("options", ["", "?toc_library=sqlite:////dev/null/library.db"])
 def test_without_the_library_it_is_told_what_is_in_redis(
     server: Server, library: Path, options: str

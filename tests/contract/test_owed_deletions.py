@@ -117,17 +117,21 @@ def test_a_deletion_that_is_cut_in_the_middle_is_done_to_its_end(client: redis.R
     center = TimeoutCenter(client)
     cut = threading.Event()
 
-    class Cut(TimeoutCenter):
-        def run(self, call: ScriptCall) -> object:
-            of_slot = call.script.name == "discard" and "{me.reply:0}" in call.keys[0]
-            if of_slot and not cut.is_set():
-                cut.set()
-                raise redis.ConnectionError("cut")
-            return super().run(call)
+    cutting = TimeoutCenter(client)
+    run = cutting.runner.run
+
+    def run_or_cut(call: ScriptCall) -> object:
+        of_slot = call.script.name == "discard" and "{me.reply:0}" in call.keys[0]
+        if of_slot and not cut.is_set():
+            cut.set()
+            raise redis.ConnectionError("cut")
+        return run(call)
+
+    cutting.runner.run = run_or_cut
 
     center.queues.declare("me.reply", slots=1, expires=60_000)
     center.put("me.reply", "old", b"x")
-    keeper = LeaseKeeper(lambda: Cut(client))
+    keeper = LeaseKeeper(lambda: cutting)
     keeper.delete_later("me.reply", {})
     assert cut.wait(10)
     assert center.registry.declared("me.reply") is None
@@ -143,16 +147,19 @@ def test_a_deletion_that_reaches_the_server_late_does_nothing(
     center = TimeoutCenter(client)
     sent = threading.Event()
 
-    class Hanging(TimeoutCenter):
-        def run(self, call: ScriptCall) -> object:
-            if call.script.name == "discard" and call.args[0] and not sent.is_set():
-                proxy.freeze()
-                sent.set()
-            return super().run(call)
-
     # Without redis-py's retries: the keeper's thread would go on with them, behind this test.
     through = redis.Redis(port=proxy.port, socket_timeout=0.3, retry=Retry(NoBackoff(), 0))
-    keeper = LeaseKeeper(lambda: Hanging(through))
+    hanging = TimeoutCenter(through)
+    run = hanging.runner.run
+
+    def freeze_and_run(call: ScriptCall) -> object:
+        if call.script.name == "discard" and call.args[0] and not sent.is_set():
+            proxy.freeze()
+            sent.set()
+        return run(call)
+
+    hanging.runner.run = freeze_and_run
+    keeper = LeaseKeeper(lambda: hanging)
     center.queues.declare("me.reply", slots=1, expires=60_000)
     center.put("me.reply", "old", b"x")
     keeper.delete_later("me.reply", {})

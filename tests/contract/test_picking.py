@@ -442,8 +442,8 @@ def test_of_many_that_want_one_message_one_gets_it(center: TimeoutCenter) -> Non
         ({"ids": ["a"], "limit": -1}, "pop: limit must be a whole number from 0 up, not -1"),
         ({"where": bool, "look": 0}, "pop: look must be a whole number from 1 up, not 0"),
         ({"where": bool, "look": "9"}, "pop: look must be a whole number from 1 up, not '9'"),
-        ({"ids": [b"a"]}, "pop: an id must be text, not b'a'"),
-        ({"ids": [7]}, "pop: an id must be text, not 7"),
+        ({"ids": [b"a"]}, "id must be a str, or several of them, not b'a'"),
+        ({"ids": [7]}, "id must be a str, or several of them, not 7"),
         ({"where": "a"}, "pop: where must be a function of a message, not 'a'"),
     ],
 )

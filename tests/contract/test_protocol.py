@@ -107,7 +107,7 @@ def test_what_node_puts_python_pops_and_acknowledges(
     node: Node, center: TimeoutCenter, client: redis.Redis
 ) -> None:
     """X15"""
-    topic = node.registry.topic("mail")
+    topic = node.topic("mail")
     for id in IDS:
         assert node.put(topic, id, f"to {id}") == {"id": id, "outcome": "added"}
     got = {one.id: one for one in center.pop("mail", 100).messages}
@@ -122,7 +122,7 @@ def test_what_python_puts_node_pops_renews_and_acknowledges(
 ) -> None:
     for id in IDS:
         center.put("mail", id, f"to {id}".encode())
-    topic = node.registry.topic("mail")
+    topic = node.topic("mail")
     got = []
     while len(got) < len(IDS):
         some = node.pop(topic, 4, {"visibility": 10})
@@ -144,7 +144,7 @@ def test_what_python_puts_node_pops_renews_and_acknowledges(
 def test_either_cancels_what_the_other_has_put(
     node: Node, center: TimeoutCenter, client: redis.Redis, sender: str
 ) -> None:
-    topic = node.registry.topic("mail")
+    topic = node.topic("mail")
     for id in IDS:
         if sender == "node":
             assert node.put(topic, id, "later", {"delay": 60})["id"] == id
@@ -160,7 +160,7 @@ def test_either_cancels_what_the_other_has_put(
 def test_a_message_waits_until_its_time_whoever_puts_it(
     node: Node, center: TimeoutCenter, client: redis.Redis
 ) -> None:
-    topic = node.registry.topic("mail")
+    topic = node.topic("mail")
     at = now_us(client) / 1e6 + 0.4
     node.put(topic, "by-node", "1", {"at": at})
     center.put("mail", "by-python", b"2", at=at + 0.1)
@@ -181,7 +181,7 @@ def test_a_message_waits_until_its_time_whoever_puts_it(
 def test_who_waits_in_node_hands_back_what_it_has_claimed(
     node: Node, center: TimeoutCenter, client: redis.Redis
 ) -> None:
-    topic = node.registry.topic("mail")
+    topic = node.topic("mail")
     center.put("mail", "later", b"", delay=60)
     [announced] = client.zrange(center.keys.wake("mail"), 0, -1)
     assert node.wait(topic, 0.2) == []
@@ -189,7 +189,7 @@ def test_who_waits_in_node_hands_back_what_it_has_claimed(
 
 
 def test_what_goes_first_goes_first_for_both(node: Node, center: TimeoutCenter) -> None:
-    topic = node.registry.topic("mail", {"slots": 1, "steps": [0, 5]})
+    topic = node.topic("mail", {"slots": 1, "steps": [0, 5]})
     node.put(topic, "low", "", {"priority": 9})
     center.put("mail", "low-too", b"", priority=5)
     node.put(topic, "high", "", {"priority": 4})
@@ -201,7 +201,7 @@ def test_what_goes_first_goes_first_for_both(node: Node, center: TimeoutCenter) 
 def test_two_live_messages_may_share_an_id_and_each_is_acknowledged_alone(
     node: Node, center: TimeoutCenter, client: redis.Redis
 ) -> None:
-    topic = node.registry.topic("mail")
+    topic = node.topic("mail")
     center.put("mail", "same", b"1")
     copy = node.put(topic, "same", "2")["id"]
     assert re.fullmatch("same#[0-9a-f]{16}", copy)
@@ -218,7 +218,7 @@ def test_two_live_messages_may_share_an_id_and_each_is_acknowledged_alone(
 
 
 def test_a_basis_selects_the_slot_for_both(node: Node, center: TimeoutCenter) -> None:
-    topic = node.registry.topic("mail")
+    topic = node.topic("mail")
     bases = ["customer-42", "kundé", "7"]
     for number, basis in enumerate(bases):
         node.put(topic, f"n{number}", "", {"basis": basis})
@@ -232,7 +232,7 @@ def test_a_basis_selects_the_slot_for_both(node: Node, center: TimeoutCenter) ->
 
 
 def test_a_repeated_publish_of_node_adds_nothing(node: Node, center: TimeoutCenter) -> None:
-    topic = node.registry.topic("mail")
+    topic = node.topic("mail")
     for _ in range(2):
         assert node.put(topic, "once", "x", {"publish": "me.1"})["id"] == "once"
         for one in center.pop("mail", 5).messages:
@@ -244,7 +244,7 @@ def test_a_repeated_publish_of_node_adds_nothing(node: Node, center: TimeoutCent
 def test_each_put_of_node_is_a_message_and_a_token_names_one_for_both(
     node: Node, center: TimeoutCenter
 ) -> None:
-    topic = node.registry.topic("mail")
+    topic = node.topic("mail")
     for _ in range(3):
         assert node.put(topic, "m", "same")["outcome"] == "added"
     assert node.put(topic, "m", "same", {"token": "order 7"})["outcome"] == "added"
@@ -256,7 +256,7 @@ def test_each_put_of_node_is_a_message_and_a_token_names_one_for_both(
 
 
 def test_node_replaces_what_waits(node: Node, center: TimeoutCenter) -> None:
-    topic = node.registry.topic("mail")
+    topic = node.topic("mail")
     center.put("mail", "m", b"old", delay=3600)
     done = node.put(topic, "m", "new", {"ifExists": "replace", "delay": 60})
     assert done == {"id": "m", "outcome": "replaced"}
@@ -269,7 +269,7 @@ def test_node_replaces_what_waits(node: Node, center: TimeoutCenter) -> None:
 def test_a_late_acknowledgement_of_node_leaves_another_message_alone(
     node: Node, center: TimeoutCenter
 ) -> None:
-    topic = node.registry.topic("mail")
+    topic = node.topic("mail")
     node.put(topic, "m", "1")
     late = node.pop(topic)
     assert len(center.cancel("m", in_flight=True)) == 1
@@ -283,7 +283,7 @@ def test_a_late_acknowledgement_of_node_leaves_another_message_alone(
 def test_a_message_of_node_may_have_a_visibility_of_its_own(
     node: Node, center: TimeoutCenter, client: redis.Redis
 ) -> None:
-    topic = node.registry.topic("mail")
+    topic = node.topic("mail")
     node.put(topic, "short", "", {"visibility": 5, "maxLease": 900})
     [one] = center.pop("mail").messages
     [found] = center.get("short")
@@ -294,19 +294,19 @@ def test_a_message_of_node_may_have_a_visibility_of_its_own(
 def test_node_declares_a_topic_and_keeps_to_what_was_declared_first(
     node: Node, center: TimeoutCenter
 ) -> None:
-    assert node.registry.topic("mail", {"slots": 4, "retries": 2, "visibility": 7})["slots"] == 4
+    assert node.topic("mail", {"slots": 4, "retries": 2, "visibility": 7})["slots"] == 4
     declared = center.registry.topic("mail").declaration
     assert (declared.slots, declared.retries, declared.visibility) == (4, 2, 7)
     assert declared.bases is False
     center.queues.declare("sms", slots=2)
-    assert node.registry.topic("sms", {"slots": 16})["slots"] == 2
+    assert node.topic("sms", {"slots": 16})["slots"] == 2
 
 
 def test_python_takes_a_receipt_that_node_has_written(
     node: Node, center: TimeoutCenter, client: redis.Redis
 ) -> None:
     center.put("täglich", "m-\N{SNOWMAN}", b"", priority=5)
-    topic = node.registry.topic("täglich")
+    topic = node.topic("täglich")
     [one] = node.pop(topic)
     receipt = node.receipt(topic, one)
     [found] = center.get(one["id"])
@@ -320,7 +320,7 @@ def test_python_takes_a_receipt_that_node_has_written(
 def test_node_rolls_back_leases_if_it_is_told_to(
     node: Node, center: TimeoutCenter, client: redis.Redis
 ) -> None:
-    topic = node.registry.topic("mail")
+    topic = node.topic("mail")
     node.put(topic, "m", "1")
     [first] = node.pop(topic)
     assert node.extend(topic, [first], 0.001) == []
@@ -341,7 +341,7 @@ def test_node_finds_what_lies_in_slots_of_before(node: Node, center: TimeoutCent
     declared = center.registry.topic("mail")
     changed = replace(declared.declaration, slots=2, draining_counts=(16,))
     assert center.registry.redeclare(declared, changed)
-    topic = node.registry.topic("mail")
+    topic = node.topic("mail")
     assert node.cancel(topic, "m7") == ["m7"]
     node.put(topic, "new", "")
     got = node.pop(topic, 100)
@@ -372,7 +372,7 @@ def test_node_reads_what_celery_sends_and_celery_what_node_sends(
     assert read["properties"]["delivery_info"]["routing_key"] == "mail"
     assert (read["contentType"], read["contentEncoding"]) == ("application/json", "utf-8")
     assert read["body"] == [[1, "é"], {}, {}]
-    topic = node.registry.topic("sms")
+    topic = node.topic("sms")
     node.send(topic, "täsk", "shop.\N{SNOWMAN}", [7, "é"])
     queue = connection.SimpleQueue("sms")
     message = queue.get(timeout=5)

@@ -514,8 +514,8 @@ def test_whatever_happens_meanwhile_each_message_is_delivered_until_it_is_settle
                 except Killed:
                     pass
             elif what == "reload":
-                producers[rest[0]].forget("mail")
-                producers[rest[0]].topic("mail")
+                producers[rest[0]].registry.forget("mail")
+                producers[rest[0]].registry.topic("mail")
             # What a late producer has put beyond the span is announced; a consumer that claims
             # it sees to it that all look there.
             center = TimeoutCenter(client)

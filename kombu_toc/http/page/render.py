@@ -143,9 +143,10 @@ def templates() -> Environment:
 
 def render(template: str, **values: Any) -> str:
     """A template as HTML, which another one may be given."""
+    made = templates().get_template(f"{template}.html").render(values)
     from markupsafe import Markup
 
-    return Markup(templates().get_template(f"{template}.html").render(values))
+    return Markup(made)
 
 
 def sparkline(values: Sequence[float | None], width: int, height: int) -> str:
