@@ -232,7 +232,7 @@ class TimeoutCenter:
         if self.recorder is None:
             raise ConfigurationError(
                 "this center has no task library: set toc_library in its URL or options, as in "
-                "TimeoutCenter.from_url('toc+redis://localhost', toc_library='sqlite:////path/library.db')"
+                "from_url('toc+redis://localhost', toc_library='sqlite:////path/library.db')"
             )
         return self.recorder.library
 

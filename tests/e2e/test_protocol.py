@@ -22,7 +22,7 @@ def test_a_worker_executes_what_node_sends_at_its_time(
 ) -> None:
     """X15"""
     [worker] = start_workers(1, "-P", "prefork", "-c", "2")
-    topic = node.registry.topic("celery")
+    topic = node.topic("celery")
     node.send(topic, "now", "e2e.told", ["now"])
     node.send(topic, "later-\N{SNOWMAN}", "e2e.told", ["later-\N{SNOWMAN}"], {"delay": 1})
     node.send(topic, "never", "e2e.told", ["never"], {"delay": 1})
