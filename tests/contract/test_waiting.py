@@ -71,7 +71,7 @@ class Waiters:
                 thread.join()
             assert self.errors == []
 
-    def wait_until(self, number: int, seconds: float = 20) -> None:
+    def until(self, number: int, seconds: float = 20) -> None:
         """Until so many messages have come."""
         deadline = time.monotonic() + seconds
         while len(self.got) < number:

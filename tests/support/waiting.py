@@ -15,5 +15,5 @@ def wait_until(holds: Callable[[], Any], seconds: float = 60, what: Any = None) 
     deadline = time.monotonic() + seconds
     while not (value := holds()):
         assert time.monotonic() < deadline, what() if callable(what) else what
-        time.sleep(0.01)
+        time.sleep(0.005)
     return value
