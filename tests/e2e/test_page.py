@@ -194,7 +194,7 @@ def test_what_changes_is_seen_without_a_reload_by_two_viewers(
         browser.press("Cancel 1 message")
         browser.wait_text("1 message cancelled.")
         other.wait(lambda: id not in other.text())
-        assert other.runner.run("return window.stays")
+        assert other.run("return window.stays")
     finally:
         other.close()
 
