@@ -10,6 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,16 +34,19 @@ from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.notify import Notifier, new_secret
 from kombu_toc.notify.queue import LEASE, Keeper, Settler
 
+from ..support import waiting
 from ..support.cluster import Cluster
 from ..support.http_server import HttpServer
 from ..support.loops import in_loop
 from ..support.notifier import OK, SECRET, NotifierProcess, Received, Reply, Target, signatures
 from ..support.servers import Server
-from ..support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
 Anywhere = Server | Cluster
+
+#: A target may be tried again after many seconds.
+wait_until = partial(waiting.wait_until, seconds=60)
 
 
 def dead(center: TimeoutCenter, queue: str = "mail") -> list[Found]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def wait_until(holds: Callable[[], Any], seconds: float = 60, what: Any = None) -> Any:
+def wait_until(holds: Callable[[], Any], seconds: float = 15, what: Any = None) -> Any:
     """Return what `holds` returns, as soon as that is true.
 
     what: what a failure shows; called for, if it can be
