@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
+from secrets import token_urlsafe
 from typing import Any, TypeAlias
 
 import redis
@@ -41,6 +42,13 @@ LOOK_OF_MANY = 10.0
 
 #: Seconds for which it is taken for granted that somebody still keeps the topics up.
 KEPT_UP = 5.0
+
+#: While nobody does, one process looks into a topic for all that wait for it, and two stand next;
+#: how many these are. Seconds beyond the next look for which one keeps its place, so that the next
+#: one follows before a slot counts as not watched; seconds between two questions of all others.
+PLACES = 3
+PLACE_KEPT = 0.5
+ASK = 5.0
 
 #: Claims of one slot that are held, at most: a slot announces two times at most, so that most of
 #: more are out of date.
@@ -127,10 +135,14 @@ class Looks:
     """When those who wait look into all slots of a topic, for what is announced to nobody: what
     came back because a lease has ended, and what a process had claimed that has died.
 
-    All who wait in a process share it: one of them looks.
+    All who wait in a process share it: one of them looks. So do the processes, by their places.
     """
 
     def __init__(self) -> None:
+        self.name = token_urlsafe(9)
+        #: topic -> its place, from 0, which looks, to PLACES, which is none; until when; when it is
+        #: to be asked for again
+        self._places: dict[str, tuple[int, float, float]] = {}
         #: topic -> when somebody here looked last
         self._looked: dict[str, float] = {}
         #: seconds between two looks into a topic
@@ -156,6 +168,7 @@ class Looks:
             number += at > now - 2 * LOOK_OF_MANY
             if at < now - 2 * LOOK_RARELY:
                 del self._looked[topic]
+                self._places.pop(topic, None)
         self._pause = max(LOOK, min(number / LOOKS, LOOK_OF_MANY))
 
     def asks(self, now: float) -> bool:
@@ -167,13 +180,29 @@ class Looks:
         self._asked = now
         self._kept_until = now + KEPT_UP if kept_up else -inf
 
+    def place(self, topic: str, now: float) -> int:
+        """This process's place at a topic; PLACES if it has none."""
+        place, until, _ = self._places.get(topic, (PLACES, -inf, -inf))
+        return place if now < until else PLACES
+
+    @property
+    def place_kept(self) -> float:
+        """Seconds for which a place is kept unless it is asked for again."""
+        return self._pause + PLACE_KEPT
+
+    def placed(self, topic: str, place: int, now: float) -> None:
+        """It was asked for, and is this one."""
+        again = (-inf, *[now + self._pause] * (PLACES - 1), now + ASK)[place]
+        self._places[topic] = place, now + self.place_kept, again
+
     def next_time(self, topics: Iterable[str]) -> float:
         """When one of these topics is due."""
         return min(map(self._due_at, topics))
 
     def _due_at(self, topic: str) -> float:
         looked = self._looked.get(topic, -inf)
-        return max(looked + self._pause, min(looked + LOOK_RARELY, self._kept_until))
+        ask = self._places[topic][2] if topic in self._places else -inf
+        return max(looked + self._pause, min(looked + LOOK_RARELY, self._kept_until), ask)
 
 
 class Gathered:

@@ -28,7 +28,17 @@ from ..model.results import Popped
 from ..model.topic import Topic
 from .calls import Commands
 from .clock import ServerClock
-from .pop_wait import Claim, Gathered, Looks, Shares, Wait, WakeConnection, early_us, sleep_of
+from .pop_wait import (
+    PLACES,
+    Claim,
+    Gathered,
+    Looks,
+    Shares,
+    Wait,
+    WakeConnection,
+    early_us,
+    sleep_of,
+)
 from .registry import Registry
 from .runner import BROKEN, Runner
 
@@ -263,7 +273,32 @@ class _Pop:
             keys = self._shared.keys
             looks.asked(bool(self._shared.runner.client.exists(keys.upkeep)), now)
             found = looks.due(self._topics, now)
-        return found
+        return [topic for topic in found if self._looks_for_all(topic, now)]
+
+    def _looks_for_all(self, topic: str, now: float) -> bool:
+        """Whether this process looks into a topic for all that wait there. Without a place it asks
+        for the last one, and with one for those before it."""
+        looks = self._shared.looks
+        place = looks.place(topic, now)
+        if place == PLACES and self._takes(topic, PLACES - 1):
+            place = PLACES - 1
+        if place < PLACES:
+            better = (other for other in range(place) if self._takes(topic, other))
+            place = next(better, place)
+            if place == looks.place(topic, now):
+                self._takes(topic, place, again=True)
+        looks.placed(topic, place, now)
+        return place == 0
+
+    def _takes(self, topic: str, place: int, again: bool = False) -> bool:
+        """Take a place at a topic unless another process has it; whether it is this one's now."""
+        key, looks = self._shared.keys.look(topic, place), self._shared.looks
+        kept = round(1000 * looks.place_kept)
+        try:
+            return bool(self._shared.runner.client.set(key, looks.name, px=kept, nx=not again))
+        except ResponseError as exc:  # not permitted, or the memory is full: it looks by itself
+            logger.debug("SET %s: %s", key, exc)
+            return True
 
     def _pop_several(self, slots: dict[str, set[int] | None]) -> None:
         """Pop these slots of these topics (all if None), for as many messages as are wanted."""

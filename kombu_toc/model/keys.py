@@ -49,7 +49,7 @@ _READ = {
     ),
     **dict.fromkeys(("topics", "counted", "minute", "firings"), (("HEXISTS", ""), "hash")),
     **dict.fromkeys(("copies", "parts", "edition", "scripts"), (("HEXISTS", ""), "hash")),
-    **dict.fromkeys(("watch", "sent", "bound", "upkeep", "speaker"), (("GET",), "string")),
+    **dict.fromkeys(("watch", "sent", "bound", "upkeep", "speaker", "look"), (("GET",), "string")),
     "paused": (("SCARD",), "set"),
     **dict.fromkeys(("log", "fanout", "part", "audit"), (("XLEN",), "stream")),
 }
@@ -114,6 +114,11 @@ class Keys:
     def wake(self, topic: str) -> str:
         """Sorted set: the topic's announcements that no consumer has claimed."""
         return f"{self._stem}wake:{topic}"
+
+    def look(self, topic: str, place: int) -> str:
+        """String: the process that looks into a topic for all pops that wait for it, or that stands
+        next; expires."""
+        return f"{self._stem}look:{place}:{topic}"
 
     def passed_on(self, topic: str, slot: int) -> str:
         """Sorted set: the slot's announcements that were passed on to those who prefer it, and

@@ -391,6 +391,43 @@ def test_threads_that_share_a_center_share_the_looks(
     assert blocked(client) == 0
 
 
+@pytest.mark.one_server("on a Cluster a look is one call for each slot")
+def test_of_all_processes_that_wait_one_looks(
+    client: redis.Redis, make: Callable[[], TimeoutCenter]
+) -> None:
+    make().queues.declare("mail", slots=1)
+    with ExitStack() as stack:
+        for _ in range(12):
+            stack.enter_context(in_thread(make().pop, "mail", wait=6))
+        wait_until(lambda: blocked(client) == 12)
+        wait_until(lambda: client.exists(make().keys.look("mail", 2)))
+        client.config_resetstat()
+        time.sleep(3)  # what is counted is what they do in this time
+        assert 2 <= calls_of(client, "evalsha", "eval") <= 12  # each by itself: 36 and more
+
+
+def test_who_stands_next_looks_when_the_process_that_looks_is_killed(
+    center: TimeoutCenter,
+    client: redis.Redis,
+    make: Callable[[], TimeoutCenter],
+    server: Server | Cluster,
+) -> None:
+    center.put("mail", "m", b"")
+    center.pop("mail", visibility=12)  # its lease ends when the process has been killed
+    first, last = center.keys.look("mail", 0), center.keys.look("mail", 2)
+    with subprocess.Popen([sys.executable, "-c", WAITS, server.toc_url]) as process:
+        try:
+            wait_until(lambda: client.exists(first))
+            killed = client.get(first)
+            with in_thread(make().pop, "mail", wait=40) as returned:
+                wait_until(lambda: client.exists(last))
+                process.kill()
+                wait_until(lambda: client.get(first) not in (None, killed))
+        finally:
+            process.kill()
+    assert [message.id for message in returned[0].messages] == ["m"]
+
+
 # -- faults
 
 
