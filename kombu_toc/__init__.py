@@ -74,10 +74,10 @@ if TYPE_CHECKING:
     from .metrics.reading import ScriptTimes as ScriptTimes
     from .metrics.reading import read_metrics as read_metrics
     from .metrics.reading import read_script_times as read_script_times
-    from .migrate.from_redis import migrate_broker as migrate_broker
-    from .migrate.moving import Migrated as Migrated
-    from .migrate.moving import Staying as Staying
-    from .migrate.to_redis import migrate_back as migrate_back
+    from .migrate import Migrated as Migrated
+    from .migrate import Staying as Staying
+    from .migrate import migrate_back as migrate_back
+    from .migrate import migrate_broker as migrate_broker
     from .model.delivery import token_with as token_with
     from .model.library import STATUSES as STATUSES
     from .model.library import Disagreement as Disagreement

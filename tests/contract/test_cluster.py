@@ -25,7 +25,7 @@ from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
 import kombu_toc
 from celery_toc.cli import toc
 from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter, center_for
-from kombu_toc.migrate.from_redis import migrate_broker
+from kombu_toc.migrate import migrate_broker
 
 from ..support.cluster import Cluster
 from ..support.fixtures import drain

@@ -15,8 +15,7 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 import kombu_toc
 from kombu_toc import TimeoutCenter
-from kombu_toc.migrate.from_redis import migrate_broker
-from kombu_toc.migrate.moving import BATCH, Migrated
+from kombu_toc.migrate import BATCH, Migrated, migrate_broker
 
 from ..support.fixtures import drain
 from ..support.inspection import keys_left
@@ -197,7 +196,7 @@ def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
     worked: bool,
 ) -> None:
     """Also if workers have done what was moved by then."""
-    monkeypatch.setattr("kombu_toc.migrate.from_redis.BATCH", 3)
+    monkeypatch.setattr("kombu_toc.migrate.BATCH", 3)
     budget = 5
     while True:
         client.flushall()

@@ -194,7 +194,7 @@ def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
     worked: bool,
 ) -> None:
     """Also if the other broker's workers have done what was moved by then."""
-    monkeypatch.setattr("kombu_toc.migrate.to_redis.BATCH", 3)
+    monkeypatch.setattr("kombu_toc.migrate.BATCH", 3)
     expected = sorted([*(f"later-{i}" for i in range(4)), *(f"ready-{i}" for i in range(7))])
     budget = 5
     while True:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_toc.migrate.moving import (
+from kombu_toc.migrate import (
     MAX_NAMED,
     NEAR,
     Account,

@@ -1,1 +1,0 @@
-"""Moves a broker's tasks from Kombu's ``redis://`` and back."""
