@@ -13,7 +13,6 @@ from kombu_toc.scripts import call
 EXTRAS = {
     "celery_toc.metrics": ("prometheus_client",),
     "celery_toc.integrations.prometheus": ("prometheus_client",),
-    "kombu_toc.aio.recorded": ("greenlet", "sqlalchemy"),
     "kombu_toc.transport.recorded": ("sqlalchemy",),
     "kombu_toc.aio": ("greenlet",),
     "kombu_toc.center.traced": ("opentelemetry",),

@@ -14,7 +14,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .aio.center import AsyncTimeoutCenter as AsyncTimeoutCenter
-    from .aio.channel import AsyncChannel as AsyncChannel
+    from .aio.transport import AsyncChannel as AsyncChannel
     from .aio.transport import AsyncTransport as AsyncTransport
     from .aio.waiting import AsyncConsumption as AsyncConsumption
     from .aio.waiting import AsyncTaken as AsyncTaken
@@ -69,11 +69,11 @@ if TYPE_CHECKING:
     from .library.opening import center_for as center_for
     from .library.outbox import outbox as outbox
     from .metrics.counters import Lateness as Lateness
+    from .metrics.counters import Measured as Measured
     from .metrics.counters import Metrics as Metrics
-    from .metrics.reading import Measured as Measured
-    from .metrics.reading import ScriptTimes as ScriptTimes
-    from .metrics.reading import read_metrics as read_metrics
-    from .metrics.reading import read_script_times as read_script_times
+    from .metrics.counters import ScriptTimes as ScriptTimes
+    from .metrics.counters import read_metrics as read_metrics
+    from .metrics.counters import read_script_times as read_script_times
     from .migrate import Migrated as Migrated
     from .migrate import Staying as Staying
     from .migrate import migrate_back as migrate_back

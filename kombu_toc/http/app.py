@@ -19,11 +19,10 @@ from . import guard, library, pull, queues, scale, tasks
 from .audit import MOST, Audit
 from .fields import TEXT, Object, Text, record
 from .idempotency import REPLAYED, Idempotency, as_answer
-from .long_polls import LongPolls
-from .mask import Masking
 from .messages import DecompressionBudget, shown_found, shown_masked
 from .page import Mask, Page, PageExtras
 from .problems import KINDS, SCHEMA, Problem, invalid, not_found, problem_of
+from .pull import LongPolls
 from .request import (
     CLOSE,
     EVERYWHERE,
@@ -51,7 +50,7 @@ from .request import (
     read_query_of,
     statuses_of,
 )
-from .tokens import NOBODY, Token, Tokens
+from .tokens import NOBODY, Masking, Token, Tokens
 
 # -- what runs in the event loop of a server, beside its requests
 

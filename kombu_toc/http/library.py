@@ -28,9 +28,9 @@ from .fields import (
     record,
     shown_time,
 )
-from .mask import Mask, Masking
 from .problems import invalid, not_found
 from .request import Answer, Operations, Request, answer
+from .tokens import Mask, Masking
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import MessageError, PutManyError, RateLimitedError, ReplicationError
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Found, Page, Put
-from . import cloudevents
+from . import messages
 from .fields import (
     FLAG,
     TEXT,
@@ -98,15 +98,15 @@ OPERATIONS = Operations()
     returns=("It is kept.", PUT_TASK),
     status=201,
     problems=("unsupported-media-type", "conflict"),
-    media=cloudevents.MEDIA,
+    media=messages.MEDIA,
     about="A CloudEvent is accepted as well, in binary or structured form: its id is the id of the "
     "message, and its bytes are the event as structured JSON.",
 )
 async def put(api: Any, request: Request) -> Answer:
     """Put a message."""
     queue = request.segments[0]
-    if cloudevents.is_event(request):
-        arguments = cloudevents.arguments_of(request)
+    if messages.is_event(request):
+        arguments = messages.arguments_of_event(request)
         unique = None
     else:
         task = request.fields()

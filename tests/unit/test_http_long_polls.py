@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kombu_toc.http import Problem
-from kombu_toc.http.long_polls import SPELL, LongPolls
+from kombu_toc.http.pull import SPELL, LongPolls
 from kombu_toc.model.results import Delivery
 
 from ..support.loops import in_loop

@@ -6,7 +6,7 @@ and knows keys (``page.js``). Nothing is loaded from anywhere else.
 
 from __future__ import annotations
 
-from ..mask import Mask as Mask
+from ..tokens import Mask as Mask
 from .page import Page as Page
 from .reading import FiringRow as FiringRow
 from .reading import PageExtras as PageExtras

@@ -11,9 +11,9 @@ from ...errors import ConfigurationError
 from ...model.limits import LIMITS, TERMS
 from ...model.message import decode_key
 from ...scripts.call import text
-from ..mask import HIDDEN, Mask
 from ..problems import invalid
 from ..request import Answer
+from ..tokens import HIDDEN, Mask
 from .render import Ask, View, redirect
 from .tools import Tools
 from .words import link

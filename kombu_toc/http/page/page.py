@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
-from ..mask import Mask
 from ..problems import Problem, not_found, problem_of, retry_after
 from ..request import Answer, Gone, Operation, Request
+from ..tokens import Mask
 from . import limits, message, overview, queue, schedules
 from . import message as records
 from .reading import PageExtras

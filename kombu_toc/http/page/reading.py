@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from ...model.looking import MOST
 from ...model.results import DEAD, IN_FLIGHT, Cancelled, Found
-from ..mask import HIDDEN, Mask, Masking
 from ..messages import EXPANDED, DecompressionBudget
-from ..tokens import Token
+from ..tokens import HIDDEN, Mask, Masking, Token
 
 # -- messages as the page shows them
 

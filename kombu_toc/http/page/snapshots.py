@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from ...aio.center import AsyncTimeoutCenter
 from ...center.center import TimeoutCenter
-from ...metrics.counters import Lateness
-from ...metrics.reading import lateness_of, read_minutes
+from ...metrics.counters import Lateness, lateness_of, read_minutes
 from ...model.keys import Slot
 from ...model.results import Consumer, Counts
 from ...model.topic import Topic

@@ -8,10 +8,9 @@ from typing import Any, Protocol
 from ...aio.center import AsyncTimeoutCenter
 from ..audit import Audit
 from ..library import FarAhead
-from ..mask import Mask
 from ..problems import Problem
 from ..request import Answer
-from ..tokens import Tokens
+from ..tokens import Mask, Tokens
 from .actions import Actions
 from .dead_letter_groups import DeadLetterGroups
 from .jobs import Jobs
