@@ -20,12 +20,9 @@ STEP = 200
 #: are looked at: the widest of these that has no more.
 WINDOWS = ((86_400, "the last day"), (3_600, "the last hour"), (60, "the last minute"))
 
-#: Seconds for which a look is shown to all viewers, at least; otherwise so many times what it took.
-LEAST = 1.0
-SHARE = 10
 
 #: Looks that are kept, at most.
-MOST_SEEN = 500
+MOST_SEEN_DEAD = 500
 
 #: Groups that are shown, at most.
 MOST = 200
@@ -44,7 +41,7 @@ class Group(NamedTuple):
     id: str
 
 
-class Seen(NamedTuple):
+class SeenDead(NamedTuple):
     """What a look at the dead letters of a queue has seen.
 
     groups: the largest ones
@@ -65,13 +62,13 @@ class DeadLetterGroups:
     def __init__(self, center: AsyncTimeoutCenter, reader: Reader) -> None:
         self._center = center
         self._reader = reader
-        self._seen: dict[tuple[str, int], Seen] = {}
+        self._seen: dict[tuple[str, int], SeenDead] = {}
         self._looking: dict[tuple[str, int], asyncio.Lock] = {}
         #: how many looks there were, and how often something was changed here
         self.taken = 0
         self._changes = 0
 
-    async def look(self, queue: str, total: int, most: int, now_us: int) -> Seen:
+    async def look(self, queue: str, total: int, most: int, now_us: int) -> SeenDead:
         """The latest look at a queue; a new one if there may be one: it takes a tenth of the time
         at most.
 
@@ -91,8 +88,8 @@ class DeadLetterGroups:
             found, which = await self._latest(queue, total, most, now_us / 1e6)
             groups = await self._groups(queue, found, now_us)
             shown = max(LEAST, SHARE * (clock() - began)) if changes == self._changes else 0.0
-            seen = Seen(groups[:MOST], len(found), which, clock() + shown)
-            if len(self._seen) >= MOST_SEEN:
+            seen = SeenDead(groups[:MOST], len(found), which, clock() + shown)
+            if len(self._seen) >= MOST_SEEN_DEAD:
                 self._seen.clear()
                 self._looking.clear()
             self._seen[key] = seen

@@ -19,8 +19,6 @@ from .tools import Tools
 from .words import link
 
 #: Milliseconds after which they are looked at again.
-EVERY = 2_000
-
 #: Queues that are shown, at most.
 MOST = 100
 

@@ -11,11 +11,11 @@ from .tools import Tools, check_any, check_role
 from .words import link, read_time
 
 #: Schedules of a page, and milliseconds after which it is looked at again.
-PAGE = 100
-EVERY = 2_000
+SCHEDULES = 100
+EVERY_SCHEDULE = 2_000
 
 #: act -> what is said of it, and the states in which it can be done
-ACTS = {
+SCHEDULE_ACTS = {
     "pause": ("Pause", "paused", ("active",)),
     "resume": ("Resume", "resumed", ("paused",)),
     "skip": ("Skip next", "will leave out its next firing", ("active",)),
@@ -28,17 +28,17 @@ async def schedules(tools: Tools, ask: Ask) -> View:
     _check(tools)
     check_any(ask, "read")
     now_us = await tools.now_us()
-    shown: dict[str, Any] = {"acts": ACTS if ask.visitor.may("operate", None) else {}}
+    shown: dict[str, Any] = {"acts": SCHEDULE_ACTS if ask.visitor.may("operate", None) else {}}
     if name := ask.query.get("name", ""):
         row, firings = await tools.extras.schedule(name)
         if not ask.visitor.may("read", row.queue):
             raise not_found(f"there is no schedule {name!r}")
         shown.update(row=row, firings=firings)
-        return View(name, "schedule", shown, "schedules", EVERY, now_us=now_us)
+        return View(name, "schedule", shown, "schedules", EVERY_SCHEDULE, now_us=now_us)
     after = ask.query.get("after", "")
-    rows, more = await tools.extras.schedules(ask.visitor.token, PAGE, after)
+    rows, more = await tools.extras.schedules(ask.visitor.token, SCHEDULES, after)
     shown.update(rows=rows, after=more)
-    return View("Schedules", "schedules", shown, "schedules", EVERY, now_us=now_us)
+    return View("Schedules", "schedules", shown, "schedules", EVERY_SCHEDULE, now_us=now_us)
 
 
 def _check(tools: Tools) -> None:
@@ -46,7 +46,7 @@ def _check(tools: Tools) -> None:
         raise not_found("schedules are of an app of Celery: celery -A shop toc web shows them")
 
 
-async def change(tools: Tools, ask: Ask) -> Answer:
+async def change_schedule(tools: Tools, ask: Ask) -> Answer:
     """Pause, resume, skip or run one."""
     _check(tools)
     check_role(ask, "operate", None)
@@ -61,13 +61,13 @@ async def change(tools: Tools, ask: Ask) -> Answer:
             raise invalid("start", "it must be a time: 2026-01-31 09:30, or 2 days ago")
         end = read_time(ask.field("end"), "end", now)
         given = (start,) if end is None else (start, end)
-    elif act not in ACTS:
-        raise invalid("act", f"it must be one of {', '.join(ACTS)}")
+    elif act not in SCHEDULE_ACTS:
+        raise invalid("act", f"it must be one of {', '.join(SCHEDULE_ACTS)}")
     async with tools.audit.doing(who, f"{act} schedule", what=name):
         done = await tools.extras.change_schedule(name, act, who, *given)
     if act == "backfill":
         return redirect(ask, to, f"{name}: {len(done)} firings of the past were sent.")
-    return redirect(ask, to, f"{name} {_is(act)}{ACTS[act][1]}.")
+    return redirect(ask, to, f"{name} {_is(act)}{SCHEDULE_ACTS[act][1]}.")
 
 
 def _is(act: str) -> str:
