@@ -16,10 +16,9 @@ from kombu_toc.aio.center import AsyncTimeoutCenter
 from kombu_toc.http import Mask, PageExtras, Problem
 from kombu_toc.http.audit import Audit
 from kombu_toc.http.page import selection as marks
-from kombu_toc.http.page.actions import Actions
 from kombu_toc.http.page.jobs import Job, Jobs
 from kombu_toc.http.page.reading import Reader
-from kombu_toc.http.page.selection import Selection, find
+from kombu_toc.http.page.selection import Actions, Selection, find
 
 from ..support.cluster import Cluster
 from ..support.http_server import HttpServer

@@ -22,9 +22,8 @@ from ..audit import Audit
 from ..problems import Problem, not_found, problem_of, retry_after
 from . import selection as marks
 from . import words
-from .actions import ACTS, Actions, narrowed
 from .reading import Reader, state_of
-from .selection import Marks, Selection, read_part, those_of
+from .selection import ACTS, Actions, Marks, Selection, narrowed, read_part, those_of
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from ..library import read_attributes, shown_record
 from ..problems import invalid, not_found
 from ..request import Answer
 from . import words
-from .actions import ACTS
 from .reading import DIED, FLYING, READY, SCHEDULED, Shown
 from .render import Ask, View
+from .selection import ACTS
 from .tools import Tools, check_role
 from .words import read_time
 

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 from ..problems import Problem, not_found, problem_of, retry_after
 from ..request import Answer, Gone, Operation, Request
 from ..tokens import Mask
-from . import limits, message, overview, queue, schedules
+from . import message, overview, queue
 from . import message as records
 from .reading import PageExtras
 from .render import FILES, HEADERS, HTML, Ask, View, decoded, file_of, page_of, redirect, render
@@ -42,8 +42,8 @@ VIEWS: Mapping[str, Viewing] = {
     "message": message.message,
     "job": queue.job,
     "dead": overview.dead,
-    "limits": limits.limits,
-    "schedules": schedules.schedules,
+    "limits": queue.limits,
+    "schedules": overview.schedules,
     "library": records.library,
     "audit": records.audit,
 }
@@ -54,8 +54,8 @@ FORMS: Mapping[str, Viewing] = {
     "all": queue.begin_all,
     "pause": queue.pause,
     "job": queue.control,
-    "limits": limits.change,
-    "schedules": schedules.change,
+    "limits": queue.change_limits,
+    "schedules": overview.change_schedule,
 }
 
 

@@ -1,21 +1,34 @@
 """A queue: its messages by state and time, filtered; and what is done to those that are chosen, or
-to all that match."""
+to all that match.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from ...center.center import TimeoutCenter
+from ...center.topics import ALTERABLE
+from ...errors import ConfigurationError
+from ...model.limits import LIMITS, TERMS
+from ...model.message import decode_key
 from ...model.results import Found
+from ...scripts.call import text
 from ..problems import Problem, invalid, not_found
 from ..request import Answer
+from ..tokens import HIDDEN, Mask
 from . import words
-from .actions import ACTS, Act
 from .jobs import ASKING, COUNTING, DONE, FAILED, LOST, RUNNING, STOPPED, Job
 from .reading import DIED, FLYING, READY, SCHEDULED
 from .render import Ask, View, redirect
-from .selection import ALL_WAITING, ANY, FIELDS, Listing, Selection, find
+from .selection import ACTS, ALL_WAITING, ANY, FIELDS, Act, Listing, Selection, find
 from .tools import Tools, check_role
 from .words import link, read_time
+
+# -- a queue: its messages by state and time, filtered; and what is done to those that are
+# chosen, or to all that match
+
 
 #: Messages of a page, and milliseconds after which it is looked at again.
 PAGE = 100
@@ -289,3 +302,148 @@ async def control(tools: Tools, ask: Ask) -> Answer:
     else:
         await tools.jobs.stop(id)
     return redirect(ask, link("job", id=id))
+
+
+# -- what queues limit, what is used of it and what waits; changed while they are in use
+
+
+#: Queues that are shown, at most.
+MOST_LIMITED = 100
+
+#: What a form leaves to the command line: they are about more than a queue in use.
+_ELSEWHERE = ("steps", "library", "guard", "horizon")
+
+#: What is said in a field that takes a limit away.
+NONE = "none"
+
+
+async def limits(tools: Tools, ask: Ask) -> View:
+    """The limits of all queues, or of one, which can be changed."""
+    if chosen := ask.query.get("queue", ""):
+        return await _one(tools, ask, await tools.queue_of(ask, "read", chosen))
+    snapshot = await tools.snapshots.read("hour")
+    names = [row.queue for row in snapshot.rows if ask.visitor.may("read", row.queue)]
+    limited = []
+    for name in names:
+        known = await tools.center.registry.known(name)
+        if known is not None and (known.declaration.gates or known.declaration.put_gates):
+            limited.append(name)
+    others = [name for name in names if name not in limited]
+    return View(
+        "Limits",
+        "limits",
+        {
+            "used": [await tools.center.queues.usage(name) for name in limited[:MOST_LIMITED]],
+            "others": others[: 2 * MOST_LIMITED],
+            "are_many": len(others) > 2 * MOST_LIMITED or len(limited) > MOST_LIMITED,
+            "said": _text,
+        },
+        "limits",
+        EVERY,
+    )
+
+
+async def _one(tools: Tools, ask: Ask, queue: str) -> View:
+    described = await tools.center.queues.describe(queue)
+    return View(
+        f"Limits of {queue}",
+        "limit",
+        {
+            "queue": queue,
+            "used": [await tools.center.queues.usage(queue)],
+            "keys": _shown(await tools.center.call(waiting_keys, queue, MOST_LIMITED), tools.mask),
+            "fields": [(name, described.limits[name]) for name in _names()]
+            if ask.visitor.may("operate", queue)
+            else [],
+            "said": _text,
+        },
+        "limits",
+        EVERY,
+        typed=True,
+    )
+
+
+class WaitingKey(NamedTuple):
+    """A key that may not start anything now.
+
+    opens_us: how long until its rate opens, microseconds; None: it waits for one that runs
+    """
+
+    key: str
+    opens_us: int | None
+
+
+def waiting_keys(center: TimeoutCenter, topic: str, most: int) -> list[WaitingKey]:
+    """Keys of a topic that wait, the soonest first, at most so many of each slot."""
+    client = center.client
+    seconds, us = client.time()
+    now = seconds * 1_000_000 + us
+    with client.pipeline(transaction=False) as pipe:
+        for slot in center.registry.standing(topic).all_slots():
+            pipe.zrange(slot.waits, 0, most - 1, withscores=True)
+        replies = pipe.execute()
+    found = [
+        WaitingKey(decode_key(text(raw)), None if math.isinf(at) else max(int(at) - now, 0))
+        for reply in replies
+        for raw, at in reply
+    ]
+    found.sort(key=lambda one: math.inf if one.opens_us is None else one.opens_us)
+    return found[:most]
+
+
+def _shown(keys: list[WaitingKey], mask: Mask) -> list[WaitingKey]:
+    """Keys, hidden if the mask names them."""
+    return [one._replace(key=HIDDEN) for one in keys] if mask.hides_header("x-key") else keys
+
+
+def _names() -> list[str]:
+    names = [name for name in ALTERABLE if name not in _ELSEWHERE]
+    return sorted(names, key=lambda name: (name not in TERMS, names.index(name)))
+
+
+def _text(value: Any) -> Any:
+    """A limit as it is typed."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value == int(value):
+        return int(value)
+    if isinstance(value, dict):
+        return ",".join(f"{name}={_text(weight)}" for name, weight in value.items())
+    if isinstance(value, tuple):
+        return ",".join(f"{name}={_text(weight)}" for name, weight in value)
+    return value
+
+
+async def change_limits(tools: Tools, ask: Ask) -> Answer:
+    """Change what differs from what is declared."""
+    queue = await tools.queue_of(ask, "operate", ask.field("queue"))
+    described = await tools.center.queues.describe(queue)
+    changed: dict[str, Any] = {}
+    for name in _names():
+        if f"limit.{name}" not in ask.fields:
+            continue
+        said = ask.field(f"limit.{name}").strip()
+        limit = described.limits[name]
+        now = str(_text(limit.value)) if limit.source == "declared" else ""
+        if said == now:
+            continue
+        changed[name] = None if said in ("", NONE) else _read(name, said)
+    if not changed:
+        return redirect(ask, link("limits", queue=queue), "Nothing was changed.")
+    what = ", ".join(
+        f"{name} {'none' if value is None else value}" for name, value in changed.items()
+    )
+    async with tools.audit.doing(ask.visitor.name, "alter", queue, what):
+        try:
+            await tools.center.queues.alter(queue, **changed)
+        except ConfigurationError as exc:
+            raise invalid("", str(exc)) from None
+    return redirect(ask, link("limits", queue=queue), f"Changed: {what}.")
+
+
+def _read(name: str, said: str) -> Any:
+    """A limit that was typed. Raises Problem."""
+    try:
+        return LIMITS[name].read(name.replace("_", " "), said)
+    except ConfigurationError as exc:
+        raise invalid(name, str(exc)) from None

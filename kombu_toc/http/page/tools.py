@@ -11,12 +11,11 @@ from ..library import FarAhead
 from ..problems import Problem
 from ..request import Answer
 from ..tokens import Mask, Tokens
-from .actions import Actions
-from .dead_letter_groups import DeadLetterGroups
 from .jobs import Jobs
 from .reading import PageExtras, Reader
 from .render import Ask, View
-from .search_cache import SearchCache
+from .search_cache import DeadLetterGroups, SearchCache
+from .selection import Actions
 from .sessions import Sessions
 from .snapshots import SnapshotCache
 
