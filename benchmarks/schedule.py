@@ -6,7 +6,7 @@ import itertools
 import uuid
 
 import kombu_toc
-from kombu_toc.center.requests import PutRequest
+from kombu_toc.center.calls import PutRequest
 
 from .trial import Trial
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from kombu_toc import center_for
-from kombu_toc.center.requests import PutRequest
+from kombu_toc.center.calls import PutRequest
 
 ROOT = Path(__file__).parents[1]
 SLOTS = 64

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from .aio.transport import AsyncTransport as AsyncTransport
     from .aio.waiting import AsyncConsumption as AsyncConsumption
     from .aio.waiting import AsyncTaken as AsyncTaken
+    from .center.calls import NewMessage as NewMessage
     from .center.center import TimeoutCenter as TimeoutCenter
     from .center.consumption import Consumption as Consumption
     from .center.consumption import Taken as Taken
-    from .center.requests import NewMessage as NewMessage
     from .center.reshard import Resharded as Resharded
     from .center.reshard import reshard_topic as reshard_topic
     from .center.schedules import SCHEDULE_BASIS as SCHEDULE_BASIS
@@ -92,13 +92,13 @@ if TYPE_CHECKING:
     from .model.limits import NOTIFIER_TERMS as NOTIFIER_TERMS
     from .model.limits import TERMS as TERMS
     from .model.limits import Limits as Limits
-    from .model.looking import look as look
-    from .model.looking import read_content as read_content
     from .model.message import COUNTDOWN as COUNTDOWN
     from .model.message import ENSURE as ENSURE
     from .model.message import SCHEDULE as SCHEDULE
     from .model.message import Unique as Unique
+    from .model.message import look as look
     from .model.message import pack as pack
+    from .model.message import read_content as read_content
     from .model.message import unpack as unpack
     from .model.results import DEAD as DEAD
     from .model.results import IN_FLIGHT as IN_FLIGHT
@@ -128,9 +128,9 @@ if TYPE_CHECKING:
     from .transport.channel import Captured as Captured
     from .transport.channel import CapturingChannel as CapturingChannel
     from .transport.channel import Channel as Channel
-    from .transport.message import Message as Message
     from .transport.publisher import unique_answer as unique_answer
     from .transport.qos import Capacity as Capacity
+    from .transport.receiving import Message as Message
     from .transport.transport import Transport as Transport
 
 #: The public names, by the module that each lives in: the same as above, for a type checker.
@@ -140,9 +140,9 @@ _PLACES = {
         "aio.center": "AsyncTimeoutCenter",
         "aio.transport": "AsyncChannel AsyncTransport",
         "aio.waiting": "AsyncConsumption AsyncTaken",
+        "center.calls": "NewMessage",
         "center.center": "TimeoutCenter",
         "center.consumption": "Consumption Taken",
-        "center.requests": "NewMessage",
         "center.reshard": "Resharded reshard_topic",
         "center.schedules": (
             "SCHEDULE_BASIS ScheduleChange ScheduleChanged ScheduleFiring Scheduled "
@@ -171,8 +171,7 @@ _PLACES = {
             "Disagreement LibraryResharded LibraryStatus Rebuilt Record RecordPage Retried STATUSES"
         ),
         "model.limits": "LIBRARY_TERMS LIMITS Limits NOTIFIER_TERMS TERMS",
-        "model.looking": "look read_content",
-        "model.message": "COUNTDOWN ENSURE SCHEDULE Unique pack unpack",
+        "model.message": "COUNTDOWN ENSURE SCHEDULE Unique look pack read_content unpack",
         "model.results": (
             "Cancelled Consumer Counts DEAD Delivery Description Edition Fault Found IN_FLIGHT "
             "Limit Missing Page Popped Purged Put Rescheduled Settled Summary Unwritten Usage "
@@ -181,9 +180,9 @@ _PLACES = {
         "model.topic": "Topic",
         "transport.action_time": "use_timezone",
         "transport.channel": "Captured CapturingChannel Channel",
-        "transport.message": "Message",
         "transport.publisher": "unique_answer",
         "transport.qos": "Capacity",
+        "transport.receiving": "Message",
         "transport.transport": "Transport",
     }.items()
     for name in names.split()

@@ -460,7 +460,7 @@ MUTANTS = [
     ),
     Mutant(
         "what people look at is expanded without a bound",
-        "kombu_toc/model/looking.py",
+        "kombu_toc/model/message.py",
         "decompressor.decompress(body, most)",
         "decompressor.decompress(body)",
         "tests/unit/test_task.py::test_a_body_is_expanded_to_a_bound_in_one_stream",

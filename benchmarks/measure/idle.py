@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 
-from kombu_toc.center.requests import PutRequest
+from kombu_toc.center.calls import PutRequest
 
 from ..metrics import Metric, percentile
 from ..peers import INSIDE, Peer

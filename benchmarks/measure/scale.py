@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from kombu_toc.center.requests import PutRequest
+from kombu_toc.center.calls import PutRequest
 
 from ..metrics import Metric
 from ..peers import Peer

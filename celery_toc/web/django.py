@@ -28,7 +28,7 @@ from django.views.decorators.csrf import csrf_protect
 
 from kombu_toc.http import Answer, Request, Token, Visitor
 
-from .app import api_for_app
+from .page import api_for_app
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -16,26 +16,35 @@ from celery.backends.base import DisabledBackend
 import kombu_toc
 from kombu_toc.http import (
     FiringRow,
+    HttpApi,
     Mask,
     PageExtras,
     Parts,
     Problem,
     ScheduleRow,
     Token,
+    Tokens,
     WorkerRow,
+    api_for,
     not_found,
 )
 
 from .. import aio, timeout_center
+from ..app.broker import broker_of
 from ..app.revoke import mark_revoked, remember_revoked
 from ..app.task import Task
 from ..schedules.rules import ScheduleError, UnknownScheduleError
+from . import schedules, tasks
 from .schedules import page_of_schedules
 
 if TYPE_CHECKING:
     from celery import Celery
 
     from ..schedules.view import Firing, Schedule
+
+
+# -- what the page shows of an app: tasks as Celery reads them, workers, schedules
+
 
 logger = logging.getLogger(__name__)
 
@@ -241,3 +250,51 @@ def _us(moment: datetime | None) -> int:
 
 def _unknown(name: str) -> Problem:
     return not_found(f"there is no schedule {name!r}")
+
+
+# -- the application of an app
+
+
+def api_for_app(
+    app: Celery,
+    *,
+    tokens: Tokens | None = None,
+    allow: Iterable[str] = (),
+    names: Iterable[str] = (),
+    keep_answers: float = 3600.0,
+    beside: Iterable[Any] = (),
+    mask: Iterable[str] = (),
+) -> HttpApi:
+    """The HTTP API of an app's broker, and its page: an ASGI application, to be served or mounted.
+
+    tokens: who may do what; without any, only requests from this machine are answered
+    allow: names of tasks that may be sent, or patterns with ``*``; none unless given
+    names: names of this server, by which who has no token may read, where that is allowed
+    keep_answers: seconds for which answers are kept under an Idempotency-Key
+    beside: what runs while the application does, such as :func:`kombu_toc.notify.beside`
+    mask: names of arguments that are hidden on the page, and from tokens that may not write; or
+        patterns; beside ``toc_web_mask``
+
+    Raises ConfigurationError if the app's broker is no timeout center.
+    """
+    url, ssl, options = broker_of(app)
+    allowed = tasks.Allowed(app, allow)
+    operations = [*tasks.operations(allowed), *schedules.operations(app, allowed)]
+
+    async def close() -> None:
+        await aio.aclose(app)
+
+    return api_for(
+        url,
+        tokens=tokens,
+        operations=operations,
+        on_close=(close,),
+        check_message=allowed.check_message,
+        names=names,
+        keep_answers=keep_answers,
+        beside=beside,
+        extras=AppExtras(app),
+        mask=mask_of(app, tuple(mask)),
+        ssl=ssl,
+        **options,
+    )

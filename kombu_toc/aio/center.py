@@ -19,8 +19,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 import redis
 import redis.asyncio
 
-from ..center.center import TimeoutCenter
-from ..center.factory import make_center, trace_if_asked
+from ..center.center import TimeoutCenter, make_center
 from ..client.connect import connect
 from ..client.options import read
 from ..client.urls import read_url
@@ -119,7 +118,10 @@ class AsyncTimeoutCenter:
             address,
             lambda: make_center(connect(address, settings, ssl=ssl), settings),
         )
-        trace_if_asked(center, settings, address)
+        if settings.toc_otel:
+            from ..center.traced import trace_center  # it needs an extra
+
+            trace_center(center, settings, address)
         return cls.over(center)
 
     @classmethod

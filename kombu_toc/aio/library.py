@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from ..center.admin_commands import Position
+from ..center.calls import PutRequest
 from ..center.center import TimeoutCenter
-from ..center.requests import PutRequest
 from ..client.options import Settings
 from ..client.urls import Address
 from ..library import outbox

@@ -7,6 +7,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+import redis
+
+from ..client.options import Settings
 from ..errors import ConfigurationError
 from ..metrics.counters import Metrics
 from ..model.keys import Keys
@@ -257,3 +260,34 @@ class TimeoutCenter:
     scan = Delegate("scans", Scan.scan)
     count = Delegate("scans", Scan.count)
     counts = Delegate("queues", Queues.counts)
+
+
+# -- makes a timeout center with the settings of a connection
+
+
+def make_center(client: redis.Redis, settings: Settings) -> TimeoutCenter:
+    """A center with these settings."""
+    return TimeoutCenter(
+        client,
+        settings.prefix,
+        steps=settings.priority_steps,
+        slots=settings.slots,
+        retries=settings.toc_retries,
+        limits=settings.limits,
+        wait_replicas=settings.toc_wait_replicas,
+        wait_timeout=settings.toc_wait_timeout,
+        metrics=_metrics_of(client, settings),
+        pop_bytes=settings.toc_pop_bytes,
+    )
+
+
+def _metrics_of(client: redis.Redis, settings: Settings) -> Metrics:
+    """The metrics of this process for a server. They outlive its connections."""
+    if not settings.toc_metrics:
+        return Metrics(active=False)
+    pool: Any = client.connection_pool
+    where = pool.connection_kwargs
+    place = tuple(where.get(name) for name in ("host", "port", "path", "db"))
+    if name := getattr(pool, "service_name", None):
+        place = (repr(pool.sentinel_manager), name, where.get("db"))
+    return Metrics.of((*place, settings.prefix))

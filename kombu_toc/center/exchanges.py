@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..scripts.call import ScriptCall, literal_pattern, load
+from .calls import REMEMBER
 from .center import TimeoutCenter
-from .requests import REMEMBER
 
 # -- broadcasts
 #

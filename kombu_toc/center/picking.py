@@ -17,11 +17,10 @@ from ..model.keys import Slot
 from ..model.results import WAITING, Delivery, Found, Popped
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, as_bytes, texts
-from .calls import lease_ms, own_of, terms_of
+from .calls import lease_ms, own_of, read_deliveries, terms_of
 from .core import Context
 from .find import CALLS_TOGETHER, IDS_PER_CALL, Lookup, Scan
 from .registry import Registry
-from .requests import read_deliveries
 from .runner import BROKEN, Runner
 
 #: Messages that a predicate is asked about, unless the caller says.

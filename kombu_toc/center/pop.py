@@ -22,7 +22,9 @@ from .calls import (
     ERROR_LENGTH,
     REASON_LENGTH,
     RECOVER,
+    REMEMBER,
     Commands,
+    PopRequest,
     batches_by_slot,
     encoded,
     slot_numbers,
@@ -35,7 +37,6 @@ from .pop_cluster import Apart, merge_popped
 from .pop_wait import sleep_of
 from .recording import Recorder
 from .registry import Registry
-from .requests import REMEMBER, PopRequest
 from .runner import Runner
 from .waiting import Flown, PopNames, Waiting
 

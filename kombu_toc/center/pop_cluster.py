@@ -20,10 +20,9 @@ from redis.exceptions import RedisError
 from ..model.results import Delivery, Popped
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall
-from .calls import Commands, divide_evenly
+from .calls import Commands, PopRequest, divide_evenly
 from .core import Context
 from .leases import Leases
-from .requests import PopRequest
 from .runner import BROKEN, Runner
 from .waiting import Flown, PopNames
 

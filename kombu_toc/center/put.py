@@ -13,14 +13,13 @@ from ..model.message import KEEP_EARLIER, TAKES, Claim, Unique, claim_of, key_of
 from ..model.results import ADDED, KEPT, REPEATED, REPLACED, WAITING, Put
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, load, microseconds, text
-from .calls import Commands
+from .calls import ADD, KEEP, REPLACE, Commands, NewMessage, PutRequest, named_by
 from .core import Context
 from .find import Lookup
 from .leases import Leases
 from .put_many import PutMany, PutNames
 from .recording import Recorder
 from .registry import Registry
-from .requests import ADD, KEEP, REPLACE, NewMessage, PutRequest, named_by
 from .runner import BROKEN, Runner
 from .upkeep import home_of
 

@@ -29,17 +29,19 @@ from ..model.message import key_of
 from ..model.results import ADDED, Put, PutTogether
 from ..model.topic import Topic, slot_of
 from ..scripts.call import ScriptCall, microseconds, when_of
-from .calls import MOST_BYTES, Commands, too_large
-from .core import Context
-from .requests import (
+from .calls import (
+    MOST_BYTES,
     REMEMBER,
+    Commands,
     NewMessage,
     PutRequest,
     named_by,
     pace_key,
     read_limited_put_many,
     read_put_many,
+    too_large,
 )
+from .core import Context
 
 #: Messages, and bytes of their bodies, that one call adds: no call may keep the server busy for
 #: long. A longer body goes alone.

@@ -10,17 +10,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
+from ..client.options import Settings
+from ..client.urls import Address
 from ..errors import ActionTimeError, EnvelopeError, ReceiptError
 from ..model import message as envelope
 from ..model.delivery import read_receipt
 from ..model.results import Delivery, Popped, Put, Settled
 from ..scripts.call import microseconds
-from ..tracing import Tracing
+from ..tracing import Tracing, tracing_of
+from .calls import NewMessage
 from .center import TimeoutCenter
 from .consumption import Loops
 from .pop import Deliveries, Given
 from .put import Puts
-from .requests import NewMessage
 
 _FIELDS = ("id", "body", "at", "delay")
 
@@ -28,8 +30,10 @@ _FIELDS = ("id", "body", "at", "delay")
 MOST = 1 << 20
 
 
-def trace_center(center: TimeoutCenter, tracing: Tracing) -> None:
-    """Have a span for what is done by a center."""
+def trace_center(center: TimeoutCenter, settings: Settings, address: Address) -> None:
+    """Have a span for what is done by a center. Raises ConfigurationError without OpenTelemetry's
+    API."""
+    tracing = tracing_of(settings, address)
     center.puts = cast(Puts, TracedPuts(center.puts, tracing))
     center.deliveries = deliveries = cast(Deliveries, TracedDeliveries(center.deliveries, tracing))
     center.loops = Loops(deliveries, center.registry, center.context)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
+from ..center.calls import REMEMBER
 from ..center.center import TimeoutCenter
-from ..center.requests import REMEMBER
 from ..errors import EnvelopeError
 from ..model import message as envelope
 from ..model.results import Delivery

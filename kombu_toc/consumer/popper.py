@@ -8,8 +8,8 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from ..center.calls import REMEMBER, PopRequest
 from ..center.clock import STEP, ServerClock, Steps
-from ..center.requests import REMEMBER, PopRequest
 from ..model.results import Popped
 from .fetcher import ClaimForwarder, Fetcher, Plan, Pop
 from .flights import UnansweredPop

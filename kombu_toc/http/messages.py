@@ -11,8 +11,7 @@ from urllib.parse import quote, unquote
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from ..errors import EnvelopeError
-from ..model.looking import MOST, Content, look, read_content
-from ..model.message import Unique, pack, unpack
+from ..model.message import MOST, Content, Unique, look, pack, read_content, unpack
 from ..model.results import (
     ADDED,
     DEAD,

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
+from ..center.calls import ADD, PutRequest
 from ..center.center import TimeoutCenter
-from ..center.requests import ADD, PutRequest
 from ..center.schedules import ScheduleChange
 from ..errors import LibraryError
 from ..model.delivery import name_in

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from ..center.calls import PutRequest
 from ..center.center import TimeoutCenter
-from ..center.requests import PutRequest
 from ..center.runner import BROKEN
 from ..errors import LibraryError
 from ..model.library import (

@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..center.center import TimeoutCenter
-from ..center.factory import make_center, trace_if_asked
+from ..center.center import TimeoutCenter, make_center
 from ..client.connect import connect
 from ..client.options import DatabaseURL, Settings, read
 from ..client.programs import check_installed
@@ -178,5 +177,8 @@ def center_for(url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:
 
     center = make()
     attach(center, settings, address, make)
-    trace_if_asked(center, settings, address)
+    if settings.toc_otel:
+        from ..center.traced import trace_center  # it needs an extra
+
+        trace_center(center, settings, address)
     return center

@@ -11,7 +11,7 @@ from contextlib import suppress
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from ..center.requests import PutRequest, suffix_of
+from ..center.calls import PutRequest, suffix_of
 from ..errors import EnvelopeError, LibraryError
 from ..model import message as envelope
 from ..model.delivery import BIZ_ID, as_put, key_in, name_in, token_with, trait

@@ -14,8 +14,8 @@ from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
+from ..center.calls import PutRequest
 from ..center.exchanges import Subscription, remember
-from ..center.requests import PutRequest
 from ..compat import kombu_channel
 from ..consumer.connections import BROKEN
 from ..consumer.policy import DefaultPolicy, WorkerPolicy
@@ -23,13 +23,11 @@ from ..consumer.snapshot import snapshot
 from ..model.results import Delivery
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, load
-from .exchanges import BroadcastQueues, Exchanges, TopicExchange
-from .message import Message as DeliveredMessage
-from .message import tags
 from .publisher import PublishBatch, Publisher, is_unique
 from .qos import Capacity, QoS, capacity_of
-from .queues import Queues
-from .receiving import Receiver
+from .queues import BroadcastQueues, Exchanges, Queues, TopicExchange
+from .receiving import Message as DeliveredMessage
+from .receiving import Receiver, tags
 
 # -- the channel
 #

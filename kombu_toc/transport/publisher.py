@@ -19,12 +19,11 @@ from typing import Any
 from kombu.exceptions import KombuError
 from redis.exceptions import ResponseError
 
-from ..center.calls import SENT
+from ..center.calls import ADD, KEEP, REMEMBER, SENT, PutRequest
 from ..center.center import TimeoutCenter
 from ..center.clock import SendersClock
 from ..center.exchanges import Bindings, broadcast_call, keepers
 from ..center.put import Conflict, is_unique_call, put_unique, unique_call
-from ..center.requests import ADD, KEEP, REMEMBER, PutRequest
 from ..center.upkeep import home_of
 from ..client.options import Settings
 from ..consumer.connections import BROKEN

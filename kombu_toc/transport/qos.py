@@ -11,7 +11,7 @@ from kombu.transport import virtual
 
 from ..consumer.policy import WorkerPolicy
 from ..model.results import Delivery
-from .message import Message
+from .receiving import Message
 
 # -- what a channel has delivered and not yet settled, and how much more it may take
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from amqp.protocol import queue_declare_ok_t
 
-from ..center.calls import SENT
+from ..center.calls import ADD, SENT, PutRequest
 from ..center.put import Conflict, ask_recorded
-from ..center.requests import ADD, PutRequest
 from ..center.runner import BROKEN
 from ..consumer.guarding import Guarding
 from ..errors import AlreadyThereError, NotPermittedError, ReplicationError
@@ -33,9 +32,9 @@ from ..model.results import Delivery
 from ..model.topic import Declaration, Topic
 from ..scripts.call import ScriptCall
 from .channel import Channel
-from .message import Message
 from .publisher import PublishBatch, Publisher, is_unique, publish_of
 from .qos import QoS
+from .receiving import Message
 
 
 class RecordedPublisher(Publisher):

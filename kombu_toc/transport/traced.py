@@ -19,9 +19,9 @@ from ..model.topic import Topic
 from ..tracing import Received, Reception, Tracing
 from .action_time import action_time
 from .channel import Channel
-from .message import Message
 from .publisher import PublishBatch, Publisher
 from .qos import QoS
+from .receiving import Message
 
 
 @lru_cache(maxsize=8)

@@ -20,9 +20,8 @@ from kombu.utils.url import as_url
 from redis import exceptions
 
 from ..center import server
-from ..center.center import TimeoutCenter
+from ..center.center import TimeoutCenter, make_center
 from ..center.exchanges import Routes
-from ..center.factory import make_center
 from ..client.cluster import ClusterClient
 from ..client.connect import CONNECT_TIMEOUT, connect
 from ..client.connection import Client

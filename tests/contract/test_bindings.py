@@ -15,7 +15,7 @@ from kombu import Connection, Exchange, Producer, Queue
 
 from kombu_toc import TimeoutCenter
 from kombu_toc.center.exchanges import MAX_FOUND, MAX_TABLES, Bindings, Table, binding
-from kombu_toc.transport.exchanges import TopicExchange
+from kombu_toc.transport.queues import TopicExchange
 
 from ..support.inspection import keys_left
 

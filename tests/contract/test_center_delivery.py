@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from kombu_toc import ActionTimeError, ConfigurationError, MessageError, Put, TimeoutCenter
-from kombu_toc.center.requests import PutRequest
+from kombu_toc.center.calls import PutRequest
 from kombu_toc.model import scores
 from kombu_toc.model.results import DEAD, IN_FLIGHT, WAITING
 

@@ -25,9 +25,9 @@ from kombu_toc import (
 )
 from kombu_toc.center import admin_commands
 from kombu_toc.center.admin_commands import AdminCommands
+from kombu_toc.center.calls import PopRequest, PutRequest
 from kombu_toc.center.clock import MAY_NOT
 from kombu_toc.center.pop import mark_calls
-from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.center.upkeep import Part, keep
 from kombu_toc.model.delivery import traits_of

@@ -10,7 +10,7 @@ import pytest
 from kombu import Connection, Queue
 
 from kombu_toc import IN_FLIGHT, WAITING, Delivery, TimeoutCenter
-from kombu_toc.center.requests import PopRequest
+from kombu_toc.center.calls import PopRequest
 from kombu_toc.model.topic import Topic
 from kombu_toc.scripts.call import ScriptCall, load
 

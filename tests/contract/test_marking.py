@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kombu_toc import Delivery, TimeoutCenter
+from kombu_toc.center.calls import PutRequest
 from kombu_toc.center.clock import MAY
 from kombu_toc.center.pop import mark_calls
-from kombu_toc.center.requests import PutRequest
 from kombu_toc.center.upkeep import Part, keep
 from kombu_toc.model.delivery import trait
 

@@ -9,8 +9,8 @@ import pytest
 from kombu import Connection, Exchange, Queue
 
 from kombu_toc import DEAD, IN_FLIGHT, Delivery, Limits, NewMessage, TimeoutCenter, TraitError
+from kombu_toc.center.calls import PopRequest
 from kombu_toc.center.clock import MAY_NOT
-from kombu_toc.center.requests import PopRequest
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.center.upkeep import Part, Upkeep, keep
 

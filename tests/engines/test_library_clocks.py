@@ -7,7 +7,7 @@ import time
 import pytest
 
 from kombu_toc import center_for
-from kombu_toc.center.requests import PutRequest
+from kombu_toc.center.calls import PutRequest
 from kombu_toc.library import center as centers
 from kombu_toc.library import keeper, rebuild, recorder, records, statuses
 from kombu_toc.library.library import ServerTime

@@ -8,7 +8,7 @@ from typing import Any
 import redis
 
 from kombu_toc import Delivery, TimeoutCenter, Topic
-from kombu_toc.center.requests import PopRequest, PutRequest
+from kombu_toc.center.calls import PopRequest, PutRequest
 from kombu_toc.model import scores
 from kombu_toc.model.topic import base_of
 from kombu_toc.scripts.call import ScriptCall

@@ -16,6 +16,8 @@ from kombu_toc.center.calls import (
     REASON_LENGTH,
     SENT,
     Commands,
+    PopRequest,
+    PutRequest,
     add_counters,
     announce_presence,
     divide_evenly,
@@ -28,7 +30,6 @@ from kombu_toc.center.pop import bury_call, mark_calls
 from kombu_toc.center.pop_cluster import look_call
 from kombu_toc.center.put import unique_call
 from kombu_toc.center.put_many import PutNames, put_many_call
-from kombu_toc.center.requests import PopRequest, PutRequest
 from kombu_toc.center.schedules import RecurringCommands, ScheduleChange
 from kombu_toc.center.upkeep import sweep_call
 from kombu_toc.errors import ActionTimeError

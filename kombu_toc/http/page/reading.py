@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
-from ...model.looking import MOST
+from ...model.message import MOST
 from ...model.results import DEAD, IN_FLIGHT, Cancelled, Found
 from ..messages import EXPANDED, DecompressionBudget
 from ..tokens import HIDDEN, Mask, Masking, Token

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import redis
 
-from kombu_toc.center.requests import PopRequest
+from kombu_toc.center.calls import PopRequest
 from kombu_toc.center.upkeep import Kept
 from kombu_toc.consumer.early_acks import EarlyAcks
 from kombu_toc.consumer.flights import UnansweredPop, UnansweredPops

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kombu_toc.center.requests import PopRequest
+from kombu_toc.center.calls import PopRequest
 from kombu_toc.model import scores
 from kombu_toc.model.results import Delivery, Popped
 
