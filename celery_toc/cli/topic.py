@@ -17,10 +17,6 @@ from .options import SPAN, complete_queue, queues_argument, yes_option
 from .screen import Cell, Column, counted, listed, skipped
 from .session import Session, command
 
-# -- ``celery toc topic``: what queues are declared with, and how that is changed while they are
-# in use
-
-
 COLUMNS = (
     Column("queue", fold=True),
     Column("slots", right=True),

@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from ..schedules.view import Firing, Schedule
 
 
-# -- what the page shows of an app: tasks as Celery reads them, workers, schedules
-
-
 logger = logging.getLogger(__name__)
 
 #: Seconds between two questions to the workers, and for which their answers are waited for.

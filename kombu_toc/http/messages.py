@@ -44,9 +44,6 @@ from .fields import (
 from .problems import Problem, invalid
 from .request import Request, check_encoding, read_json
 
-# -- messages as JSON: read from requests, and shown in answers
-
-
 #: Headers that a Python process wrote may have dates, UUIDs, and numbers that JSON has not.
 _encode = json.JSONEncoder(default=str).encode
 

@@ -22,9 +22,6 @@ from .messages import CONTENT, LEASED, LEASED_TASK, DecompressionBudget, content
 from .problems import Problem, invalid, retry_after
 from .request import Answer, Gone, Operations, Request, answer
 
-# -- pull: lease messages, and acknowledge, extend, reject or release them by receipt
-
-
 #: Seconds for which a lease may wait, at most; messages of one lease, and receipts of one request.
 MAX_WAIT = 30
 MAX_LEASES = 1000

@@ -19,9 +19,6 @@ from ..errors import EnvelopeError
 from ..model import message as envelope
 from ..model.results import Delivery
 
-# -- a delivered message, as Kombu's consumers get it
-
-
 #: Delivery tags, unique within the process: one may be settled on a channel that is closed.
 tags = count(1)
 

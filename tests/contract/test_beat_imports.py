@@ -17,7 +17,7 @@ from celery.schedules import crontab, schedule
 from kombu import pools
 
 from celery_toc import timeout_center
-from celery_toc.beat.importing import import_entries, read_redbeat, redbeat_definitions
+from celery_toc.beat.sync import import_entries, read_redbeat, redbeat_definitions
 
 from ..support.cluster import Cluster
 from ..support.servers import Server

@@ -14,8 +14,7 @@ from kombu import pools
 
 from celery_toc import timeout_center
 from celery_toc.beat.configured import Entry, Read, Refused
-from celery_toc.beat.importing import import_entries
-from celery_toc.beat.sync import Outcome, Sync
+from celery_toc.beat.sync import Outcome, Sync, import_entries
 
 from ..support.cluster import Cluster
 from ..support.servers import Server

@@ -12,7 +12,7 @@ from celery import Celery
 from celery.beat import BeatLazyFunc
 from celery.schedules import crontab, schedule
 
-from celery_toc.beat import configured, importing
+from celery_toc.beat import configured, sync
 from celery_toc.beat.configured import Entry, Read, is_of_a_beat
 
 pytestmark = pytest.mark.versions
@@ -139,7 +139,7 @@ def row(**fields: Any) -> SimpleNamespace:
 
 
 def read_row(**fields: Any) -> Read:
-    return importing.read_django([row(**fields)], NOW.timestamp())
+    return sync.read_django([row(**fields)], NOW.timestamp())
 
 
 EVERY = SimpleNamespace(every=5, period="minutes")
@@ -216,7 +216,7 @@ def test_a_row_that_cannot_be_taken_over_is_named_with_the_reason(fields, reason
 
 def read_json(found: Any) -> Read:
     text = found if isinstance(found, str) or found is None else json.dumps(found)
-    return importing.read_redbeat(iter([("poll", text)]))
+    return sync.read_redbeat(iter([("poll", text)]))
 
 
 EVERY_5 = {"__type__": "interval", "every": 300.0, "relative": False}

@@ -18,10 +18,6 @@ from .snapshots import ENDS, SPANS, Row, Snapshot
 from .tools import Tools, check_any, check_role
 from .words import link, read_time
 
-# -- all queues: what each holds, what comes due, and who works; and why messages were given up
-# on
-
-
 #: Milliseconds after which a viewer looks again.
 EVERY = 1_000
 

@@ -26,10 +26,6 @@ from .selection import ACTS, ALL_WAITING, ANY, FIELDS, Act, Listing, Selection, 
 from .tools import Tools, check_role
 from .words import link, read_time
 
-# -- a queue: its messages by state and time, filtered; and what is done to those that are
-# chosen, or to all that match
-
-
 #: Messages of a page, and milliseconds after which it is looked at again.
 PAGE = 100
 EVERY = 2_000
