@@ -35,6 +35,60 @@ __all__ = ("TimeoutCenterCollector", "metrics_text", "registry_of")
 MOST_TOPICS = 1000
 
 
+#: Gauges: name, after ``celery_toc_``, and labels -> what is said of it.
+_GAUGES = {
+    "slots_missing topic server": (
+        "Slots on a node of a Cluster that did not answer; other numbers of their topic are left "
+        "out meanwhile."
+    ),
+    "messages topic state": (
+        "Messages: scheduled wait for their time, ready are due, in_flight are with a worker, "
+        "dead were given up on."
+    ),
+    "oldest_overdue_seconds topic": (
+        "For how long the oldest ready message has been due; 0 if there is none."
+    ),
+    "slots topic": "Slots of a topic.",
+    "target_stopped topic": (
+        "Whether the target of a topic has answered 410, and nothing is sent there any more."
+    ),
+    "limit_used topic limit": (
+        "What is used of a limit: of a rate or a concurrency as much as there is at once, of a "
+        "limit of each key for how many keys it matters now."
+    ),
+    "limit_max topic limit": "How much there is of a limit that counts the whole topic.",
+    "keys_waiting topic": "Keys that have something due and may not start it now.",
+    "limited_oldest_seconds topic": (
+        "For how long the oldest due message of a limited topic has waited."
+    ),
+    "library_unwritten topic": "Changes of messages that the task library does not know yet.",
+    "library_unwritten_seconds topic": (
+        "How old the oldest change is that the task library does not know yet; 0 if there is none."
+    ),
+    "library_incomplete topic": (
+        "Whether there were more changes than a log may have: all that waits is then looked "
+        "through."
+    ),
+    "schedules topic state": "Recurring tasks: active fire again, idle are paused or have ended.",
+    "schedules_late topic": (
+        "Schedules whose next firing should have begun more than five seconds ago."
+    ),
+    "schedule_next_seconds topic": (
+        "Seconds until the next firing of a topic's schedules; negative if it is late."
+    ),
+    "memory_used_bytes server": "Memory that a server uses.",
+    "memory_max_bytes server": (
+        "Memory from which on it refuses new messages; 0 if nothing bounds it."
+    ),
+}
+
+
+def _gauge(key: str) -> GaugeMetricFamily:
+    """A gauge without samples yet; key: as in the table."""
+    name, *labels = key.split()
+    return GaugeMetricFamily(f"celery_toc_{name}", _GAUGES[key], labels=labels)
+
+
 class TimeoutCenterCollector(Collector):
     """Reads a timeout center at each scrape; for a registry of your own.
 
@@ -114,23 +168,10 @@ class TimeoutCenterCollector(Collector):
             "Topics that are not told, because there are more than are told at a time.",
             value=self._left_out,
         )
-        messages = GaugeMetricFamily(
-            "celery_toc_messages",
-            "Messages: scheduled wait for their time, ready are due, in_flight are with a worker, "
-            "dead were given up on.",
-            labels=("topic", "state"),
-        )
-        overdue = GaugeMetricFamily(
-            "celery_toc_oldest_overdue_seconds",
-            "For how long the oldest ready message has been due; 0 if there is none.",
-            labels=("topic",),
-        )
-        slots = GaugeMetricFamily("celery_toc_slots", "Slots of a topic.", labels=("topic",))
-        stopped = GaugeMetricFamily(
-            "celery_toc_target_stopped",
-            "Whether the target of a topic has answered 410, and nothing is sent there any more.",
-            labels=("topic",),
-        )
+        messages = _gauge("messages topic state")
+        overdue = _gauge("oldest_overdue_seconds topic")
+        slots = _gauge("slots topic")
+        stopped = _gauge("target_stopped topic")
         try:
             summaries = self._center.queues.summary(self._names)
         except PartialError as exc:
@@ -150,27 +191,10 @@ class TimeoutCenterCollector(Collector):
         return [messages, overdue, slots, stopped, left_out]
 
     def _limits(self, missing: list[Missing]) -> list[Any]:
-        used = GaugeMetricFamily(
-            "celery_toc_limit_used",
-            "What is used of a limit: of a rate or a concurrency as much as there is at once, of a "
-            "limit of each key for how many keys it matters now.",
-            labels=("topic", "limit"),
-        )
-        most = GaugeMetricFamily(
-            "celery_toc_limit_max",
-            "How much there is of a limit that counts the whole topic.",
-            labels=("topic", "limit"),
-        )
-        keys = GaugeMetricFamily(
-            "celery_toc_keys_waiting",
-            "Keys that have something due and may not start it now.",
-            labels=("topic",),
-        )
-        oldest = GaugeMetricFamily(
-            "celery_toc_limited_oldest_seconds",
-            "For how long the oldest due message of a limited topic has waited.",
-            labels=("topic",),
-        )
+        used = _gauge("limit_used topic limit")
+        most = _gauge("limit_max topic limit")
+        keys = _gauge("keys_waiting topic")
+        oldest = _gauge("limited_oldest_seconds topic")
         partly = {one.topic for one in missing}
         for name in self._names:
             topic = self._center.registry.known(name)
@@ -190,23 +214,9 @@ class TimeoutCenterCollector(Collector):
         return [used, most, keys, oldest]
 
     def _library(self) -> list[Any]:
-        unwritten = GaugeMetricFamily(
-            "celery_toc_library_unwritten",
-            "Changes of messages that the task library does not know yet.",
-            labels=("topic",),
-        )
-        oldest = GaugeMetricFamily(
-            "celery_toc_library_unwritten_seconds",
-            "How old the oldest change is that the task library does not know yet; 0 if there is "
-            "none.",
-            labels=("topic",),
-        )
-        incomplete = GaugeMetricFamily(
-            "celery_toc_library_incomplete",
-            "Whether there were more changes than a log may have: all that waits is then looked "
-            "through.",
-            labels=("topic",),
-        )
+        unwritten = _gauge("library_unwritten topic")
+        oldest = _gauge("library_unwritten_seconds topic")
+        incomplete = _gauge("library_incomplete topic")
         told = set(self._names)
         for found in self._center.queues.unwritten():
             if found.topic not in told:
@@ -217,21 +227,9 @@ class TimeoutCenterCollector(Collector):
         return [unwritten, oldest, incomplete]
 
     def _schedules(self) -> list[Any]:
-        schedules = GaugeMetricFamily(
-            "celery_toc_schedules",
-            "Recurring tasks: active fire again, idle are paused or have ended.",
-            labels=("topic", "state"),
-        )
-        late = GaugeMetricFamily(
-            "celery_toc_schedules_late",
-            "Schedules whose next firing should have begun more than five seconds ago.",
-            labels=("topic",),
-        )
-        following = GaugeMetricFamily(
-            "celery_toc_schedule_next_seconds",
-            "Seconds until the next firing of a topic's schedules; negative if it is late.",
-            labels=("topic",),
-        )
+        schedules = _gauge("schedules topic state")
+        late = _gauge("schedules_late topic")
+        following = _gauge("schedule_next_seconds topic")
         told = set(self._names)
         for found in self._center.recurring.outlook():
             if found.topic not in told:
@@ -281,14 +279,8 @@ class TimeoutCenterCollector(Collector):
         return [calls, seconds]
 
     def _memory(self) -> list[Any]:
-        used = GaugeMetricFamily(
-            "celery_toc_memory_used_bytes", "Memory that a server uses.", labels=("server",)
-        )
-        most = GaugeMetricFamily(
-            "celery_toc_memory_max_bytes",
-            "Memory from which on it refuses new messages; 0 if nothing bounds it.",
-            labels=("server",),
-        )
+        used = _gauge("memory_used_bytes server")
+        most = _gauge("memory_max_bytes server")
         for memory in read_memory(self._center.client):
             used.add_metric((memory.server,), memory.used)
             most.add_metric((memory.server,), memory.most)
@@ -296,12 +288,7 @@ class TimeoutCenterCollector(Collector):
 
 
 def _slots_missing(missing: list[Missing]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(
-        "celery_toc_slots_missing",
-        "Slots on a node of a Cluster that did not answer; other numbers of their topic are left "
-        "out meanwhile.",
-        labels=("topic", "server"),
-    )
+    family = _gauge("slots_missing topic server")
     for one in missing:
         family.add_metric((one.topic, one.server), len(one.slots))
     return family
