@@ -123,6 +123,8 @@ if TYPE_CHECKING:
     from .model.results import Unwritten as Unwritten
     from .model.results import Usage as Usage
     from .model.results import Used as Used
+    from .model.timetext import read_span as read_span
+    from .model.timetext import read_time as read_time
     from .model.topic import Topic as Topic
     from .transport.action_time import use_timezone as use_timezone
     from .transport.channel import Captured as Captured
@@ -177,6 +179,7 @@ _PLACES = {
             "Limit Missing Page Popped Purged Put Rescheduled Settled Summary Unwritten Usage "
             "Used WAITING"
         ),
+        "model.timetext": "read_span read_time",
         "model.topic": "Topic",
         "transport.action_time": "use_timezone",
         "transport.channel": "Captured CapturingChannel Channel",

@@ -15,7 +15,7 @@ from kombu_toc import Cancelled, Found
 
 from ..app.revoke import mark_revoked, remember_revoked
 from . import options
-from .exits import FAILED, NOT_FOUND, TOO_LATE, USAGE, Failure, Group
+from .exits import FAILED, NOT_FOUND, TOO_LATE, Group
 from .messages import (
     bounds,
     describe,
@@ -441,16 +441,12 @@ def reschedule(
     named = check_usage(ids, given)
     if (eta is None) == (countdown is None):
         raise click.UsageError("give either --eta or --countdown")
-    if eta is not None:
-        try:
-            at = options.read_moment(eta, session.zone)
-        except ValueError as exc:
-            raise Failure(f"--eta: {exc}", USAGE) from None
+    at = session.time("eta", eta)
     if named:
         when: dict[str, Any] = {"delay": countdown} if eta is None else {"at": at}
         _move_ids(session, ids, given.queue, when)
     else:
-        to = at if countdown is None else session.now + countdown
+        to = session.now + (countdown or 0.0) if at is None else at
         to_text = f"to {options.local_iso(to, session.zone)}"
         _move_matching(session, given, to, f"Reschedule {{}} {to_text}?", yes)
 

@@ -3,76 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone, tzinfo
 
 import click
 from celery.app.utils import find_app
-from celery.utils.time import maybe_iso8601
 
 import celery_toc
+import kombu_toc
 
-# -- reads times as people write them, and writes times for people
-
-#: Seconds in each unit that a span may name.
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-
-_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d|w)")
-_SPAN = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d|w))+")
-
-
-def read_span(text: str) -> float:
-    """Read a span in seconds: ``90``, ``1.5``, ``1h30m``, ``2d``, ``500ms``; not negative.
-
-    Raises ValueError, which says what is allowed.
-    """
-    text = text.strip().lower()
-    if re.fullmatch(r"[0-9]+(?:\.[0-9]+)?", text):
-        return float(text)
-    if _SPAN.fullmatch(text):
-        return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
-    raise ValueError(f"{text!r} is not a span of time; write seconds, or 1h30m, 2d, 500ms")
-
-
-def read_moment(text: str, zone: tzinfo) -> float:
-    """Read ISO 8601 as seconds since the epoch; a time without an offset is in `zone`.
-
-    Raises ValueError, which gives an example.
-    """
-    try:
-        moment: datetime | None = maybe_iso8601(text.strip())
-        if moment is None:
-            raise ValueError
-        return (moment if moment.tzinfo else moment.replace(tzinfo=zone)).timestamp()
-    except (ValueError, OverflowError):
-        raise ValueError(
-            f"{text!r} is not a time; write it as in ISO 8601, such as 2030-12-24T18:00:00+01:00"
-        ) from None
-
-
-def read_bound(text: str, zone: tzinfo, now: float) -> float:
-    """Read a moment, ``now``, or a span before (``-1h``) or after now (``1h``, ``+1h``).
-
-    now: seconds since the epoch
-
-    Returns seconds since the epoch. Raises ValueError if it is none of these.
-    """
-    stripped = text.strip().lower()
-    if stripped == "now":
-        return now
-    sign, rest = (-1, stripped[1:]) if stripped[:1] == "-" else (1, stripped.removeprefix("+"))
-    try:
-        return now + sign * read_span(rest)
-    except ValueError:
-        pass
-    try:
-        return read_moment(text, zone)
-    except ValueError:
-        raise ValueError(
-            f"{text!r} is not a time; write it as in ISO 8601, such as 2030-12-24T18:00:00+01:00, "
-            "or as a span from now, such as 1h30m or -2d"
-        ) from None
+# -- times for people and for JSON
 
 
 def iso(seconds: float) -> str:
@@ -129,7 +69,7 @@ MAX_COMPLETED = 100
 
 
 class _Span(click.ParamType):  # type: ignore[type-arg]  # Click's is generic from 8.5 on
-    """A span of time, as `times` reads it."""
+    """A span of time."""
 
     name = "span"
 
@@ -138,7 +78,7 @@ class _Span(click.ParamType):  # type: ignore[type-arg]  # Click's is generic fr
     ) -> float:
         """Return seconds. Click reports the ValueError of a text that is no span."""
         try:
-            return read_span(value)
+            return kombu_toc.read_span(value)
         except ValueError as exc:
             self.fail(str(exc), param, ctx)
 

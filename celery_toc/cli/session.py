@@ -16,7 +16,6 @@ from celery import Celery
 import celery_toc
 import kombu_toc
 
-from . import options
 from .exits import DONE, FAILED, NOT_FOUND, PARTIAL, USAGE, Command, Declined, Failure
 from .screen import Screen
 
@@ -128,7 +127,7 @@ class Session:
         if text is None:
             return None
         try:
-            return options.read_bound(text, self.zone, self.now if now is None else now)
+            return kombu_toc.read_time(text, self.now if now is None else now, self.zone)
         except ValueError as exc:
             raise Failure(f"--{option}: {exc}", USAGE) from None
 

@@ -11,7 +11,6 @@ import click
 
 import kombu_toc
 
-from . import options
 from .exits import FAILED, NOT_FOUND, Failure, Group
 from .options import SPAN, complete_queue, queues_argument, yes_option
 from .screen import Cell, Column, counted, listed, skipped
@@ -76,7 +75,7 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # Click's is generic f
         unit = getattr(kind, "unit", "")
         try:
             if unit:
-                seconds = options.read_span(value)
+                seconds = kombu_toc.read_span(value)
                 value = round(seconds * 1000) if unit == "milliseconds" else seconds
             return kind.read(option_of(self.limit), value)
         except ValueError as exc:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from ..errors import ActionTimeError
+from ..model.timetext import parse_iso
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
-_FRACTION = re.compile(r"\.(\d+)")
 
 
 def _naive_is_utc(moment: datetime) -> datetime:
@@ -54,17 +53,12 @@ def _parsed(eta: Any) -> datetime:
     if not isinstance(eta, str):
         raise TypeError(f"not a time: {eta!r}")
     try:
-        return datetime.fromisoformat(eta)
+        return parse_iso(eta)
     except ValueError:
-        # Python 3.10 knows no 'Z' and only three or six digits of a second's fraction.
-        text = _FRACTION.sub(lambda m: "." + m[1][:6].ljust(6, "0"), eta, count=1)
-        try:
-            return datetime.fromisoformat(text.replace("Z", "+00:00"))
-        except ValueError:
-            moment = _read(eta)
-            if moment is None:
-                raise
-            return moment
+        moment = _read(eta)
+        if moment is None:
+            raise
+        return moment
 
 
 def action_time(headers: Mapping[str, Any], id: str) -> tuple[int | None, int | None]:
