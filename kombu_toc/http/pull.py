@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Context
 from functools import partial
 from itertools import islice
@@ -187,23 +187,29 @@ def receipts_of(fields: dict[str, Any], queue: str) -> list[str]:
     return list(dict.fromkeys(receipts))
 
 
-@OPERATIONS.add(
-    "POST",
-    _QUEUE,
-    "Acknowledge messages",
-    role="write",
-    verb="ack",
-    request=SETTLE,
-    returns=(
-        "How many there were.",
-        _settled("acknowledged", "How many are deleted now."),
-    ),
-)
-async def acknowledge(api: Any, request: Request) -> Answer:
-    """Acknowledge messages: they are done."""
-    receipts = receipts_of(request.fields(), request.segments[0])
-    done = await api.center.ack(receipts)
-    return answer({"acknowledged": int(done), "stale": list(done.stale)})
+def _settling(verb: str, done: str) -> Callable[..., Awaitable[Answer]]:
+    async def run(api: Any, request: Request) -> Answer:
+        """Acknowledge messages, or give them back unhandled, which spends no retry."""
+        receipts = receipts_of(request.fields(), request.segments[0])
+        settled = await getattr(api.center, verb)(receipts)
+        return answer({done: int(settled), "stale": list(settled.stale)})
+
+    return run
+
+
+for _verb, _done, _summary, _returns, _about in (
+    ("ack", "acknowledged", "Acknowledge messages", "How many there were.", "deleted now"),
+    ("release", "released", "Give messages back unhandled", "How many are back.", "back"),
+):
+    OPERATIONS.add(
+        "POST",
+        _QUEUE,
+        _summary,
+        role="write",
+        verb=_verb,
+        request=SETTLE,
+        returns=(_returns, _settled(_done, f"How many are {_about}.")),
+    )(_settling(_verb, _done))
 
 
 @OPERATIONS.add(
@@ -224,25 +230,6 @@ async def extend(api: Any, request: Request) -> Answer:
     receipts = receipts_of(fields, request.segments[0])
     stale = await api.center.extend(receipts, fields.get("visibility"))
     return answer({"extended": len(receipts) - len(stale), "stale": list(stale)})
-
-
-@OPERATIONS.add(
-    "POST",
-    _QUEUE,
-    "Give messages back unhandled",
-    role="write",
-    verb="release",
-    request=SETTLE,
-    returns=(
-        "How many are back.",
-        _settled("released", "How many are back."),
-    ),
-)
-async def release(api: Any, request: Request) -> Answer:
-    """Give messages back unhandled; no retry is spent."""
-    receipts = receipts_of(request.fields(), request.segments[0])
-    done = await api.center.release(receipts)
-    return answer({"released": int(done), "stale": list(done.stale)})
 
 
 @OPERATIONS.add(

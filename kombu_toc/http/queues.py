@@ -394,38 +394,30 @@ async def usage(api: Any, request: Request) -> Answer:
     )
 
 
-@OPERATIONS.add(
-    "POST",
-    _ONE,
-    "Have workers take nothing",
-    role="operate",
-    act="pause",
-    verb="pause",
-    returns=_PAUSED,
-    problems=("not-found",),
-)
-async def pause(api: Any, request: Request) -> Answer:
-    """Have workers take nothing from a queue."""
-    queue = await api.known_queue(request.segments[0])
-    await api.center.queues.pause(queue)
-    return answer({"paused": True})
+def _pausing(verb: str) -> Callable[..., Awaitable[Answer]]:
+    async def run(api: Any, request: Request) -> Answer:
+        """Have workers take nothing from a queue, or let them take again."""
+        queue = await api.known_queue(request.segments[0])
+        await getattr(api.center.queues, verb)(queue)
+        return answer({"paused": verb == "pause"})
+
+    return run
 
 
-@OPERATIONS.add(
-    "POST",
-    _ONE,
-    "Let workers take again",
-    role="operate",
-    act="resume",
-    verb="resume",
-    returns=_PAUSED,
-    problems=("not-found",),
-)
-async def resume(api: Any, request: Request) -> Answer:
-    """Let workers take from a queue again."""
-    queue = await api.known_queue(request.segments[0])
-    await api.center.queues.resume(queue)
-    return answer({"paused": False})
+for _verb, _summary in (
+    ("pause", "Have workers take nothing"),
+    ("resume", "Let workers take again"),
+):
+    OPERATIONS.add(
+        "POST",
+        _ONE,
+        _summary,
+        role="operate",
+        act=_verb,
+        verb=_verb,
+        returns=_PAUSED,
+        problems=("not-found",),
+    )(_pausing(_verb))
 
 
 @OPERATIONS.add(
@@ -468,42 +460,33 @@ async def list_dead(api: Any, request: Request) -> Answer:
     return answer(await shown_page(api, request, page))
 
 
-@OPERATIONS.add(
-    "POST",
-    (*_ONE, "dead"),
-    "Deliver dead messages again",
-    role="operate",
-    act="requeue",
-    verb="requeue",
-    request=_DEAD,
-    required=False,
-    returns=("How many.", record("requeued", requeued=WHOLE, more=_MORE)),
-    problems=("not-found",),
-)
-async def requeue(api: Any, request: Request) -> Answer:
-    """Deliver dead messages again."""
-    ids, more = await _dead(api, request)
-    number = await api.acting.dead.requeue(request.segments[0], ids=ids) if ids else 0
-    return answer({"requeued": number, "more": more}, number=number)
+def _changing_dead(verb: str, done: str) -> Callable[..., Awaitable[Answer]]:
+    async def run(api: Any, request: Request) -> Answer:
+        """Deliver dead messages again, or delete them."""
+        ids, more = await _dead(api, request)
+        change = getattr(api.acting.dead, verb)
+        number = await change(request.segments[0], ids=ids) if ids else 0
+        return answer({done: number, "more": more}, number=number)
+
+    return run
 
 
-@OPERATIONS.add(
-    "POST",
-    (*_ONE, "dead"),
-    "Delete dead messages",
-    role="operate",
-    act="purge",
-    verb="purge",
-    request=_DEAD,
-    required=False,
-    returns=("How many.", record("purged", purged=WHOLE, more=_MORE)),
-    problems=("not-found",),
-)
-async def purge_dead(api: Any, request: Request) -> Answer:
-    """Delete dead messages."""
-    ids, more = await _dead(api, request)
-    number = await api.acting.dead.purge(request.segments[0], ids=ids) if ids else 0
-    return answer({"purged": number, "more": more}, number=number)
+for _verb, _done, _summary in (
+    ("requeue", "requeued", "Deliver dead messages again"),
+    ("purge", "purged", "Delete dead messages"),
+):
+    OPERATIONS.add(
+        "POST",
+        (*_ONE, "dead"),
+        _summary,
+        role="operate",
+        act=_verb,
+        verb=_verb,
+        request=_DEAD,
+        required=False,
+        returns=("How many.", record(_done, **{_done: WHOLE}, more=_MORE)),
+        problems=("not-found",),
+    )(_changing_dead(_verb, _done))
 
 
 async def _dead(api: Any, request: Request) -> tuple[list[str], bool]:
