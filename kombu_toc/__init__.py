@@ -131,7 +131,7 @@ if TYPE_CHECKING:
     from .transport.channel import CapturingChannel as CapturingChannel
     from .transport.channel import Channel as Channel
     from .transport.publisher import unique_answer as unique_answer
-    from .transport.qos import Capacity as Capacity
+    from .transport.receiving import Capacity as Capacity
     from .transport.receiving import Message as Message
     from .transport.transport import Transport as Transport
 
@@ -184,8 +184,7 @@ _PLACES = {
         "transport.action_time": "use_timezone",
         "transport.channel": "Captured CapturingChannel Channel",
         "transport.publisher": "unique_answer",
-        "transport.qos": "Capacity",
-        "transport.receiving": "Message",
+        "transport.receiving": "Capacity Message",
         "transport.transport": "Transport",
     }.items()
     for name in names.split()

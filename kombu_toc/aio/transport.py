@@ -14,9 +14,8 @@ from ..model import message as envelope
 from ..transport.channel import Channel
 from ..transport.publisher import token_of
 from ..transport.transport import Transport
-from .center import AsyncTimeoutCenter
+from .center import AsyncTimeoutCenter, attach_in_threads
 from .client import AsyncClient, AsyncClusterClient
-from .library import attach_in_threads
 
 
 class AsyncChannel(Channel):

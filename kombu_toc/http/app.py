@@ -16,7 +16,6 @@ from ..library.opening import center_for
 from ..model.results import Found
 from ..version import __version__
 from . import guard, library, pull, queues, scale, tasks
-from .audit import MOST, Audit
 from .fields import TEXT, Object, Text, record
 from .idempotency import REPLAYED, Idempotency, as_answer
 from .messages import DecompressionBudget, shown_found, shown_masked
@@ -50,7 +49,7 @@ from .request import (
     read_query_of,
     statuses_of,
 )
-from .tokens import NOBODY, Masking, Token, Tokens
+from .tokens import MOST, NOBODY, Audit, Masking, Token, Tokens
 
 # -- what runs in the event loop of a server, beside its requests
 

@@ -24,10 +24,9 @@ from ..model.results import Delivery
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, load
 from .publisher import PublishBatch, Publisher, is_unique
-from .qos import Capacity, QoS, capacity_of
 from .queues import BroadcastQueues, Exchanges, Queues, TopicExchange
+from .receiving import Capacity, QoS, Receiver, capacity_of, tags
 from .receiving import Message as DeliveredMessage
-from .receiving import Receiver, tags
 
 # -- the channel
 #

@@ -33,8 +33,7 @@ from ..model.topic import Declaration, Topic
 from ..scripts.call import ScriptCall
 from .channel import Channel
 from .publisher import PublishBatch, Publisher, is_unique, publish_of
-from .qos import QoS
-from .receiving import Message
+from .receiving import Message, QoS
 
 
 class RecordedPublisher(Publisher):

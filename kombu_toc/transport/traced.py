@@ -20,8 +20,7 @@ from ..tracing import Received, Reception, Tracing
 from .action_time import action_time
 from .channel import Channel
 from .publisher import PublishBatch, Publisher
-from .qos import QoS
-from .receiving import Message
+from .receiving import Message, QoS
 
 
 @lru_cache(maxsize=8)

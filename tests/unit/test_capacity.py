@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kombu_toc.consumer.policy import DefaultPolicy
-from kombu_toc.transport.qos import Capacity, capacity_of
+from kombu_toc.transport.receiving import Capacity, capacity_of
 
 pytestmark = pytest.mark.versions
 

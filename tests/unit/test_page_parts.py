@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from kombu_toc import Page
 from kombu_toc.http import Mask, PageExtras, Problem, tasks
-from kombu_toc.http.audit import Audit
 from kombu_toc.http.page import search_cache as groups_module
 from kombu_toc.http.page import words
 from kombu_toc.http.page.jobs import Job
@@ -30,6 +29,7 @@ from kombu_toc.http.page.sessions import read_cookie
 from kombu_toc.http.page.snapshots import SPANS, edges_of
 from kombu_toc.http.page.words import link, read_time
 from kombu_toc.http.request import Request
+from kombu_toc.http.tokens import Audit
 
 from ..support.page_messages import NOW, envelope, found, read
 

@@ -11,8 +11,7 @@ from kombu_toc.center.exchanges import Subscription
 from kombu_toc.consumer.policy import DefaultPolicy
 from kombu_toc.model import message as envelope
 from kombu_toc.model.results import Delivery
-from kombu_toc.transport.qos import QoS
-from kombu_toc.transport.receiving import Receiver
+from kombu_toc.transport.receiving import QoS, Receiver
 
 pytestmark = pytest.mark.versions
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from ...aio.center import AsyncTimeoutCenter
 from ...model.results import Found
-from ..audit import Audit
 from ..problems import Problem, not_found, problem_of, retry_after
+from ..tokens import Audit
 from . import selection as marks
 from . import words
 from .reading import Reader, state_of

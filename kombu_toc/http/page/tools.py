@@ -6,11 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from ...aio.center import AsyncTimeoutCenter
-from ..audit import Audit
 from ..library import FarAhead
 from ..problems import Problem
 from ..request import Answer
-from ..tokens import Mask, Tokens
+from ..tokens import Audit, Mask, Tokens
 from .jobs import Jobs
 from .reading import PageExtras, Reader
 from .render import Ask, View
