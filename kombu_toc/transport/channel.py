@@ -59,6 +59,10 @@ class Channel(virtual.Channel):
     #: What records the messages, where there is a task library.
     recorder: Any = None
 
+    #: They are told what has become of a message, after it has: ack, requeue, reject, release or
+    #: bury; and end, when the task of one that was acknowledged has ended.
+    observers: tuple[Callable[[str, DeliveredMessage], None], ...] = ()
+
     #: What the poller calls for each message: the receiver's own, without a layer between.
     receive: Callable[[Delivery], None]
     take_early: Callable[[Delivery], DeliveredMessage | None]

@@ -131,16 +131,15 @@ class Message(kombu_message.Message):
         """Put it into DeadQueue although it was acknowledged: what it was for has failed. A
         broadcast has none."""
         if self.delivery is not None:
+            self.reason, self.error = reason, error
             self.channel.poller.bury(self.delivery, reason, error)
-            if self.channel.recorder is not None:
-                self.channel.note_dead(self, error)
-            if self.trace is not None:
-                self.channel.trace_burial(self, reason)
+            for observe in self.channel.observers:
+                observe("bury", self)
 
     def note_outcome(self) -> None:
         """Its task has ended with an :attr:`outcome`, after it was acknowledged."""
-        if self.channel.recorder is not None:
-            self.channel.note_outcome(self)
+        for observe in self.channel.observers:
+            observe("end", self)
 
     def return_broadcast(self) -> None:
         """A broadcast is to be delivered again."""
@@ -366,6 +365,8 @@ class QoS(virtual.QoS):
             self._end_place(message, delivery)
         else:
             self._poller.ack(delivery)
+        for observe in self.channel.observers:
+            observe("ack", message)
 
     def _end_place(self, message: Message, delivery: Delivery) -> None:
         """Acknowledge what has a place, or a unique key; that is held until the task has ended. So
@@ -405,15 +406,21 @@ class QoS(virtual.QoS):
             self._poller.reject(message.delivery, *how, on_purpose=on_purpose)
         elif requeue:
             message.return_broadcast()
+        for observe in self.channel.observers:
+            observe("requeue" if requeue else "reject", message)
 
     def release(self, message: Message) -> None:
         """Release a message, if it is not settled."""
-        if self.take_back(message):
+        if self._delivered.pop(message.delivery_tag, None) is not None:
             self._release([message])
 
     def take_back(self, message: Message) -> bool:
         """Whether it is not settled; then it is forgotten here, for it is given back."""
-        return self._delivered.pop(message.delivery_tag, None) is not None
+        if self._delivered.pop(message.delivery_tag, None) is None:
+            return False
+        for observe in self.channel.observers:
+            observe("release", message)
+        return True
 
     def restore_unacked(self) -> list[Any]:
         """Release whatever is not settled, but for what the worker still executes."""
@@ -450,6 +457,8 @@ class QoS(virtual.QoS):
         for message in messages:
             if message.delivery is None:
                 message.return_broadcast()
+            for observe in self.channel.observers:
+                observe("release", message)
 
 
 # -- how much a consumer can take

@@ -206,6 +206,9 @@ class RecordedPublisher(Publisher):
         return self._center.commands.put(topic, request)
 
 
+_DEAD = NAMES[DEAD]
+
+
 class RecordedQoS(QoS):
     """Tells the library what becomes of each message."""
 
@@ -214,6 +217,7 @@ class RecordedQoS(QoS):
         self._recorder = channel.recorder
         self._notes = self._recorder.gathering.notes_of(self, channel.center.registry.known)
         channel.noting = self
+        channel.observers = (*channel.observers, self.settled)
 
     def append(self, message: Message, delivery_tag: int) -> None:
         super().append(message, delivery_tag)
@@ -226,13 +230,22 @@ class RecordedQoS(QoS):
         message = self._delivered.get(tag)
         return None if message is None else self.channel.event_of(message, TAKEN, at_us=at_us)
 
-    def ack(self, delivery_tag: int) -> None:
-        message = self._delivered.get(delivery_tag)
-        super().ack(delivery_tag)
-        if message is None or message.dies_later or (delivery := message.delivery) is None:
-            return
-        self._notes.fresh.pop(delivery_tag, None)
-        self.note_end(message, delivery)
+    def settled(self, operation: str, message: Message) -> None:
+        """What is noted of a message, by what has become of it: see :attr:`.Channel.observers`."""
+        if operation == "ack":
+            # What may be dead yet is noted when that is decided.
+            if message.delivery is not None and not message.dies_later:
+                self._notes.fresh.pop(message.delivery_tag, None)
+                self.note_end(message, message.delivery)
+        elif operation == "end":
+            if not (message.delivery is None or message.dies_later or message.outcome == _DEAD):
+                self.note_end(message, message.delivery)
+        elif operation == "bury":
+            message.outcome = _DEAD
+            message.dies_later = False
+            self.channel.note(message, DEAD)
+        else:
+            self.channel.note(message, DEAD if operation == "reject" else PENDING)
 
     def note_end(self, message: Message, delivery: Delivery) -> None:
         """Note the outcome of a message that is acknowledged."""
@@ -260,21 +273,6 @@ class RecordedQoS(QoS):
         end = partial(self.channel.note_end, message)
         self.channel.recorder.running[id(message)] = end
         return end
-
-    def _reject(self, message: Message, requeue: bool, on_purpose: bool) -> None:
-        super()._reject(message, requeue, on_purpose)
-        self.channel.note(message, PENDING if requeue else DEAD)
-
-    def take_back(self, message: Message) -> bool:
-        taken = super().take_back(message)
-        if taken:
-            self.channel.note(message, PENDING)
-        return taken
-
-    def _release(self, messages: list[Message]) -> None:
-        super()._release(messages)
-        for message in messages:
-            self.channel.note(message, PENDING)
 
 
 class RecordedChannel(Channel):
@@ -343,12 +341,6 @@ class RecordedChannel(Channel):
         )
         return event
 
-    def note_dead(self, message: Message, error: str) -> None:
-        """A message is buried."""
-        message.error, message.outcome = error, NAMES[DEAD]
-        message.dies_later = False
-        self.note(message, DEAD)
-
     def note_end(self, message: Message, is_over: bool) -> None:
         """A message is acknowledged for good whose task has run on, or its lease had ended before:
         then Redis says what has become of it."""
@@ -359,13 +351,6 @@ class RecordedChannel(Channel):
                 self.noting.note_end(message, message.delivery)
             else:
                 self.note(message, TAKEN, watched=False)
-
-    def note_outcome(self, message: Message) -> None:
-        """The task of a message has ended, after that was acknowledged."""
-        # What may be dead yet is noted when that is decided.
-        if message.delivery is None or message.dies_later or message.outcome == NAMES[DEAD]:
-            return
-        self.noting.note_end(message, message.delivery)
 
     def basic_consume(
         self,

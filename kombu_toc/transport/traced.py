@@ -20,7 +20,7 @@ from ..tracing import Received, Reception, Tracing
 from .action_time import action_time
 from .channel import Channel
 from .publisher import PublishBatch, Publisher
-from .receiving import Message, QoS
+from .receiving import Message
 
 
 @lru_cache(maxsize=8)
@@ -31,7 +31,6 @@ def traced(channel: type[Channel]) -> type[Channel]:
         (TracedChannel, channel),
         {
             "publisher_class": _with(TracedPublisher, channel.publisher_class),
-            "QoS": _with(TracedQoS, channel.QoS),
             "__doc__": f"{channel.__name__}, traced.",
         },
     )
@@ -128,42 +127,13 @@ class TracedBatch(PublishBatch):
         super().discard()
 
 
-class TracedQoS(QoS):
-    """Makes a span of what settles a message."""
-
-    def ack(self, delivery_tag: int) -> None:
-        message = self._delivered.get(delivery_tag)
-        super().ack(delivery_tag)
-        self._settled("ack", message)
-
-    def _reject(self, message: Message, requeue: bool, on_purpose: bool) -> None:
-        super()._reject(message, requeue, on_purpose)
-        self._settled("requeue" if requeue else "reject", message, message.reason)
-
-    def take_back(self, message: Message) -> bool:
-        taken = super().take_back(message)
-        if taken:
-            self._settled("release", message)
-        return taken
-
-    def _release(self, messages: list[Message]) -> None:
-        super()._release(messages)
-        for message in messages:
-            self._settled("release", message)
-
-    def _settled(self, operation: str, message: Message | None, reason: str = "") -> None:
-        received: Received | None = None if message is None else message.trace
-        if message is not None and received is not None and not received.settled:
-            message.trace = received._replace(settled=True)  # once
-            self.channel.tracing.settled(operation, received, reason)
-
-
 class TracedChannel(Channel):
     """A channel whose messages are traced; see :func:`traced`."""
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         self.tracing: Tracing = connection.tracing
         super().__init__(connection, **kwargs)
+        self.observers = (*self.observers, self._settled)
 
     def _make_publisher(self, *args: Any) -> Publisher:
         made = super()._make_publisher(*args)
@@ -174,9 +144,14 @@ class TracedChannel(Channel):
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         return TracedBatch(self, max_size)
 
-    def trace_burial(self, message: Message, reason: str) -> None:
-        """What a message was for has failed, after it was acknowledged."""
-        self.tracing.settled("bury", message.trace, reason)
+    def _settled(self, operation: str, message: Message) -> None:
+        """Make a span of what settles a message, once, and of its burial after that."""
+        received: Received | None = message.trace
+        if received is None or operation == "end" or (received.settled and operation != "bury"):
+            return
+        message.trace = received._replace(settled=True)
+        reason = "" if operation in ("ack", "release") else message.reason
+        self.tracing.settled(operation, received, reason)
 
     def basic_consume(
         self,

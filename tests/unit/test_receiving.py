@@ -52,7 +52,11 @@ class Site:
         self.poller = Poller()
         self.subscriptions: list[Subscription] = []
         self.channel: Any = SimpleNamespace(
-            poller=self.poller, policy=Worker(), do_restore=True, body_encoding=None
+            poller=self.poller,
+            policy=Worker(),
+            do_restore=True,
+            body_encoding=None,
+            observers=(),
         )
         self.channel.qos = self.qos = QoS(self.channel)
         self.receiver = Receiver(
