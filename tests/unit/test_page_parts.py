@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from kombu_toc import Page
 from kombu_toc.http import Mask, PageExtras, Problem, tasks
-from kombu_toc.http.page import search_cache as groups_module
+from kombu_toc.http.page import dead_letter_groups as groups_module
 from kombu_toc.http.page import words
+from kombu_toc.http.page.dead_letter_groups import DeadLetterGroups
 from kombu_toc.http.page.jobs import Job
 from kombu_toc.http.page.page import _fields_of
 from kombu_toc.http.page.queue import _back, _come
 from kombu_toc.http.page.reading import Reader, last_line
 from kombu_toc.http.page.render import templates
-from kombu_toc.http.page.search_cache import DeadLetterGroups
 from kombu_toc.http.page.selection import Selection
 from kombu_toc.http.page.sessions import read_cookie
 from kombu_toc.http.page.snapshots import SPANS, edges_of

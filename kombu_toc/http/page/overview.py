@@ -8,15 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...center.topics import MOST_FAR
-from ..problems import invalid, not_found
-from ..request import Answer
+from ..problems import invalid
 from . import words
-from .render import Ask, View, redirect, render
-from .search_cache import LOOKED, LOOKED_IN_ALL
+from .dead_letter_groups import LOOKED, LOOKED_IN_ALL
+from .render import Ask, View, render
 from .selection import ACTS
 from .snapshots import ENDS, SPANS, Row, Snapshot
-from .tools import Tools, check_any, check_role
-from .words import link, read_time
+from .tools import Tools
 
 #: Milliseconds after which a viewer looks again.
 EVERY = 1_000
@@ -171,70 +169,3 @@ async def dead(tools: Tools, ask: Ask) -> View:
         max(EVERY_DEAD, round((time.monotonic() - began) * 10_000)),
         now_us=now_us,
     )
-
-
-# -- recurring tasks: when they fire, and what can be done to them
-
-
-#: Schedules of a page, and milliseconds after which it is looked at again.
-SCHEDULES = 100
-EVERY_SCHEDULES = 2_000
-
-#: act -> what is said of it, and the states in which it can be done
-SCHEDULE_ACTS = {
-    "pause": ("Pause", "paused", ("active",)),
-    "resume": ("Resume", "resumed", ("paused",)),
-    "skip": ("Skip next", "will leave out its next firing", ("active",)),
-    "run": ("Run now", "was sent", ("active", "paused", "ended")),
-}
-
-
-async def schedules(tools: Tools, ask: Ask) -> View:
-    """The schedules of all queues that the visitor may look at, or one with its latest firings."""
-    _check(tools)
-    check_any(ask, "read")
-    now_us = await tools.now_us()
-    shown: dict[str, Any] = {"acts": SCHEDULE_ACTS if ask.visitor.may("operate", None) else {}}
-    if name := ask.query.get("name", ""):
-        row, firings = await tools.extras.schedule(name)
-        if not ask.visitor.may("read", row.queue):
-            raise not_found(f"there is no schedule {name!r}")
-        shown.update(row=row, firings=firings)
-        return View(name, "schedule", shown, "schedules", EVERY_SCHEDULES, now_us=now_us)
-    after = ask.query.get("after", "")
-    rows, more = await tools.extras.schedules(ask.visitor.token, SCHEDULES, after)
-    shown.update(rows=rows, after=more)
-    return View("Schedules", "schedules", shown, "schedules", EVERY_SCHEDULES, now_us=now_us)
-
-
-def _check(tools: Tools) -> None:
-    if not tools.extras.has_schedules:
-        raise not_found("schedules are of an app of Celery: celery -A shop toc web shows them")
-
-
-async def change_schedule(tools: Tools, ask: Ask) -> Answer:
-    """Pause, resume, skip or run one."""
-    _check(tools)
-    check_role(ask, "operate", None)
-    name, act = ask.field("name"), ask.field("act")
-    who = ask.visitor.name
-    given: tuple[float, ...] = ()
-    to = link("schedules", name=name) if ask.field("back") else "schedules"
-    if act == "backfill":
-        now = await tools.now_us() / 1e6
-        start = read_time(ask.field("start"), "start", now)
-        if start is None:
-            raise invalid("start", "it must be a time: 2026-01-31 09:30, or 2 days ago")
-        end = read_time(ask.field("end"), "end", now)
-        given = (start,) if end is None else (start, end)
-    elif act not in SCHEDULE_ACTS:
-        raise invalid("act", f"it must be one of {', '.join(SCHEDULE_ACTS)}")
-    async with tools.audit.doing(who, f"{act} schedule", what=name):
-        done = await tools.extras.change_schedule(name, act, who, *given)
-    if act == "backfill":
-        return redirect(ask, to, f"{name}: {len(done)} firings of the past were sent.")
-    return redirect(ask, to, f"{name} {_is(act)}{SCHEDULE_ACTS[act][1]}.")
-
-
-def _is(act: str) -> str:
-    return "is " if act in ("pause", "resume") else ""

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 from ..problems import Problem, not_found, problem_of, retry_after
 from ..request import Answer, Gone, Operation, Request
 from ..tokens import Mask
-from . import message, overview, queue
+from . import message, overview, queue, schedules
 from . import message as records
 from .reading import PageExtras
 from .render import FILES, HEADERS, HTML, Ask, View, decoded, file_of, page_of, redirect, render
@@ -43,7 +43,7 @@ VIEWS: Mapping[str, Viewing] = {
     "job": queue.job,
     "dead": overview.dead,
     "limits": queue.limits,
-    "schedules": overview.schedules,
+    "schedules": schedules.schedules,
     "library": records.library,
     "audit": records.audit,
 }
@@ -55,7 +55,7 @@ FORMS: Mapping[str, Viewing] = {
     "pause": queue.pause,
     "job": queue.control,
     "limits": queue.change_limits,
-    "schedules": overview.change_schedule,
+    "schedules": schedules.change,
 }
 
 

@@ -10,10 +10,11 @@ from ..library import FarAhead
 from ..problems import Problem
 from ..request import Answer
 from ..tokens import Audit, Mask, Tokens
+from .dead_letter_groups import DeadLetterGroups
 from .jobs import Jobs
 from .reading import PageExtras, Reader
 from .render import Ask, View
-from .search_cache import DeadLetterGroups, SearchCache
+from .search_cache import SearchCache
 from .selection import Actions
 from .sessions import Sessions
 from .snapshots import SnapshotCache
