@@ -12,7 +12,6 @@ from kombu_toc.scripts import call
 #: Modules and packages that need an extra, or another library, and the modules that it brings.
 EXTRAS = {
     "celery_toc.metrics": ("prometheus_client",),
-    "celery_toc.integrations.prometheus": ("prometheus_client",),
     "kombu_toc.transport.recorded": ("sqlalchemy",),
     "kombu_toc.aio": ("greenlet",),
     "kombu_toc.center.traced": ("opentelemetry",),

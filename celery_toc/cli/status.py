@@ -378,7 +378,7 @@ def metrics(session: Session, address: tuple[str, int] | None) -> None:
     everything is read from Redis.
     """
     try:
-        from ..integrations import prometheus as exporter
+        from .. import metrics as exporter
     except ImportError as exc:
         raise Failure(
             f"{exc}: this command needs prometheus-client; pip install 'celery-toc[metrics]'",

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kombu_toc
 from celery_toc import timeout_center
-from celery_toc.integrations.prometheus import TimeoutCenterCollector, metrics_text, serve
+from celery_toc.metrics import TimeoutCenterCollector, metrics_text, serve
 from kombu_toc import TimeoutCenter
 from kombu_toc.metrics.counters import COUNTERS
 from kombu_toc.notify.targets import stop_target

@@ -7,7 +7,7 @@ from celery import Celery
 
 import kombu_toc
 from celery_toc import TaskCenter
-from celery_toc.integrations.prometheus import TimeoutCenterCollector, metrics_text
+from celery_toc.metrics import TimeoutCenterCollector, metrics_text
 from kombu_toc import TimeoutCenter
 
 

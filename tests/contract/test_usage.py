@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from celery_toc.cli import toc
-from celery_toc.integrations.prometheus import metrics_text
+from celery_toc.metrics import metrics_text
 from kombu_toc import RateLimitedError, TimeoutCenter, UnknownTopicError, Usage
 
 from ..support.cluster import Cluster

@@ -178,7 +178,7 @@ import sys
 from celery import Celery
 app = Celery(broker="toc+redis://localhost:1/0")
 app.connection().transport
-print("celery_toc.integrations.flower" in sys.modules)
+print("celery_toc.flower" in sys.modules)
 """
     assert python(program) == "False"
 

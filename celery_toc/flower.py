@@ -12,7 +12,7 @@ from typing import Any
 
 import kombu_toc
 
-from ..compat import control
+from .compat import control
 
 #: Seconds, the same as Flower uses for Redis: a page must not wait for a server that is away.
 TIMEOUTS = {"socket_connect_timeout": 1.0, "socket_timeout": 2.0}

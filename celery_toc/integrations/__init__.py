@@ -1,1 +1,0 @@
-"""For other programs: a Prometheus exporter, and the broker page of Flower."""
