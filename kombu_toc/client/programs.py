@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, TocError
 from ..version import __version__
 from .urls import mask_password
 
@@ -44,6 +46,28 @@ class Program(argparse.ArgumentParser):
             "no list of processes shows",
         )
 
+    def add_repeated(self, name: str, metavar: str, help: str) -> None:
+        """An option that may be repeated."""
+        help = f"{help}; may be repeated"
+        self.add_argument(name, action="append", default=[], metavar=metavar, help=help)
+
+    def run(
+        self, arguments: list[str] | None, function: Callable[[argparse.Namespace], None]
+    ) -> int:
+        """Call a function with what is asked for; returns the exit code. An error is told without
+        the password that may be in the broker's URL."""
+        asked = self.parse_args(arguments)
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+        try:
+            function(asked)
+        except (TocError, OSError) as exc:
+            shown = str(exc)
+            if asked.broker:
+                shown = shown.replace(asked.broker, mask_password(asked.broker))
+            print(f"{self.prog}: {shown}", file=sys.stderr)
+            return 1
+        return 0
+
     def broker_of(self, asked: argparse.Namespace) -> str:
         """The broker's URL. Ends the program if none is named."""
         if not asked.broker:
@@ -51,13 +75,6 @@ class Program(argparse.ArgumentParser):
                 f"name the broker: --broker toc+redis://localhost:6379/0, or {self._variable}"
             )
         return str(asked.broker)
-
-    def tell(self, exc: Exception, asked: argparse.Namespace) -> None:
-        """Say what is wrong, without the password that may be in the broker's URL."""
-        shown = str(exc)
-        if broker := asked.broker:
-            shown = shown.replace(broker, mask_password(broker))
-        print(f"{self.prog}: {shown}", file=sys.stderr)
 
 
 def say(text: str) -> None:

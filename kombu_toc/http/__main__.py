@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import sys
 from collections.abc import Iterator
 
 from ..client.programs import Program, say
-from ..errors import TocError
 from .app import KEEP_ANSWERS, OPERATIONS, Beside, api_for, document
 from .guard import CONNECTIONS
 from .page import Mask
@@ -21,7 +19,7 @@ from .tokens import TOKENS, new_token, tokens_of
 BROKER = "TOC_HTTP_BROKER"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: Program) -> None:
     """The options of every server."""
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=int, default=PORT, help="0 for a free one (%(default)s)")
@@ -35,11 +33,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let who has no token look at everything",
     )
-    parser.add_argument(
-        "--name",
-        action="append",
-        default=[],
-        help="a name of this server, by which who has no token may look; may be repeated",
+    parser.add_repeated(
+        "--name", "NAME", "a name of this server, by which who has no token may look"
     )
     parser.add_argument(
         "--keep-answers",
@@ -53,20 +48,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="also send what is due to the targets of queues, signed by the secrets in this file",
     )
-    parser.add_argument(
-        "--notify-allow",
-        action="append",
-        default=[],
-        metavar="NETWORK",
-        help="that these may be sent to although they are not public; may be repeated",
+    parser.add_repeated(
+        "--notify-allow", "NETWORK", "that these may be sent to although they are not public"
     )
-    parser.add_argument(
+    parser.add_repeated(
         "--mask",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a member of messages that is hidden on the page, and from tokens that may not write; "
-        "or a pattern; may be repeated; '*': all of every message",
+        "NAME",
+        "a member of messages that is hidden on the page, and from tokens that may not write; or a "
+        "pattern, '*' for all of every message",
     )
     parser.add_argument(
         "--connections",
@@ -117,17 +106,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--roles", default="read,write", help=f"of it: {', '.join(ROLES)}")
     parser.add_argument("--queues", default="*", help="of it: names or patterns, as mail,sms-*")
     parser.add_argument("--openapi", action="store_true", help="print the OpenAPI document")
-    asked = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    try:
+
+    def do(asked: argparse.Namespace) -> None:
         if asked.openapi:
             print(json.dumps(document(Router(OPERATIONS)), indent=1))
-            return 0
+            return
         if asked.new_token is not None:
             secret, line = new_token(asked.new_token, asked.roles, asked.queues)
             print(f"{line}", flush=True)
             print(f"The token, which is shown this once: {secret}", file=sys.stderr)
-            return 0
+            return
         check_needs(with_notifier=asked.notify is not None)
         api = api_for(
             parser.broker_of(asked),
@@ -146,10 +134,8 @@ def main(arguments: list[str] | None = None) -> int:
             connections=asked.connections,
             say=say,
         )
-    except (TocError, OSError) as exc:
-        parser.tell(exc, asked)
-        return 1
-    return 0
+
+    return parser.run(arguments, do)
 
 
 if __name__ == "__main__":

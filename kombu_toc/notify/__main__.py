@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
+import argparse
 import sys
 
 from ..aio.center import AsyncTimeoutCenter
 from ..client.programs import Program, say
-from ..errors import TocError
 from .message import SECRETS, Secrets, new_secret
 from .notifier import BACKOFF, CONCURRENCY, TIMEOUT, check_needs, notify
 
@@ -28,13 +27,11 @@ def main(arguments: list[str] | None = None) -> int:
         help=f"the secrets of targets; or the same lines in the environment variable {SECRETS}",
     )
     parser.add_argument("--unsigned", action="store_true", help="sign nothing")
-    parser.add_argument(
+    parser.add_repeated(
         "--allow",
-        action="append",
-        default=[],
-        metavar="NETWORK",
-        help="an address or a network that may be sent to although it is not public, as "
-        "10.1.0.0/16 or, at one port, 10.1.0.7:8080; may be repeated",
+        "NETWORK",
+        "an address or a network that may be sent to although it is not public, as 10.1.0.0/16 or, "
+        "at one port, 10.1.0.7:8080",
     )
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT, help="seconds for a request (%(default)g)"
@@ -55,14 +52,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--new-secret", metavar="TARGET", help="make a secret, and print its line for that target"
     )
-    asked = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    try:
+
+    def do(asked: argparse.Namespace) -> None:
         if asked.new_secret is not None:
             line = f"{asked.new_secret} {new_secret()}"
             Secrets([line], "--new-secret")  # a target that makes no sense is refused here
             print(line, flush=True)
-            return 0
+            return
         broker = parser.broker_of(asked)
         check_needs()
         notify(
@@ -75,10 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
             backoff=asked.backoff,
             say=say,
         )
-    except (TocError, OSError) as exc:
-        parser.tell(exc, asked)
-        return 1
-    return 0
+
+    return parser.run(arguments, do)
 
 
 if __name__ == "__main__":
