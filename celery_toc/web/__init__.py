@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from .page import api_for_app as api_for_app
+from .page import api_for_app
 
 __all__ = ("api_for_app",)

@@ -9,50 +9,30 @@ docs/http.md explains it. It needs the extra ``[http]``; importing `kombu_toc` l
 
 from __future__ import annotations
 
-from .app import HttpApi as HttpApi
-from .app import api_for as api_for
-from .fields import ANYTHING as ANYTHING
-from .fields import FLAG as FLAG
-from .fields import TEXT as TEXT
-from .fields import Anything as Anything
-from .fields import Flag as Flag
-from .fields import Headers as Headers
-from .fields import Listed as Listed
-from .fields import Number as Number
-from .fields import Object as Object
-from .fields import Text as Text
-from .fields import Time as Time
-from .fields import array as array
-from .fields import or_null as or_null
-from .fields import record as record
-from .messages import id_of as id_of
-from .messages import trace_of as trace_of
-from .page import FiringRow as FiringRow
-from .page import Mask as Mask
-from .page import Page as Page
-from .page import PageExtras as PageExtras
-from .page import Parts as Parts
-from .page import ScheduleRow as ScheduleRow
-from .page import Visitor as Visitor
-from .page import WorkerRow as WorkerRow
-from .problems import Problem as Problem
-from .problems import invalid as invalid
-from .problems import not_found as not_found
-from .problems import retry_after as retry_after
-from .queues import page_of_names as page_of_names
-from .request import Answer as Answer
-from .request import Operations as Operations
-from .request import Request as Request
-from .request import answer as answer
-from .serving import PORT as PORT
-from .serving import check_needs as check_needs
-from .serving import serve as serve
-from .tokens import Token as Token
-from .tokens import Tokens as Tokens
-from .tokens import matches as matches
-from .tokens import new_token as new_token
-from .tokens import read_tokens as read_tokens
-from .tokens import tokens_of as tokens_of
+from .app import HttpApi, api_for
+from .fields import (
+    ANYTHING,
+    FLAG,
+    TEXT,
+    Anything,
+    Flag,
+    Headers,
+    Listed,
+    Number,
+    Object,
+    Text,
+    Time,
+    array,
+    or_null,
+    record,
+)
+from .messages import id_of, trace_of
+from .page import FiringRow, Mask, Page, PageExtras, Parts, ScheduleRow, Visitor, WorkerRow
+from .problems import Problem, invalid, not_found, retry_after
+from .queues import page_of_names
+from .request import Answer, Operations, Request, answer
+from .serving import PORT, check_needs, serve
+from .tokens import Token, Tokens, matches, new_token, read_tokens, tokens_of
 
 __all__ = (
     "ANYTHING",

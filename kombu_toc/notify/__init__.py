@@ -10,15 +10,8 @@ of it, and importing this nothing of aiohttp.
 
 from __future__ import annotations
 
-from .message import SecretsFile as SecretsFile
-from .message import new_secret as new_secret
-from .notifier import BACKOFF as BACKOFF
-from .notifier import CONCURRENCY as CONCURRENCY
-from .notifier import TIMEOUT as TIMEOUT
-from .notifier import Notifier as Notifier
-from .notifier import beside as beside
-from .notifier import check_needs as check_needs
-from .notifier import notify as notify
+from .message import SecretsFile, new_secret
+from .notifier import BACKOFF, CONCURRENCY, TIMEOUT, Notifier, beside, check_needs, notify
 
 __all__ = (
     "BACKOFF",
