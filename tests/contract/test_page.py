@@ -205,7 +205,7 @@ def test_what_cannot_be_taken_back_is_asked_for(local: Visitor, center: TimeoutC
         ("do", {"queue": "mail", "id": "x", "act": "reschedule"}, 422, "say the new time"),
         ("do", {"queue": "mail", "id": "x", "act": "cancel"}, 404, "these messages are gone"),
         ("all", {"queue": "mail", "act": "cancel", "state": "dead"}, 409, "can be cancelled"),
-        ("all", {"queue": "mail", "act": "purge", "since": "x"}, 422, "is no time"),
+        ("all", {"queue": "mail", "act": "purge", "since": "x"}, 422, "is not a time"),
         ("pause", {"queue": "mail", "act": "stop"}, 422, "pause or resume"),
         ("job", {"id": "nothing", "do": "go"}, 404, "there is no such job"),
         ("limits", {"queue": "mail", "limit.retries": "99"}, 422, "retries"),
