@@ -118,7 +118,16 @@ class EndedFilter(admin.SimpleListFilter):
         return queryset.filter(day__gte=time.time_ns() // 1000 // _DAY - int(chosen))
 
 
-class TaskAdmin(admin.ModelAdmin):
+class ReadOnlyAdmin(admin.ModelAdmin):
+    """Shows, and changes nothing."""
+
+    def has_add_permission(self, request: Any, obj: Any = None) -> bool:
+        return False
+
+    has_change_permission = has_delete_permission = has_add_permission
+
+
+class TaskAdmin(ReadOnlyAdmin):
     """Finds tasks by id, business id, status and time. The arguments of tasks are not shown."""
 
     list_display: tuple[str, ...] = (
@@ -177,15 +186,6 @@ class TaskAdmin(admin.ModelAdmin):
         """Nobody may look at a table that is not there: then there is no library."""
         return super().has_view_permission(request, obj) and has_table(self.model)
 
-    def has_add_permission(self, request: Any) -> bool:
-        return False
-
-    def has_change_permission(self, request: Any, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
-        return False
-
     @admin.display(description="task", ordering="task")
     def name(self, row: Any) -> str | None:
         return row.task
@@ -216,22 +216,13 @@ class EndedAdmin(TaskAdmin):
     list_filter = ("status", EndedFilter)
 
 
-class CenterAdmin(admin.ModelAdmin):
+class CenterAdmin(ReadOnlyAdmin):
     """Leads to the page, if it is among the addresses: from the admin's index, too."""
 
     def has_view_permission(self, request: Any, obj: Any = None) -> bool:
         return _page() is not None and any(map(request.user.has_perm, PERMISSIONS))
 
     has_module_permission = has_view_permission
-
-    def has_add_permission(self, request: Any) -> bool:
-        return False
-
-    def has_change_permission(self, request: Any, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
-        return False
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         if not self.has_view_permission(request):
