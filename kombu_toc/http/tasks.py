@@ -287,27 +287,6 @@ async def read_page(api: Any, queue: str, *, limit: int, after: str | None, **ho
             return Page(found, after)
 
 
-@OPERATIONS.add(
-    "DELETE",
-    _ONE,
-    "Cancel a message",
-    role="write",
-    act="cancel",
-    query={"inFlight": _IN_FLIGHT},
-    returns=("It is deleted.", _CANCELLED),
-    problems=("not-found", "conflict"),
-)
-@OPERATIONS.add(
-    "POST",
-    _ONE,
-    "Cancel a message",
-    role="write",
-    act="cancel",
-    query={"inFlight": _IN_FLIGHT},
-    verb="cancel",
-    returns=("It is deleted.", _CANCELLED),
-    problems=("not-found", "conflict"),
-)
 async def cancel(api: Any, request: Request) -> Answer:
     """Delete a message; one that is in flight only if that is asked for."""
     queue, id = request.segments
@@ -319,6 +298,20 @@ async def cancel(api: Any, request: Request) -> Answer:
         detail = f"message {id!r} is in flight: only inFlight=true deletes it then"
         raise Problem("conflict", detail)
     return answer(_cancelled(found), number=sum(one.deleted for one in found))
+
+
+for _method, _verb in (("POST", "cancel"), ("DELETE", "")):
+    OPERATIONS.add(
+        _method,
+        _ONE,
+        "Cancel a message",
+        role="write",
+        act="cancel",
+        query={"inFlight": _IN_FLIGHT},
+        verb=_verb,
+        returns=("It is deleted.", _CANCELLED),
+        problems=("not-found", "conflict"),
+    )(cancel)
 
 
 @OPERATIONS.add(
