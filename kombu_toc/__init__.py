@@ -125,8 +125,8 @@ if TYPE_CHECKING:
     from .model.results import Used as Used
     from .model.timetext import read_span as read_span
     from .model.timetext import read_time as read_time
+    from .model.timetext import use_timezone as use_timezone
     from .model.topic import Topic as Topic
-    from .transport.action_time import use_timezone as use_timezone
     from .transport.channel import Captured as Captured
     from .transport.channel import CapturingChannel as CapturingChannel
     from .transport.channel import Channel as Channel
@@ -179,9 +179,8 @@ _PLACES = {
             "Limit Missing Page Popped Purged Put Rescheduled Settled Summary Unwritten Usage "
             "Used WAITING"
         ),
-        "model.timetext": "read_span read_time",
+        "model.timetext": "read_span read_time use_timezone",
         "model.topic": "Topic",
-        "transport.action_time": "use_timezone",
         "transport.channel": "Captured CapturingChannel Channel",
         "transport.publisher": "unique_answer",
         "transport.receiving": "Capacity Message",

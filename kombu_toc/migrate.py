@@ -38,8 +38,8 @@ from .model import message as envelope
 from .model.limits import PRIORITY_STEPS
 from .model.message import key_of
 from .model.results import IN_FLIGHT, WAITING, Cancelled, Found
+from .model.timetext import action_time, eta_us
 from .scripts.call import PageSize, ScriptCall, when_of
-from .transport.action_time import action_time, eta_us
 from .transport.channel import Channel
 from .transport.publisher import GROUP, message_traits
 

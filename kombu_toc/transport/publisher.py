@@ -32,9 +32,9 @@ from ..model import message as envelope
 from ..model.delivery import token_with, traits_of
 from ..model.message import KEEP_EARLIER, UNIQUE, Claim, Unique, claim_of, key_of
 from ..model.results import KEPT, Put
+from ..model.timetext import action_time
 from ..model.topic import Topic
 from ..scripts.call import Countdown, ScriptCall
-from .action_time import action_time
 
 # -- publishes that leave together, for Producer.batch() of Kombu 5.7
 

@@ -15,9 +15,9 @@ from opentelemetry.trace import SpanContext
 
 from ..consumer.connections import BROKEN
 from ..errors import ActionTimeError
+from ..model.timetext import action_time
 from ..model.topic import Topic
 from ..tracing import Received, Reception, Tracing
-from .action_time import action_time
 from .channel import Channel
 from .publisher import PublishBatch, Publisher
 from .receiving import Message

@@ -8,7 +8,7 @@ import pytest
 
 from kombu_toc.center.clock import SendersClock
 from kombu_toc.errors import ActionTimeError
-from kombu_toc.transport.action_time import action_time
+from kombu_toc.model.timetext import action_time
 from kombu_toc.transport.publisher import _countdown_to
 
 pytestmark = pytest.mark.versions
