@@ -2,6 +2,7 @@
 
     python -m tests.mutants                 all of them
     python -m tests.mutants lease unique    those whose names have one of these words
+    python -m tests.mutants --judge unique  the same, by a short run of ``kombu_toc.verify``
 
 Each mutant replaces one text of one file, in a copy of this checkout, and runs the part of the
 tests that is nearest to it. A line tells for each whether it was caught, how fast, and by which
@@ -59,6 +60,9 @@ class Mutant(NamedTuple):
             )
         file.write_text(before.replace(self.text, self.instead))
 
+
+#: What runs the judge.
+JUDGE = "tests/e2e/test_verify.py::test_a_run_keeps_all_promises_and_leaves_nothing_in_the_broker"
 
 SCRIPTS = "kombu_toc/scripts"
 CENTER = "tests/contract/test_center"
@@ -571,7 +575,9 @@ def judge_all(mutants: Sequence[Mutant], roots: Sequence[Path]) -> Iterator[bool
 
 
 def main(words: Sequence[str]) -> int:
-    mutants = chosen(words)
+    by_judge = "--judge" in words
+    mutants = chosen([word for word in words if word != "--judge"])
+    mutants = [one._replace(tests=JUDGE) for one in mutants] if by_judge else mutants
     if not mutants:
         print("no mutant has such a name:", *(one.name for one in MUTANTS), sep="\n")
         return 2

@@ -280,37 +280,6 @@ def test_a_program_that_consumes_is_interrupted_without_harm(
     assert center.counts("mail").in_flight == center.counts("sms").in_flight == 0
 
 
-def test_several_programs_share_what_comes(server: Server | Cluster, center: TimeoutCenter) -> None:
-    with program(server) as one, program(server) as two:
-        for number in range(30):
-            put(center, f"m{number}", topic=("mail", "sms")[number % 2], delay=0.005 * number)
-        wait_until(lambda: sum(center.counts("mail")) + sum(center.counts("sms")) == 0, 30)
-        put(center, "stop")
-        put(center, "stop", topic="sms")
-        lines = [*one.stdout, *two.stdout]
-    assert sorted(lines) == sorted([*(f"m{n}\n" for n in range(30)), "stop\n", "stop\n"])
-
-
-def test_a_killed_consumers_messages_come_back(
-    server: Server | Cluster, center: TimeoutCenter
-) -> None:
-    center.queues.declare("mail", visibility=1)
-    code = EXAMPLE.replace('message.id == "stop"', "True").replace("message.ack()", "input()")
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, server.toc_url],
-        *(-1, None, subprocess.PIPE, subprocess.PIPE),
-        text=True,
-    )
-    with process:
-        put(center, "a")
-        assert process.stdout.readline() == "a\n"
-        process.kill()
-    with center.consume("mail", idle=10) as messages:
-        [message] = [next(messages)]
-        assert (message.id, message.failures) == ("a", 1)
-        message.ack()
-
-
 def test_a_forked_child_holds_nothing_of_its_parents(center: TimeoutCenter) -> None:
     center.queues.declare("mail", visibility=1)
     put(center, "a", "b", "c")

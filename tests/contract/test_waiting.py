@@ -285,47 +285,20 @@ for message in center.pop(["mail", "sms"], wait=None).messages:
 """
 
 
-@contextmanager
-def waiting_processes(server: Server | Cluster, number: int) -> Iterator[list[Any]]:
-    """Processes that wait for a message each."""
-    command = [sys.executable, "-c", WAITS, server.toc_url]
-    with ExitStack() as stack:
-        processes = []
-        for _ in range(number):
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            processes.append(process)
-        for process in processes:
-            assert process.stdout.readline() == "waits\n"
-        yield processes
-
-
 def test_a_process_that_is_killed_with_claims_delays_its_messages_by_moments(
     server: Server | Cluster, center: TimeoutCenter, client: redis.Redis
 ) -> None:
     center.queues.declare("mail", slots=1)
     center.queues.declare("sms", slots=1)
     center.put("mail", "m", b"", delay=1.5)
-    with waiting_processes(server, 1) as [process]:
+    command = [sys.executable, "-c", WAITS, server.toc_url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "waits\n"
         wait_until(lambda: not announced(center, "mail"))  # it has claimed it
         process.kill()
-        process.wait()
     due = time.monotonic() + 1.5
     assert [one.id for one in center.pop(["mail", "sms"], wait=20).messages] == ["m"]
     assert time.monotonic() < due + 3
-
-
-def test_several_processes_wait_and_one_gets_the_message(
-    server: Server | Cluster, center: TimeoutCenter, client: redis.Redis
-) -> None:
-    with waiting_processes(server, 3) as processes:
-        wait_until(lambda: blocked(client) == 3)
-        center.put("sms", "m", b"")
-        wait_until(lambda: any(process.poll() is not None for process in processes))
-        [ended] = [process for process in processes if process.poll() is not None]
-        assert ended.stdout.read() == "m\n"
-        assert blocked(client) == 2
 
 
 # -- cost

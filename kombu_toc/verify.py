@@ -1,0 +1,949 @@
+"""Decides from a history whether the promises of docs/guarantees.md were kept; makes histories.
+
+    python -m kombu_toc.verify --broker toc+redis://localhost:6379/0 --minutes 30
+
+starts producers and consumers of queues of its own, kills and suspends the consumers and cuts
+their connections, writes down what happened, deletes its queues, and prints what was kept.
+
+A history is a list of :class:`Event`. :func:`judge` is pure: times are in the history. The second
+half of this module makes a history; it uses the public center, and nothing of it writes events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import multiprocessing
+import os
+import random
+import re
+import signal
+import sys
+import tempfile
+import time
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate, count, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import redis
+
+from . import TimeoutCenter, TocError, Unique, center_for
+from .client.programs import Program
+
+# -- the history
+
+#: What a process does to a message. Each is *asked* before it is done, and *done* or *failed* when
+#: there is an answer; a run has begun when it is asked, and has ended when it is done.
+PUT, DELIVER, RUN, ACK, REJECT = "put", "deliver", "run", "ack", "reject"
+CANCEL, MOVE = "cancel", "move"
+ASKED, DONE, FAILED = "asked", "done", "failed"
+
+#: A firing that a schedule has planned: it is to run as if it were put; what a broker has kept.
+PLAN, LEFT = "plan", "left"
+
+#: The last line of a process; what is done to processes and servers. KILLED and QUIT end a process,
+#: STOPPED holds it up, FORGOT is a failover, UNSAID a time in which ends of runs may not have been
+#: heard of, and STEPPED a clock that was set.
+CLOSED, KILLED, QUIT = "closed", "killed", "quit"
+STOPPED, FORGOT, UNSAID, STEPPED = "stopped", "forgot", "unsaid", "stepped"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a history.
+
+    at: seconds, by a clock that all share who write the history
+    process: writes this line. What is done to ``a`` is done to ``a/1`` as well
+    what, stage: as above; id: of the message
+    number: counts the lines of a process from 0, so that none is missing unseen; None: not counted
+    client, server: their clocks, in seconds since the epoch; the server's was read before an act
+        that is asked, and after one that is done
+    queue, key, unique: of a put; root: the first message of a chain that holds its key together
+    due, delay: action time, in seconds since the epoch, or from the put; of a put or a move
+    answer: to a put ``kept`` and an id (nothing was added, for that is there); to a cancel or a
+        move ``yes``, ``late`` or ``none``
+    body: checksum; early_ack: it is acknowledged before it runs; redelivered: a run is told so
+    lease: seconds that a delivery lasts if nobody renews it; since: server's clock before it; of
+        what a server forgot, from when on
+    target, until: of a fault: processes, or queues (``queue:slot``), and when it is over; of one
+        that kills, when the signal had been sent; said: seconds after which it does not concern
+        what has ended
+    """
+
+    at: float
+    process: str
+    what: str
+    stage: str = DONE
+    id: str = ""
+    number: int | None = None
+    client: float | None = None
+    server: float | None = None
+    queue: str = ""
+    key: str = ""
+    unique: str = ""
+    root: str = ""
+    due: float | None = None
+    delay: float | None = None
+    answer: str = ""
+    body: int | None = None
+    early_ack: bool = False
+    redelivered: bool | None = None
+    lease: float = 0.0
+    since: float | None = None
+    target: Sequence[str] = ()
+    until: float = math.inf
+    said: float = math.inf
+
+
+class Limit(NamedTuple):
+    """What a queue declares. rate: starts a second; serial: the messages of a key in order."""
+
+    concurrency: int | None = None
+    serial: bool = False
+    rate: float | None = None
+    burst: int = 1
+
+
+class Rules(NamedTuple):
+    """lease: seconds of a delivery. A process that stands still for more than two thirds of that
+    may lose what it has: leases are renewed after a third. noted: seconds by which a line that
+    says that a run has begun or ended may be late"""
+
+    lease: float = 60.0
+    limits: Mapping[str, Limit] = {}
+    noted: float = 0.0
+
+
+#: The promises, in the order of the table.
+PROMISES = (
+    "the history is whole",
+    "nothing is lost",
+    "nothing begins early",
+    "nothing runs twice without a cause",
+    "messages of a key run in order",
+    "limits hold",
+    "one message has a unique key",
+    "what is cancelled does not run",
+    "what is moved waits for its new time",
+    "schedules fire at each of their times",
+    "bodies are as they were sent",
+    "nothing is left behind",
+)
+(HISTORY, LOST, EARLY, TWICE, ORDER, LIMITS, UNIQUE, *_REST) = PROMISES
+CANCELLED, MOVED, SCHEDULES, BODY, EMPTY = _REST
+
+
+class Broken(NamedTuple):
+    """A promise that was not kept, for which message, and how."""
+
+    promise: str
+    id: str
+    text: str
+
+
+@dataclass
+class Verdict:
+    """broken: what was not kept; explained: cause of a second run -> such runs; gone: messages that
+    were acknowledged early and were with a process that was killed; lateness: seconds, of what was
+    put for later"""
+
+    broken: list[Broken] = field(default_factory=list)
+    explained: Counter[str] = field(default_factory=Counter)
+    gone: list[str] = field(default_factory=list)
+    lateness: list[float] = field(default_factory=list)
+    #: what was done -> how often
+    counted: Counter[str] = field(default_factory=Counter)
+
+    def ids(self, promise: str) -> list[str]:
+        return [one.id for one in self.broken if one.promise == promise]
+
+
+# -- the judge
+
+#: Seconds that a signal takes to arrive: meanwhile a run may begin or end.
+SIGNAL = 0.05
+
+#: Seconds by which a replica may be behind its master.
+BEHIND = 1.0
+
+#: Seconds for which a process that was held up may start what it had.
+QUEUED = 2.0
+
+#: Seconds before its time in which a message of a key may be taken, and be overtaken by none.
+LOOKAHEAD = 0.02
+
+#: Seconds around its time in which what is acknowledged early may have gone with its process.
+TAKEN = (-8.0, 20.0)
+
+
+class _Act:
+    """What was asked, and the answer, if there is one."""
+
+    def __init__(self, asked: Event) -> None:
+        self.asked = asked
+        self.answer: Event | None = None
+
+    @property
+    def done(self) -> Event | None:
+        return self.answer if self.answer is not None and self.answer.stage == DONE else None
+
+    @property
+    def ended(self) -> float:
+        return math.inf if self.done is None else self.done.at
+
+    @property
+    def until(self) -> float:
+        """Until when it certainly went on."""
+        return self.asked.at if self.done is None else self.done.at
+
+    def answers(self, text: str) -> bool:
+        return self.done is not None and self.done.answer.partition(" ")[0] == text
+
+    @property
+    def due(self) -> tuple[float, float]:
+        """The action time, by the server's clock: between these two."""
+        asked, done = self.asked, self.answer
+        delay, due = asked.delay or 0.0, -math.inf if asked.due is None else asked.due
+        before, after = asked.server, None if done is None else done.server
+        # It may have been set back meanwhile.
+        soonest = -math.inf if before is None else min(before, after or before) + delay
+        latest = math.inf if before is None or after is None else max(before, after) + delay
+        return max(soonest, due), max(latest, due)
+
+
+class _Message:
+    """What was done to the messages of an id, in order."""
+
+    def __init__(self) -> None:
+        self.acts: defaultdict[str, list[_Act]] = defaultdict(list)
+        self.deliveries: list[Event] = []
+
+    @property
+    def puts(self) -> list[_Act]:
+        return [act for act in self.acts[PUT] if not act.answers("kept")]
+
+    @property
+    def runs(self) -> list[_Act]:
+        return self.acts[RUN]
+
+    def dues(self, before: float) -> list[float]:
+        """The soonest times of what was put, as it had been moved by then."""
+        soonest = sorted(act.due[0] for act in self.puts if act.asked.at <= before)
+        for move in self.acts[MOVE]:
+            if move.answers("yes") and move.ended <= before:
+                soonest = [move.due[0]]
+            elif move.asked.at <= before and not (move.answers("late") or move.answers("none")):
+                soonest = [min([*soonest, move.due[0]])]
+        return soonest
+
+    def waits(self, act: _Act) -> bool:
+        """Whether the message certainly waited from when an act was asked until it was answered."""
+        done, others = act.done, [*self.runs, *self.acts[CANCEL], *self.acts[MOVE]]
+        touched = any(one.asked.at <= act.ended for one in others if one is not act)
+        if len(self.puts) != 1 or touched or done is None or done.server is None:
+            return False
+        return self.puts[0].ended < act.asked.at and self.puts[0].due[0] > done.server
+
+    @property
+    def over(self) -> tuple[float, float]:
+        """When the one message that there was had ended: between these two."""
+        ends = [*self.acts[ACK], *(one for one in self.acts[CANCEL] if not one.answers("late"))]
+        certain = [one.ended for one in ends if one.asked.what == ACK or one.answers("yes")]
+        return min((one.asked.at for one in ends), default=math.inf), min(certain, default=math.inf)
+
+
+class _Judge:
+    def __init__(self, history: Iterable[Event], rules: Rules) -> None:
+        self.rules, self.verdict = rules, Verdict()
+        self.history = sorted(history, key=lambda event: event.at)
+        self.faults = [one for one in self.history if one.target or one.what == STEPPED]
+        self.forgot = [one.at for one in self.faults if one.what == FORGOT]
+        self.steps = [one for one in self.faults if one.what == STEPPED]
+        self.messages: defaultdict[str, _Message] = defaultdict(_Message)
+        self.starts: defaultdict[str, list[Event]] = defaultdict(list)
+        self.schedules = {one.id.rpartition("@")[0] for one in self.history if one.what == PLAN}
+
+    def judge(self) -> Verdict:
+        self._read()
+        self._check_lines()
+        for id, message in self.messages.items():
+            self._judge_runs(id, message)
+            self._judge_end(id, message)
+            self._judge_withdrawn(id, message)
+        self._judge_keys()
+        self._judge_concurrency()
+        self._judge_rates()
+        self._judge_unique()
+        self.verdict.lateness.sort()
+        if not any(run.done for message in self.messages.values() for run in message.runs):
+            self._break(HISTORY, "", "nothing has run")
+        return self.verdict
+
+    def _break(self, promise: str, id: str, text: str) -> None:
+        if promise in (HISTORY, LOST, EARLY, TWICE) and id.rpartition("@")[0] in self.schedules:
+            promise = SCHEDULES
+        self.verdict.broken.append(Broken(promise, id, text))
+
+    # -- the history itself
+
+    def _read(self) -> None:
+        asked: defaultdict[tuple[str, str, str], list[_Act]] = defaultdict(list)
+        for event in self.history:
+            self.verdict.counted[f"{event.what} {event.stage}"] += 1
+            if event.what == PLAN:
+                # Whenever it is written down, it is what was to be from the beginning.
+                act = _Act(replace(event, at=-math.inf))
+                act.answer = act.asked
+                self.messages[event.id].acts[PUT].append(act)
+            elif event.what == DELIVER:
+                self.messages[event.id].deliveries.append(event)
+                self.starts[event.queue].append(event)
+            elif event.what == LEFT:
+                self._break(EMPTY, event.id, f"{event.id} is left in the broker")
+            elif event.id and event.stage == ASKED:
+                self.messages[event.id].acts[event.what].append(act := _Act(event))
+                asked[event.process, event.what, event.id].append(act)
+                if event.what == REJECT:  # that run will not end
+                    asked[event.process, RUN, event.id].clear()
+            elif open := event.id and asked[event.process, event.what, event.id]:
+                open.pop(0).answer = event
+            elif event.id:
+                self._break(HISTORY, event.id, f"{event.process} answers what nobody has asked")
+
+    def _check_lines(self) -> None:
+        lines = defaultdict(list)
+        for event in self.history:
+            if event.number is not None:
+                lines[event.process].append(event)
+        for process, written in lines.items():
+            written.sort(key=lambda line: line.number or 0)
+            if [one.number for one in written] != list(range(len(written))):
+                self._break(HISTORY, "", f"a line of {process} is missing")
+            if any(one.what in (KILLED, QUIT) and _hits(one, process) for one in self.faults):
+                continue
+            if written[-1].what != CLOSED:
+                self._break(HISTORY, "", f"{process} ends without its last line")
+            begun = {one.id for one in written if one.what in (RUN, REJECT)}
+            for id in {one.id for one in written if one.what == DELIVER} - begun:
+                self._break(HISTORY, id, f"{process} was delivered it, and says no more")
+
+    # -- one message
+
+    def _judge_runs(self, id: str, message: _Message) -> None:
+        puts, runs = message.puts, message.runs
+        if runs and not puts:
+            self._break(HISTORY, id, "it runs, and nobody has put it")
+            return
+        bodies = {put.asked.body for put in puts} - {None}
+        fresh, spent = 0, set[int]()
+        for number, run in enumerate(runs):
+            begun = run.asked
+            if begun.body is not None and bodies and begun.body not in bodies:
+                self._break(BODY, id, "its body is another one")
+            there = sum(put.asked.at <= begun.at for put in puts)
+            is_new = fresh < there and begun.redelivered is False
+            causes = (
+                (earlier, cause)
+                for earlier in set(range(number)) - spent
+                for cause in self._causes(message, runs[earlier], begun)
+            )
+            earlier, cause = next(causes, (0, "")) if fresh and not is_new else (0, "")
+            if cause:
+                spent.add(earlier)
+                self.verdict.explained[cause] += 1
+                if cause == QUIT and begun.redelivered is False:
+                    self._break(TWICE, id, "it runs again after a cold stop, and is not told")
+            elif fresh == there:
+                self._break(TWICE, id, f"it runs again in {begun.process}")
+            else:
+                fresh += 1
+            self._check_time(id, message, begun, 0 if cause else fresh - 1)
+
+    def _check_time(self, id: str, message: _Message, begun: Event, number: int) -> None:
+        soonest = message.dues(begun.at)[number : number + 1]
+        # Around a step that was seen later, nobody knows what the server's clock showed.
+        known = (one.since is None or not one.since - 1 <= begun.at <= one.at for one in self.steps)
+        if begun.server is None or not (soonest and all(known)) or self._held_up(begun):
+            return
+        if begun.server < soonest[0]:
+            self._break(EARLY, id, f"it begins {soonest[0] - begun.server:.6f} s early")
+        elif math.isfinite(soonest[0]) and (
+            message.puts[0].asked.due or message.puts[0].asked.delay
+        ):
+            self.verdict.lateness.append(begun.server - soonest[0])
+
+    def _held_up(self, begun: Event) -> bool:
+        """Whether the process stood still for longer than a lease before a run: what it had may
+        have been given to others, moved and cancelled meanwhile."""
+        stops = (one for one in self.faults if self._is_long(one) and _hits(one, begun.process))
+        return any(one.until <= begun.at <= one.until + QUEUED for one in stops)
+
+    def _ends(self, fault: Event, run: _Act) -> bool:
+        """Whether a run that had begun has lost its process, or its lease, by a fault; not one that
+        was said to have ended before."""
+        hits = _hits(fault, run.asked.process) and fault.at >= run.asked.at - SIGNAL
+        fatal = hits and (fault.what in (KILLED, QUIT) or self._is_long(fault))
+        return fatal and (run.done is None or run.done.at >= fault.at - fault.said)
+
+    def _is_long(self, fault: Event) -> bool:
+        return fault.what == STOPPED and fault.until - fault.at > self.rules.lease * 2 / 3
+
+    def _causes(self, message: _Message, run: _Act, again: Event) -> Iterator[str]:
+        """Why a message may run again that has begun to run."""
+        begun, process = run.asked, run.asked.process
+        acks = [one for one in message.acts[ACK] if one.asked.process == process]
+        acks = [one for one in acks if begun.at <= one.asked.at <= again.at]
+        for fault in self.faults:
+            acknowledged = any(one.ended < fault.at - SIGNAL for one in acks)
+            if self._ends(fault, run) and fault.at <= again.at and not acknowledged:
+                yield fault.what
+            # The later run's process had the message, and started it when it went on.
+            held_up = self._is_long(fault) and _hits(fault, again.process)
+            goes_on = fault.at <= begun.at and 0 <= again.at - fault.until <= QUEUED
+            if held_up and goes_on and not again.redelivered:
+                yield "stopped, not begun"
+            if fault.what in (FORGOT, UNSAID) and fault.at <= again.at:
+                since = fault.at - BEHIND if fault.since is None else fault.since
+                meanwhile = any(since <= at <= fault.until for at in (begun.at, run.until))
+                hits = _hits(fault, process) and fault.at >= begun.at - SIGNAL
+                if meanwhile and (hits or _hits(fault, message.puts[0].asked.queue)):
+                    yield fault.what
+        for back in message.acts[REJECT]:
+            if back.asked.process == process and begun.at <= back.asked.at <= again.at:
+                yield "given back"
+        unheard = all(one.ended > again.at for one in acks)
+        if unheard and any(one.answer and one.answer.stage == FAILED for one in acks):
+            yield "its acknowledgement was not answered"
+        if unheard and any(end <= again.at for end in self._leases(message, begun)):
+            yield "its lease had ended"
+
+    @staticmethod
+    def _leases(message: _Message, begun: Event) -> list[float]:
+        """When the leases that the process of a run had until then may have ended, if nobody
+        renews them."""
+        return [
+            one.at + one.lease - ((one.server or 0.0) - (one.since or 0.0))
+            for one in message.deliveries
+            if one.process == begun.process and one.lease and one.at <= begun.at
+        ]
+
+    def _judge_end(self, id: str, message: _Message) -> None:
+        promised = [put for put in message.puts if put.done is not None]
+        ends = sum(run.done is not None for run in message.runs)
+        withdrawn = any(one.done is None or one.answers("yes") for one in message.acts[CANCEL])
+        if ends >= len(promised) or withdrawn:
+            return
+        if promised[0].asked.early_ack and self._is_gone(message):
+            self.verdict.gone.append(id)
+        else:
+            self._break(LOST, id, f"it was put {len(promised)} times, and has ended {ends} times")
+
+    def _is_gone(self, message: _Message) -> bool:
+        last = message.runs[-1] if message.runs else None
+        if last is not None and last.done is None:
+            return any(self._ends(fault, last) for fault in self.faults)
+        put = message.puts[-1].asked
+        due = max(put.at + (put.delay or 0.0), put.due or 0.0)
+        kills = (one.at - due for one in self.faults if one.what in (KILLED, QUIT))
+        return any(TAKEN[0] <= seconds <= TAKEN[1] for seconds in kills)
+
+    def _judge_withdrawn(self, id: str, message: _Message) -> None:
+        for what, promise in ((CANCEL, CANCELLED), (MOVE, MOVED)):
+            for act in message.acts[what]:
+                if act.answers("none") and message.waits(act):
+                    self._break(promise, id, f"it waited, and a {what} did not find it")
+                if act.answers("yes") and message.over[1] < act.asked.at and what == MOVE:
+                    self._break(promise, id, f"it had ended before the {what}")
+        for cancel in message.acts[CANCEL] if len(message.puts) == 1 else ():
+            for run in message.runs if cancel.answers("yes") else ():
+                causes = self._causes(message, run, cancel.done or cancel.asked)
+                came_back = run.asked.at <= cancel.ended and any(causes)
+                if not (came_back or self._held_up(run.asked)):
+                    self._break(CANCELLED, id, "it was cancelled in time, and has begun")
+
+    # -- keys and limits
+
+    def _of_queues(self) -> Iterator[tuple[str, Limit, dict[str, _Message]]]:
+        by_queue: defaultdict[str, dict[str, _Message]] = defaultdict(dict)
+        for id, message in self.messages.items():
+            if message.puts:
+                by_queue[message.puts[0].asked.queue.partition(":")[0]][id] = message
+        for queue, limit in self.rules.limits.items():
+            yield queue, limit, by_queue[queue]
+
+    def _judge_keys(self) -> None:
+        if self.forgot:
+            return  # what comes first may have been forgotten
+        by_key: defaultdict[tuple[str, str], list[tuple[float, _Act, str]]] = defaultdict(list)
+        for queue, limit, messages in self._of_queues():
+            for id, message in messages.items():
+                put, moved = message.puts[0], message.acts[MOVE] or message.acts[CANCEL]
+                is_one = put.done and len(message.puts) == 1 and not (moved or put.asked.root)
+                if limit.serial and is_one and put.asked.key and message.runs:
+                    by_key[queue, put.asked.key].append((message.runs[0].asked.at, put, id))
+        for runs in by_key.values():
+            runs.sort(key=lambda run: run[0])
+            soonest = math.inf
+            for number, (begun, put, id) in reversed(list(enumerate(runs))):
+                for _, other, late in runs[number + 1 :] if soonest < put.due[0] else ():
+                    if _there(other) < put.due[0] and other.ended < begun:
+                        self._break(ORDER, id, f"it begins before {late}")
+                        break
+                soonest = min(soonest, _there(put))
+
+    def _spells(self, message: _Message) -> list[tuple[float, float, bool, str]]:
+        """When the runs of a message held their places for certain, and whether until they had
+        ended."""
+        found = []
+        for run in message.runs:
+            begun, end = run.asked, run.until
+            given = [one.at for one in message.deliveries if one.process == begun.process]
+            since = max((at for at in given if at <= begun.at), default=begun.at)
+            lost = [one.at for one in self.faults if self._ends(one, run)]
+            lost += [at for at in self.forgot if at >= begun.at - BEHIND]
+            whole = run.done is not None and min(lost, default=end) >= end
+            ends = [end, *lost, *self._leases(message, begun)[-1:]]
+            if not self._held_up(begun):
+                found.append((since, min(ends), whole, begun.id))
+        return found
+
+    def _judge_concurrency(self) -> None:
+        for queue, limit, messages in self._of_queues():
+            chains: defaultdict[tuple[str, str], list[_Message]] = defaultdict(list)
+            for id, message in messages.items():
+                asked = message.puts[0].asked
+                chains[asked.key if limit.serial else queue, asked.root or id].append(message)
+            places: defaultdict[str, list[tuple[float, float, bool, str]]] = defaultdict(list)
+            for (place, _), chain in chains.items():
+                spells = sorted(spell for one in chain for spell in self._spells(one))
+                whole = all(spell[2] for spell in spells) and len(spells) == len(chain) > 1
+                if limit.serial and whole and not self.forgot:
+                    # Until the last of them has ended, the chain holds its key.
+                    spells = [(spells[0][0], spells[-1][1], True, spells[0][3])]
+                places[place] += spells
+            most = 1 if limit.serial else limit.concurrency or math.inf
+            for place, spells in places.items():
+                running: list[float] = []
+                for begun, ended, _, id in sorted(spells) if place else ():
+                    running = [end for end in running if end > begun]
+                    if len(running) >= most:
+                        self._break(LIMITS, id, f"{most} of {place} were running when it began")
+                    running.append(ended - self.rules.noted)
+
+    def _judge_rates(self) -> None:
+        if self.steps:
+            return  # the server's clock says nothing of how long it was
+        for queue, limit in self.rules.limits.items():
+            known = (one for one in self.starts[queue] if None not in (one.since, one.server))
+            starts = sorted((one.since or 0.0, one.server or 0.0, one.id) for one in known)
+            latest = list(accumulate((end for _, end, _ in starts), max))
+            size = limit.burst + 1 if limit.rate else len(starts) + 1
+            while size <= len(starts):
+                for (since, _, id), until in zip(starts, latest[size - 1 :], strict=False):
+                    if size > limit.burst + (limit.rate or 0.0) * (until - since) + 1e-6:
+                        self._break(LIMITS, id, f"{size} began within {until - since:.3f} s")
+                        return
+                size *= 2
+
+    def _judge_unique(self) -> None:
+        by_key: defaultdict[str, list[tuple[_Act, str]]] = defaultdict(list)
+        for id, message in self.messages.items():
+            for put in message.acts[PUT]:
+                if put.asked.unique and put.done is not None:
+                    by_key[put.asked.unique].append((put, id))
+        for puts in by_key.values():
+            puts.sort(key=lambda one: one[0].asked.at)
+            for put, id in puts:
+                kept = self.messages[put.done.answer.partition(" ")[2] if put.done else ""]
+                ended = not kept.puts or kept.over[1] < put.asked.at
+                if put.answers("kept") and ended:
+                    self._break(UNIQUE, id, "it was refused for a message that had ended")
+            added = [one for one in puts if not one[0].answers("kept")]
+            for (before, first), (put, id) in pairwise(added):
+                if before.ended <= put.asked.at and put.ended <= self.messages[first].over[0]:
+                    self._break(UNIQUE, id, f"it was added beside {first}")
+
+
+def _hits(fault: Event, name: str) -> bool:
+    """Whether a fault is of a process or of the one it belongs to, or of a queue or of its slot."""
+    targets = fault.target
+    return any(f"{name}/".startswith(f"{one}/") or one.startswith(f"{name}:") for one in targets)
+
+
+def _there(put: _Act) -> float:
+    """When a message was there and due, at the latest, by the server's clock, so that none that is
+    due later may be taken before it."""
+    return LOOKAHEAD + max(put.due[1], put.done.server or 0.0) if put.done else math.inf
+
+
+def judge(history: Iterable[Event], rules: Rules) -> Verdict:
+    """Decide for each promise. Pure: a history that is judged again has the same verdict."""
+    return _Judge(history, rules).judge()
+
+
+# -- the run
+
+#: Seconds of a lease, and between two faults.
+LEASE, GAP = 3.0, (1.0, 3.0)
+
+#: What the queues of a run declare. `unique` and `plain` declare no limit.
+QUEUES: Mapping[str, Limit] = {
+    "plain": Limit(),
+    "keyed": Limit(serial=True),
+    "few": Limit(concurrency=2),
+    "rated": Limit(rate=20.0),
+    "unique": Limit(),
+}
+PRODUCERS, CONSUMERS, KEYS = 2, 4, 3
+
+#: Acts a second of a producer; seconds that consumers have for what is left, and to end.
+PACE, PATIENCE, LAST_WORDS = 15.0, 60.0, 20.0
+
+#: Options of a URL that a run has its own of, or none.
+_OWN = r"(toc_prefix|global_keyprefix|client_name|toc_library\w*)=[^&]*&?"
+
+_ERRORS = (redis.RedisError, OSError, TocError)
+
+
+class Place(NamedTuple):
+    """Where a process of a run is to work, and until when, by the monotonic clock.
+
+    name: of its connections, and of its keys after the prefix
+    """
+
+    url: str
+    prefix: str
+    name: str
+    folder: str
+    until: float
+
+    def center(self) -> TimeoutCenter:
+        return center_for(self.url, toc_prefix=self.prefix, client_name=self.name)
+
+
+class Lines:
+    """Writes the events of one process into a file; a line is in it when `write` returns, and stays
+    there if the process is killed."""
+
+    def __init__(self, place: Place, process: str, client: Any = None) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._file = os.open(os.path.join(place.folder, process), flags, 0o600)
+        self._process, self._number, self._client = process, 0, client
+
+    def write(self, what: str, stage: str = DONE, id: str = "", **details: Any) -> None:
+        told: dict[str, Any] = {"what": what, "stage": stage, "id": id, "process": self._process}
+        told |= {"at": time.monotonic(), "number": self._number, "client": time.time()}
+        told |= {name: value for name, value in details.items() if value is not None}
+        os.write(self._file, (json.dumps(told) + "\n").encode())
+        self._number += 1
+
+    def clock(self, choose: Callable[[list[float]], float]) -> float | None:
+        """The server's clock; of the clocks of a Cluster the one that is chosen."""
+        try:
+            times = [one.time() for one in _servers(self._client)]
+            return choose([seconds + us / 1e6 for seconds, us in times])
+        except _ERRORS:
+            return None
+
+    def attempt(self, what: str, id: str, act: Callable[[], Any], **asked: Any) -> bool:
+        """Do an act, and write down what was asked and the answer (what is told of it, if that is a
+        text); whether there was one."""
+        self.write(what, ASKED, id, server=self.clock(min), **asked)
+        try:
+            answer = act()
+        except _ERRORS as exc:
+            self.write(what, FAILED, id, answer=f"{type(exc).__name__}: {exc}"[:200])
+            return False
+        told = answer if isinstance(answer, str) else None
+        self.write(what, DONE, id, server=self.clock(max), answer=told)
+        return True
+
+
+def _servers(client: Any) -> list[Any]:
+    nodes = client.get_primaries() if hasattr(client, "get_primaries") else []
+    return [client.get_redis_connection(node) for node in nodes] or [client]
+
+
+def _begin() -> Callable[[], bool]:
+    """A child ends when it is told to by SIGTERM; Ctrl-C is for its parent. Returns whether it is
+    to go on."""
+    told: list[int] = []
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    parent = os.getppid()
+    return lambda: not told and os.getppid() == parent
+
+
+def _produce(place: Place, process: str) -> None:
+    goes_on = _begin()
+    center = place.center()
+    lines, dice = Lines(place, process, center.client), random.Random(process + place.name)
+    numbers, waiting = count(), list[tuple[str, str]]()
+    while goes_on() and time.monotonic() < place.until:
+        time.sleep(dice.uniform(0.5, 1.5) / PACE)  # the pace that was asked for
+        if waiting and dice.random() < 0.3:  # often the latest: it may just be delivered
+            which = dice.choice((-1, dice.randrange(len(waiting))))
+            _withdraw(center, lines, dice, *waiting.pop(which))
+            continue
+        queue = dice.choices(list(QUEUES), (8, 4, 4, 3, 3))[0]
+        for id in [f"{process}.{next(numbers)}" for _ in range(dice.choice((1, 1, 1, 6)))]:
+            _put(center, lines, dice, id, queue)
+        if queue in ("plain", "few"):
+            waiting = [*waiting[-20:], (id, queue)]
+    lines.write(CLOSED)
+
+
+def _put(center: TimeoutCenter, lines: Lines, dice: Any, id: str, queue: str) -> None:
+    body = dice.randbytes(dice.randrange(300))
+    how: dict[str, Any] = {"delay": dice.choice((0.0, 0.0, dice.uniform(0, 5)))}
+    if queue == "plain" and dice.random() < 0.3:
+        how = {"at": time.time() + dice.uniform(-5, 5)}
+    if queue in ("keyed", "few"):
+        how["key"] = f"key-{dice.randrange(KEYS)}"
+    unique = f"unique-{dice.randrange(KEYS)}" if queue == "unique" else ""
+
+    def put() -> str:
+        made = center.put(queue, id, body, unique=Unique(unique) if unique else None, **how)
+        return f"kept {made.id}" if made.outcome == "kept" else ""
+
+    asked = {"due": how.get("at"), "delay": how.get("delay"), "key": how.get("key", "")}
+    checksum = zlib.crc32(body)
+    lines.attempt(PUT, id, put, body=checksum, queue=queue, unique=unique, **asked)
+
+
+def _withdraw(center: TimeoutCenter, lines: Lines, dice: Any, id: str, queue: str) -> None:
+    """Cancel a message or give it another time; it may be running, or be gone."""
+    delay, cancel = dice.uniform(0, 4), partial(center.cancel, id, topic=queue)
+    if dice.random() < 0.5:
+        lines.attempt(CANCEL, id, lambda: _in_time(one.deleted for one in cancel()))
+        return
+    move = partial(center.reschedule, id, topic=queue, delay=delay)
+    lines.attempt(MOVE, id, lambda: _in_time(one.moved for one in move()), delay=delay)
+
+
+def _in_time(found: Iterable[bool]) -> str:
+    return next(("yes" if one else "late" for one in found), "none")
+
+
+def _consume(place: Place, process: str, renews: bool) -> None:
+    goes_on = _begin()
+    center = place.center()
+    lines, dice = Lines(place, process, center.client), random.Random(process + place.name)
+    while goes_on():
+        with contextlib.suppress(*_ERRORS):  # the broker is away, or the connection was cut
+            if renews:
+                _loop(center, lines, dice, goes_on)
+            else:
+                _pop(center, lines, dice)
+    lines.write(CLOSED)
+
+
+def _loop(center: TimeoutCenter, lines: Lines, dice: Any, goes_on: Callable[[], bool]) -> None:
+    """Handle messages whose leases are renewed for as long as it takes."""
+    queues = [queue for queue, limit in QUEUES.items() if limit.rate is None]
+    with center.consume(*queues, limit=2, idle=1.0, auto_ack=False) as messages:
+        for message in messages:
+            if not message.lost:
+                _handle(center, lines, dice, message, lines.clock(max))
+            if not goes_on():
+                break
+
+
+def _pop(center: TimeoutCenter, lines: Lines, dice: Any) -> None:
+    """Handle what a pop gives; nobody renews its leases."""
+    since = lines.clock(min)
+    popped = center.pop(list(QUEUES), 3, wait=dice.choice((0.0, 0.5)), visibility=LEASE)
+    server = lines.clock(max)
+    for one in popped.messages:
+        lines.write(DELIVER, DONE, one.id, lease=LEASE, since=since, server=server, queue=one.topic)
+    for one in popped.messages:
+        _handle(center, lines, dice, one, server)
+
+
+def _handle(center: TimeoutCenter, lines: Lines, dice: Any, message: Any, server: Any) -> None:
+    id = message.id
+    lines.write(RUN, ASKED, id, body=zlib.crc32(message.body), server=server)
+    time.sleep(dice.choice((0, 0, 0.01, 0.05)))  # the work
+    if dice.random() < 0.04:
+        give_back = dice.choice((partial(center.reject, requeue=True), center.release))
+        lines.attempt(REJECT, id, partial(give_back, message))
+        return
+    lines.write(RUN, DONE, id)
+    # However late it is, an acknowledgement counts.
+    while not lines.attempt(ACK, id, partial(center.ack, message)):
+        time.sleep(0.1)
+
+
+class _Run:
+    """Starts the processes, breaks what may be broken, and reads the history."""
+
+    def __init__(self, place: Place) -> None:
+        self._place, self._dice = place, random.Random(place.name)
+        self._center = place.center()
+        self._lines = Lines(place, "controller", self._center.client)
+        #: when the server's clock was asked, and by how much it was ahead of this host's
+        self._shown: tuple[float, float] | None = None
+        self._numbers = count()
+        #: the name and the process of each
+        self._consumers: dict[int, tuple[str, Any]] = {}
+        self._producers: list[Any] = []
+        for queue, limit in QUEUES.items():
+            terms: dict[str, Any] = {"key_order": "serial"} if limit.serial else {}
+            terms |= {"concurrency": limit.concurrency, "rate": limit.rate, "visibility": LEASE}
+            self._center.queues.declare(queue, **terms)
+
+    def run(self) -> None:
+        self._producers = [self._start(_produce, f"producer-{n}") for n in range(PRODUCERS)]
+        while time.monotonic() < self._place.until:
+            self._keep_consumers()
+            time.sleep(self._dice.uniform(*GAP))
+            self._break()
+            self._note_step()
+        for producer in self._producers:
+            producer.join(LAST_WORDS)
+        self._drain()
+        for _, consumer in self._consumers.values():
+            consumer.terminate()
+        for _, consumer in self._consumers.values():
+            consumer.join(LAST_WORDS)
+        for queue in QUEUES:
+            for one in self._center.scan(queue).messages:
+                self._lines.write(LEFT, id=one.id, answer=f"{one.state} {one.reason}")
+        self._lines.write(CLOSED)
+
+    def _start(self, target: Callable[..., None], process: str, *more: Any) -> Any:
+        context = multiprocessing.get_context("fork")  # there are no threads
+        started = context.Process(target=target, args=(self._place, process, *more), daemon=True)
+        started.start()
+        return started
+
+    def _keep_consumers(self) -> None:
+        for number in range(CONSUMERS):
+            if number not in self._consumers or not self._consumers[number][1].is_alive():
+                name = f"consumer-{next(self._numbers)}"
+                self._consumers[number] = name, self._start(_consume, name, number % 2 == 0)
+
+    def _break(self) -> None:
+        name, process = self._dice.choice(list(self._consumers.values()))
+        pid, hit = process.pid, (name,)
+        what = self._dice.choice((KILLED, STOPPED, STOPPED, "cut"))
+        at = time.monotonic()
+        if what == KILLED:
+            os.kill(pid, signal.SIGKILL)
+            self._lines.write(KILLED, at=time.monotonic(), target=hit)
+            process.join()
+        elif what == STOPPED:
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(self._dice.choice((0.5, LEASE + 1.5)))
+            os.kill(pid, signal.SIGCONT)
+            self._lines.write(STOPPED, at=at, target=hit, until=time.monotonic())
+        else:
+            self._cut()
+
+    def _cut(self) -> None:
+        """End connections of the run's own; who may not do that leaves it."""
+        with contextlib.suppress(*_ERRORS):
+            for server in _servers(self._center.client):
+                for one in server.client_list():
+                    if one["name"] == self._place.name and self._dice.random() < 0.7:
+                        server.client_kill_filter(_id=one["id"])
+        self._lines.write("cut")
+
+    def _note_step(self) -> None:
+        """Write down that the server's clock was set, if it was since this was asked last."""
+        now, shown = time.monotonic(), self._lines.clock(max)
+        ahead = None if shown is None else shown - now
+        if ahead is not None and self._shown is not None and abs(ahead - self._shown[1]) > 0.5:
+            self._lines.write(STEPPED, since=self._shown[0])
+        self._shown = self._shown if ahead is None else (now, ahead)
+
+    def _drain(self) -> None:
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            self._keep_consumers()
+            with contextlib.suppress(*_ERRORS):
+                counts = [self._center.queues.counts(queue) for queue in QUEUES]
+                if not any(sum(one) for one in counts):
+                    return
+            time.sleep(0.2)  # nobody tells when a queue is empty
+
+    def clear(self) -> None:
+        """End what runs, and delete every key of the run."""
+        for process in (*self._producers, *(one for _, one in self._consumers.values())):
+            process.kill()
+            process.join()
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                client, pattern = self._center.client, f"{self._place.prefix}*"
+                for key in list(client.scan_iter(pattern, count=1000)):
+                    client.unlink(key)
+                return
+            except _ERRORS:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.5)  # until the broker is back
+
+
+def read(folder: str) -> list[Event]:
+    """The history that the files of a folder have."""
+    lines = "".join(file.read_text() for file in Path(folder).iterdir()).splitlines()
+    return [Event(**json.loads(line)) for line in lines]
+
+
+def table(verdict: Verdict) -> str:
+    """What was done, and for each promise how often it was broken."""
+    counted = verdict.counted
+    rows = [(name, str(number)) for name, number in sorted(counted.items())]
+    rows += [(f"runs again: {name}", str(number)) for name, number in verdict.explained.items()]
+    late = verdict.lateness or [0.0]
+    shown = [f"{late[len(late) * percent // 100] * 1000:.1f}" for percent in (50, 99)]
+    rows.append(("late p50, p99 (ms)", ", ".join(shown)))
+    broken = Counter(one.promise for one in verdict.broken)
+    tried = [one for one in PROMISES if one != SCHEDULES or counted[f"{PLAN} {DONE}"]]
+    rows += [(one, f"BROKEN {broken[one]}" if broken[one] else "kept") for one in tried]
+    lines = [f"{name:<52} {value:>12}" for name, value in rows]
+    return "\n".join([*lines, *(" ".join(one) for one in verdict.broken[:50])])
+
+
+def _verify(broker: str, asked: Any) -> int:
+    """Make a history and judge it; returns the exit code."""
+    with tempfile.TemporaryDirectory() as temporary:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # Keys of its own; a task library that the URL names is left alone.
+        name, until = f"verify-{os.urandom(6).hex()}", time.monotonic() + 60 * asked.minutes
+        folder = os.path.join(asked.history or temporary, name)
+        os.makedirs(folder)
+        prefix = f"{center_for(broker).keys.prefix}{name}:"
+        try:
+            run = _Run(Place(re.sub(_OWN, "", broker), prefix, name, folder, until))
+        except redis.RedisError as exc:
+            raise ConnectionError(str(exc)) from exc
+        try:
+            run.run()
+        except KeyboardInterrupt:
+            print("interrupted: nothing is judged, and nothing is left in the broker")
+            return 130
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            run.clear()
+        verdict = judge(read(folder), Rules(LEASE, QUEUES))
+    print(table(verdict))
+    return 1 if verdict.broken else 0
+
+
+def main() -> int:
+    program = Program("python -m kombu_toc.verify", __doc__ or "", "TOC_VERIFY_BROKER")
+    program.add_argument("--minutes", type=float, default=5.0, help="how long faults go on (5)")
+    program.add_argument("--history", metavar="FOLDER", help="where the history is to stay")
+    return program.run(None, lambda asked: sys.exit(_verify(program.broker_of(asked), asked)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
