@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import signal
 import sqlite3
@@ -62,43 +63,10 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 
 
 class LostEvent(Event):
-    """Redis has lost everything.
+    """Redis has lost everything."""
 
-    away: databases that were
-    """
-
-    away: Sequence[Event] = ()
     #: seconds that the oldest had waited of what had no row
     unwritten = 0.0
-
-    def forgot(self, queue: str, id: str, earlier: dict[str, Any], run: dict[str, Any]) -> bool:
-        """Whether the earlier run's end may have been unsaid, for its database was away."""
-        return any(
-            one.at - 1.0 <= earlier["end"]
-            and earlier["at"] <= one.until + UNSAID
-            and self.at <= one.until + UNSAID
-            and self.at <= run["at"]
-            for one in self.away
-        )
-
-
-class Kill(Event):
-    """The end of a process, which explains that a task runs again only if it had not been said
-    before that it had ended.
-
-    away: databases that were
-    """
-
-    away: Sequence[Event] = ()
-
-    def hits(self, run: dict[str, Any]) -> bool:
-        if not super().hits(run):
-            return False
-        if run.get("end", self.at) >= self.at - SAID:
-            return True
-        return any(
-            one.at - SAID <= run["end"] and run["at"] <= one.until + UNSAID for one in self.away
-        )
 
 
 class OfLibrary(Single):
@@ -257,7 +225,7 @@ class LibraryRun(Run):
         if self._rebuilds:
             return False
         event = LostEvent(time.time(), fault.what, fault.family)
-        event.away, event.forgets = self.away, frozenset(HASH_SLOTS)
+        event.forgets, event.since = frozenset(HASH_SLOTS), math.inf  # and all had been said
         event.unwritten = self._mode.losing()
         event.at = time.time()
         self._events.append(event)
@@ -370,9 +338,10 @@ class LibraryRun(Run):
         told = {"entries": self._ledger.entries, "events": list(map(vars, self._events))}
         (self._directory / "told.json").write_text(json.dumps(told, default=repr))
         for event in self._events:
-            if type(event) is Event and event.explains:
-                event.__class__ = Kill
-                event.away = self.away  # type: ignore[attr-defined]
+            margin = 1.0 if isinstance(event, LostEvent) else SAID
+            event.unsaid = [(one.at - margin, one.until + UNSAID) for one in self.away]
+            if not isinstance(event, LostEvent):
+                event.said = SAID
         for one in self._library.check():
             broken.append(f"library and Redis disagree: {one.kind}: {one.id} of {one.topic}")
         counts = self._library.counts()

@@ -154,9 +154,13 @@ class Behind(Mode):
         steps = [entry for entry in self.run.entries if entry["id"] == id]
         for run in (entry for entry in steps if entry["what"] == "started"):
             ends = [e["at"] for e in steps if e["what"] == "finished" and e["at"] >= run["at"]]
-            told = {**run, "end": min(ends, default=run["at"])}
-            if any(event.hits(told) and event.at >= run["at"] - 1 for event in self.run.events):
-                return True
+            end = min(ends, default=run["at"])
+            for event in self.run.events:
+                hit = event.explains and event.worker == run["worker"]
+                if hit and event.pid in (0, run["pid"]) and event.at >= run["at"] - 1:
+                    late = any(a <= end and run["at"] <= b for a, b in event.unsaid)
+                    if late or end >= event.at - event.said:
+                        return True
         return False
 
     def weigh(self, report: Report, steps: Steps) -> None:

@@ -22,15 +22,12 @@ from ..support.servers import Server
 from .app_queues import QUEUES
 from .brokers import CLUSTER_FAMILIES, LENGTHS, SENTINEL_FAMILIES, OfCluster, OfSentinel, Single
 from .ledger import Ledger
-from .verdict import NETWORK, Event, Report, judge
+from .verdict import NETWORK, VISIBILITY_TIMEOUT, Event, Report, judge
 
 ROOT = Path(__file__).parents[2]
 
 TRANSPORTS = ("toc", "redis", "valkey")
 BROKERS = ("redis", "cluster", "sentinel")
-
-#: Seconds; the same for the product and its peers.
-VISIBILITY_TIMEOUT = 5.0
 
 #: Seconds between the end of a fault of the network, or the start of another one, and the next.
 GAP = 2.0

@@ -59,7 +59,8 @@ from ..support import nursery
 from ..support.servers import Server, SteppedServer
 from .app_queues import QUEUES
 from .ledger import Ledger
-from .run import PATIENCE, POOLS, READY, ROOT, SHUTDOWN, VISIBILITY_TIMEOUT, Worker
+from .run import PATIENCE, POOLS, READY, ROOT, SHUTDOWN, Worker
+from .verdict import VISIBILITY_TIMEOUT
 
 CLOCK = ("forward", "back")
 OTHERS = ("leader", "kill", "purge", "migrate")

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
+from kombu_toc import verify
+
 from .app_queues import LIMITED
-from .limits import judge_limits
+
+#: Seconds; the same for the product and its peers.
+VISIBILITY_TIMEOUT = 5.0
+
+#: What a report has of the promises that the judge decides.
+PROMISES = {
+    "lost": verify.LOST,
+    "early": verify.EARLY,
+    "unexplained": verify.TWICE,
+    "crowded": verify.LIMITS,
+    "disordered": verify.ORDER,
+}
 
 #: Faults that end or silence connections: a publish may be repeated because of them.
 NETWORK = ("cut", "freeze", "restart", "frozen")
-
-#: Seconds that a signal may take to arrive: a process may start a task meanwhile.
-SIGNAL = 0.05
-
-#: Seconds for which a worker may have tasks queued in its pool.
-QUEUED = 2.0
-
 
 #: Slots of a queue, as it is declared by default.
 SLOTS = 8
@@ -28,17 +37,15 @@ SLOTS = 8
 STARVED = 8.0
 OVERTAKEN = 30
 
-#: Seconds within which what was acknowledged early and lost with its worker must have been due.
-TAKEN = 20.0
+#: Seconds that a step of the server's clock takes, and that what was delivered before it may be on
+#: its way.
+STEPPING, ON_ITS_WAY = 0.3, 1.0
 
-#: Seconds for which what was delivered may be on its way to the process that starts it.
-ON_ITS_WAY = 1.0
+#: Seconds by which what a task writes down of its start may be behind what its worker knows.
+NOTED = 0.05
 
 #: What is counted of tasks that put their own jobs.
 PUTS = "put again by their tasks"
-
-#: Seconds by which a replica may be behind its primary.
-BEHIND = 1.0
 
 
 @dataclass
@@ -57,37 +64,35 @@ class Event:
     explains: bool = False
     #: queues and slots whose latest writes the broker may have forgotten
     forgets: frozenset[tuple[str, int]] = frozenset()
+    #: from when on it may have forgotten them, if not from a second before
+    since: float | None = None
     #: by how many seconds the server's clock was set forward
     step: float = 0.0
+    #: seconds after which the end of a task is known, so that this explains no other run
+    said: float = math.inf
+    #: from when to when it may have remained unknown
+    unsaid: Sequence[tuple[float, float]] = ()
 
-    def forgot(self, queue: str, id: str, earlier: dict[str, Any], run: dict[str, Any]) -> bool:
-        """Whether a replica that took over may not have heard that the earlier run's message was
-        delivered, or acknowledged; or whether it could not be told while there was none."""
-        slot = zlib.crc32(id.encode()) % SLOTS
-        # In these, not the id says which slot.
-        slots = range(SLOTS) if queue in LIMITED else (slot,)
-        return (
-            any((queue, number) in self.forgets for number in slots)
-            and self.at <= run["at"]
-            and any(self.at - BEHIND <= at <= self.until for at in (earlier["at"], earlier["end"]))
-        )
+    def faults(self) -> Iterator[verify.Event]:
+        """What the judge is to know of it."""
+        if self.explains:
+            what = {"quit": verify.QUIT, "stop long": verify.STOPPED}.get(self.what, verify.KILLED)
+            target = f"{self.worker}/{self.pid}" if self.pid else self.worker
+            until = self.until if what == verify.STOPPED else math.inf
+            yield self._fault(what, target, until=until, said=self.said)
+            for since, until in self.unsaid:
+                yield self._fault(verify.UNSAID, target, since=since, until=until)
+        if self.forgets:
+            places = [f"{queue}:{slot}" for queue, slot in self.forgets]
+            yield self._fault(verify.FORGOT, *places, since=self.since, until=self.until)
+            for since, until in self.unsaid:
+                if self.at <= until:
+                    yield self._fault(verify.UNSAID, *places, since=since, until=until)
+        if self.step:
+            yield self._fault(verify.STEPPED)
 
-    def hits(self, run: dict[str, Any]) -> bool:
-        if not self.explains or self.worker != run["worker"]:
-            return False
-        return not self.pid or self.pid == run["pid"]
-
-    def held_back(self, earlier: dict[str, Any], run: dict[str, Any]) -> bool:
-        """Whether it stopped the later run's worker, which had the message already and started
-        it when it went on, while it was run elsewhere."""
-        return (
-            self.family == "stop"
-            and self.explains
-            and self.worker == run["worker"]
-            and not run["redelivered"]
-            and self.at <= earlier["at"]
-            and self.until <= run["at"] <= self.until + QUEUED
-        )
+    def _fault(self, what: str, *target: str, **more: Any) -> verify.Event:
+        return verify.Event(self.at, "harness", what, target=target, **more)
 
 
 @dataclass
@@ -115,8 +120,6 @@ class Report:
     #: fault that explains it -> number of runs
     explained: Counter[str] = field(default_factory=Counter)
     unexplained: list[str] = field(default_factory=list)
-    #: those of the unexplained that look like a publish sent twice
-    republished: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
     keys_left: list[str] = field(default_factory=list)
     #: what else should not have happened: a worker that does not stop, or ends by itself
@@ -163,7 +166,6 @@ class Report:
             ("duplicated", sum(self.explained.values()) + len(self.unexplained)),
             *((f"  by {name}", number) for name, number in sorted(self.explained.items())),
             ("  unexplained", len(self.unexplained)),
-            ("    of which published twice", len(self.republished)),
             *self.counted.items(),
             ("stuck", len(self.stuck)),
             ("keys left", len(self.keys_left)),
@@ -176,112 +178,109 @@ class Report:
             lines += [f"{name}: {item}" for item in getattr(self, name)]
         for name in ("lost", "early", "starved", "crowded", "disordered", "unexplained"):
             for id in getattr(self, name):
-                twice = " (published twice?)" if id in self.republished else ""
-                lines += ["", f"{name}: {id}{twice}", *self.histories[id]]
+                lines += ["", f"{name}: {id}", *self.histories[id]]
         return "\n".join(lines)
 
 
 def judge(report: Report, entries: list[dict[str, Any]], events: list[Event]) -> Report:
     """Fill in what the ledger tells, given what the harness did."""
     steps: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for entry in entries:
+    for entry in sorted(entries, key=lambda entry: entry["at"]):
         steps[entry["id"]].append(entry)
     report.faults = Counter(event.what for event in events if event.family)
     if puts := sum(entry["what"] == "put" for entry in entries):
         report.counted[PUTS] = puts
-    lateness = []
     waits: list[Wait] = []
     for id, told in steps.items():
-        told.sort(key=lambda entry: entry["at"])
-        by_what: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for entry in told:
-            by_what[entry["what"]].append(entry)
-        [sending], runs = by_what["sending"], by_what["started"]
-        last = max((run["retries"] for run in by_what["finished"]), default=-1)
+        sending = told[0]
+        whats = Counter(entry["what"] for entry in told)
         report.attempted += 1
-        report.sent += len(by_what["sent"])
-        report.failed += len(by_what["failed"])
-        report.errors.update(entry["error"][:100] for entry in by_what["failed"])
-        report.executed += last >= 0
-        if by_what["sent"] and last < sending["times"]:
-            explained = sending["times"] and _died_with_its_worker(by_what, events)
-            (report.gone if explained else report.lost).append(id)
-        elif by_what["put"] and len(by_what["finished"]) < 2:
-            report.lost.append(id)
-        eta = sending["eta"]
-        if runs:
-            due = max(eta or 0.0, (by_what["sent"] or [sending])[0]["at"])
-            if not sending.get("key"):  # of others, some wait for what holds their key
-                waits.append(Wait(sending["queue"], due, runs[0]["at"], id))
-        if eta and runs:
-            lateness.append(runs[0]["at"] - eta)
-        if _is_early(eta, by_what, events):
-            report.early.append(id)
-        for retries in sorted({run["retries"] for run in runs}):
-            _judge_runs(report, id, by_what, events, retries)
+        report.sent += whats["sent"]
+        report.failed += whats["failed"]
+        report.errors.update(entry["error"][:100] for entry in told if entry["what"] == "failed")
+        report.executed += whats["finished"] > 0
+        sent = next((entry["at"] for entry in told if entry["what"] == "sent"), sending["at"])
+        begun = next((entry["at"] for entry in told if entry["what"] == "started"), None)
+        if begun is not None and not sending.get("key"):  # some wait for what holds their key
+            waits.append(Wait(sending["queue"], max(sending["eta"] or 0.0, sent), begun, id))
     report.starved = _starved(waits)
-    report.crowded, report.disordered = judge_limits(steps, events)
+    limits = {
+        name: verify.Limit(int(str(terms.get("concurrency", 0))) or None, "key_order" in terms)
+        for name, terms in LIMITED.items()
+    }
+    rules = verify.Rules(VISIBILITY_TIMEOUT, limits, NOTED)
+    verdict = verify.judge(history(entries, events), rules)
+    for name, promise in PROMISES.items():
+        setattr(report, name, [id.partition("+")[0] for id in verdict.ids(promise)])
+    report.gone = [id.partition("+")[0] for id in verdict.gone]
+    report.explained = verdict.explained
+    report.broken += [str(one) for one in verdict.broken if one.promise == verify.HISTORY]
     shown = (report.lost, report.early, report.starved, report.unexplained)
     for id in {*report.crowded, *report.disordered, *(id for some in shown for id in some)}:
         report.histories[id] = _history(steps[id], events)
-    lateness.sort()
-    if lateness:
-        report.late_p50 = lateness[len(lateness) // 2]
-        report.late_p99 = lateness[len(lateness) * 99 // 100]
+    if late := verdict.lateness:
+        report.late_p50, report.late_p99 = late[len(late) // 2], late[len(late) * 99 // 100]
     return report
 
 
-def _ahead(events: list[Event], at: float) -> float:
-    """By how many seconds the server's clock was ahead then."""
-    return sum(event.step for event in events if event.at <= at)
+def history(entries: Sequence[dict[str, Any]], events: Sequence[Event]) -> list[verify.Event]:
+    """The ledger, for the judge. What a task has sent under its id is a message of its own."""
+    found = [fault for event in events for fault in event.faults()]
+    sent: dict[str, dict[str, Any]] = {}
+    retrying: dict[tuple[str, int], int] = {}
+    for entry in sorted(entries, key=lambda entry: entry["at"]):
+        id, pid, at = entry["id"], entry["pid"], entry["at"]
+        retries = entry.get("retries", 0)
+        name = f"{id}+{retries}" if retries else id
+
+        note = partial(_note, found, events, at)
+        match entry["what"]:
+            case "sending":
+                queue, key = entry["queue"], entry.get("key", "")
+                # In those with limits, not the id says which slot.
+                slot = "" if queue in LIMITED else f":{zlib.crc32(id.encode()) % SLOTS}"
+                more = {"queue": queue + slot, "key": key, "root": id if entry["times"] else ""}
+                sent[id] = more | {"early_ack": bool(entry["times"])}
+                note(pid, verify.PUT, verify.ASKED, id, due=entry["eta"], **sent[id])
+            case "sent" | "put":
+                note(pid, verify.PUT, verify.DONE, id)
+            case "failed":
+                note(pid, verify.PUT, verify.FAILED, id)
+            case "putting":
+                note(pid, verify.PUT, verify.ASKED, id, delay=entry["delay"], **sent[id])
+            case "retrying":
+                retrying[id, pid] = entry["again"]
+                name, delay = f"{id}+{entry['again']}", entry["countdown"]
+                note(pid, verify.PUT, verify.ASKED, name, delay=delay, **sent[id])
+            case "started":
+                told = {"redelivered": entry["redelivered"]}
+                note(f"{entry['worker']}/{pid}", verify.RUN, verify.ASKED, name, **told)
+            case "finished":
+                note(f"{entry['worker']}/{pid}", verify.RUN, verify.DONE, name)
+                if retrying.pop((id, pid), None) == retries + 1:
+                    note(pid, verify.PUT, verify.DONE, f"{id}+{retries + 1}")
+    return found
 
 
-def _was_ahead(events: list[Event], at: float) -> float:
-    """By how many seconds it was ahead when what starts then may have been delivered, at most."""
-    steps = [event.at for event in events if event.step and at - ON_ITS_WAY < event.at <= at]
-    return max(_ahead(events, moment) for moment in (at - ON_ITS_WAY, *steps))
-
-
-def _is_early(
-    eta: float | None, by_what: dict[str, list[dict[str, Any]]], events: list[Event]
-) -> bool:
-    """Whether a run began before its time, by the server's clock."""
-    if by_what["putting"] and len(by_what["started"]) == 2:  # the other one is what was put
-        sent, run = by_what["putting"][0], by_what["started"][1]
-        step = max(_was_ahead(events, run["at"]) - _ahead(events, sent["at"]), 0.0)
-        if by_what["finished"] and run["at"] < sent["at"] + sent["delay"] - step:
-            return True
-    for run in by_what["started"]:
-        ahead = _was_ahead(events, run["at"])
-        if run["retries"] == 0:
-            if eta and run["at"] < eta - max(ahead, 0.0):
-                return True
-            continue
-        # Counted by the server's clock from when it was sent.
-        sent = next(e for e in by_what["retrying"] if e["again"] == run["retries"])
-        step = max(ahead - _ahead(events, sent["at"]), 0.0)
-        if run["at"] < sent["at"] + sent["countdown"] - step:
-            return True
-    return False
-
-
-def _died_with_its_worker(by_what: dict[str, list[dict[str, Any]]], events: list[Event]) -> bool:
-    """Whether a process that had acknowledged the task was killed: nobody has it then.
-
-    Also if it had not written down that it began: the two are not one step.
-    """
-    due = by_what["sending"][0]["at"]
-    if by_what["retrying"]:
-        latest = by_what["retrying"][-1]
-        due = latest["at"] + latest["countdown"]
-    due = max(due, by_what["sending"][0]["eta"] or 0.0)
-    if by_what["started"]:
-        run = by_what["started"][-1]
-        ended = any(_same(e, run) and e["retries"] == run["retries"] for e in by_what["finished"])
-        if not ended:
-            return any(e.hits(run) and e.at >= run["at"] - SIGNAL for e in events)
-    kills = (e for e in events if e.explains and e.family != "stop")
-    return any(due - STARVED <= event.at <= due + TAKEN for event in kills)
+def _note(
+    found: list[verify.Event],
+    events: Sequence[Event],
+    at: float,
+    process: Any,
+    what: str,
+    stage: str,
+    id: str,
+    **more: Any,
+) -> None:
+    """Add a line. About the time of a step, the server's clock may have shown either time: of what
+    is asked to be put the sooner one counts, else the later one."""
+    soon = what == verify.PUT and stage == verify.ASKED
+    since = at - (STEPPING if soon else ON_ITS_WAY)
+    steps = [event for event in events if event.step and event.at <= at]
+    times = [since, *(event.at for event in steps if event.at > since)]
+    ahead = [sum(event.step for event in steps if event.at <= time) for time in times]
+    clock = at + (min(ahead) if soon else max(ahead))
+    found.append(verify.Event(at, str(process), what, stage, id, server=clock, **more))
 
 
 class Wait(NamedTuple):
@@ -305,76 +304,6 @@ def _starved(waits: list[Wait]) -> list[str]:
         if sum(w.due > one.due for w in meanwhile) >= OVERTAKEN:
             found.append(one.id)
     return found
-
-
-def _judge_runs(
-    report: Report,
-    id: str,
-    by_what: dict[str, list[dict[str, Any]]],
-    events: list[Event],
-    retries: int,
-) -> None:
-    """Of a task that was sent again under its id, each sending is judged by itself."""
-    runs = [run for run in by_what["started"] if run["retries"] == retries]
-    queue = by_what["sending"][0]["queue"]
-    # A run that is explained and was one too many has sent the task again as well.
-    sent_again = sum(entry["again"] == retries for entry in by_what["retrying"]) - 1
-    for run in runs:
-        ends = (e["at"] for e in by_what["finished"] if e["at"] >= run["at"] and _same(e, run))
-        run["end"] = next(ends, run["at"])
-    spent: set[int] = set()
-    own = _run_of_own_put(by_what)
-    for number, run in enumerate(runs[1:], 1):
-        if run is own:
-            continue
-        for earlier in range(number):
-            why = [
-                event.what
-                for event in events
-                if event.hits(runs[earlier])
-                and runs[earlier]["at"] - SIGNAL <= event.at <= run["at"]
-            ] + [
-                f"{event.what}, not started"
-                for event in events
-                if event.held_back(runs[earlier], run)
-            ]
-            why += [event.what for event in events if event.forgot(queue, id, runs[earlier], run)]
-            if why and earlier not in spent:
-                spent.add(earlier)
-                report.explained[why[0]] += 1
-                if "quit" in why and not run["redelivered"]:
-                    report.broken.append(f"{id} runs again after a cold stop, and is not told so")
-                break
-        else:
-            if sent_again > 0:
-                sent_again -= 1
-                report.explained["a run before that was explained"] += 1
-                continue
-            report.unexplained.append(id)
-            begun = by_what["sending"][0]["at"]
-            ends = by_what["sent"] or by_what["failed"]
-            ended = ends[0]["at"] if ends else float("inf")
-            if not run["redelivered"] and any(
-                event.family in NETWORK
-                and event.at <= ended
-                and begun <= max(event.until, event.at)
-                for event in events
-            ):
-                report.republished.append(id)
-
-
-def _run_of_own_put(by_what: dict[str, list[dict[str, Any]]]) -> dict[str, Any] | None:
-    """The run of what a task has put itself: one that is no redelivery, if there is one."""
-    if not by_what["putting"]:
-        return None
-    since = by_what["putting"][0]["at"]
-    later = (run for run in by_what["started"] if run["at"] >= since)
-    return min(later, key=lambda run: (run["redelivered"], run["at"]), default=None)
-
-
-def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two entries are of one process."""
-    return one["worker"] == other["worker"] and one["pid"] == other["pid"]
 
 
 def _history(told: list[dict[str, Any]], events: list[Event]) -> list[str]:
