@@ -79,6 +79,12 @@ if TYPE_CHECKING:
     from .migrate import migrate_back as migrate_back
     from .migrate import migrate_broker as migrate_broker
     from .model.delivery import token_with as token_with
+    from .model.failures import FailedTask as FailedTask
+    from .model.failures import FailureBounds as FailureBounds
+    from .model.failures import FailureFilter as FailureFilter
+    from .model.failures import FailureGroup as FailureGroup
+    from .model.failures import FailurePage as FailurePage
+    from .model.failures import FailuresRetried as FailuresRetried
     from .model.library import STATUSES as STATUSES
     from .model.library import Disagreement as Disagreement
     from .model.library import LibraryResharded as LibraryResharded
@@ -169,6 +175,9 @@ _PLACES = {
         "metrics.counters": "Lateness Measured Metrics ScriptTimes read_metrics read_script_times",
         "migrate": "Migrated Staying migrate_back migrate_broker",
         "model.delivery": "token_with",
+        "model.failures": (
+            "FailedTask FailureBounds FailureFilter FailureGroup FailurePage FailuresRetried"
+        ),
         "model.library": (
             "Disagreement LibraryResharded LibraryStatus Rebuilt Record RecordPage Retried STATUSES"
         ),

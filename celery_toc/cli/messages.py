@@ -11,9 +11,10 @@ from typing import Any
 import click
 
 import kombu_toc
-from kombu_toc import Found, Record
+from kombu_toc import FailedTask, Found, Record
 
 from .. import Task
+from ..app.finished import sources_of
 from . import options
 from .exits import FAILED, NOT_FOUND, PARTIAL, USAGE, Failure
 from .options import complete_id, queue_option, yes_option
@@ -349,9 +350,9 @@ def row(session: Session, shown: dict[str, Any], seconds: float) -> list[Any]:
         shown["task"],
         shown["queue"],
         Cell(state, _STYLES[state]),
-        _when(session, seconds) if seconds else None,
+        local_time(session, seconds) if seconds else None,
         _signed(seconds - session.now) if seconds else None,
-        _cut(arguments(shown)),
+        cut(arguments(shown)),
     ]
 
 
@@ -361,13 +362,13 @@ def dead_row(session: Session, shown: dict[str, Any], seconds: float) -> list[An
         shown["id"],
         shown["task"],
         shown["queue"],
-        _when(session, seconds),
-        _cut(shown["reason"] or ""),
-        _cut((shown["error"] or "").partition("\n")[0]),
+        local_time(session, seconds),
+        cut(shown["reason"] or ""),
+        cut((shown["error"] or "").partition("\n")[0]),
     ]
 
 
-def _when(session: Session, seconds: float) -> str:
+def local_time(session: Session, seconds: float) -> str:
     """A time: ISO 8601 with its offset in plain text. On a terminal the offset is left out, because
     a line below the table names the time zone, and so is today's date."""
     if not session.screen.is_terminal:
@@ -381,7 +382,7 @@ def _signed(seconds: float) -> str:
     return options.span(seconds) if seconds >= 0 else f"-{options.span(-seconds)}"
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
     text = clean(text)
     return text if len(text) <= VALUE_WIDTH else f"{text[: VALUE_WIDTH - 3]}..."
 
@@ -554,15 +555,29 @@ def show(session: Session, id: str, queue: str | None) -> None:
     """
     found = session.ask(session.center.get, id, topic=session.queue(queue))
     records = [one for one in session.history(id) if one.topic == (queue or one.topic)]
-    show_all(session, id, found, [record for record in records if record.status not in LIVE])
+    show_all(session, id, found, [record for record in records if record.status not in LIVE], queue)
 
 
-def show_all(session: Session, id: str, found: list[Found], records: Sequence[Record] = ()) -> None:
-    """Show the messages that were found under an id, and what is recorded of others."""
+def show_all(
+    session: Session,
+    id: str,
+    found: list[Found],
+    records: Sequence[Record] = (),
+    queue: str | None = None,
+) -> None:
+    """Show the messages that were found under an id, what is recorded of others, and of a task
+    without a message what became of it."""
+    failed = session.ask(session.center.failures.get, id, topic=queue)
+    sources = [] if found else sources_of(session.app, session.center, id)
     messages = [describe(session, session.center.task(each), whole=True) for each in found]
     if session.as_json:
-        recorded = {"records": [described(one) for one in records]} if records else {}
-        session.json({"id": id, "messages": messages, **recorded})
+        more: dict[str, Any] = {
+            "records": [described(one) for one in records],
+            "failures": [described_failure(one) for one in failed],
+            "sources": [one._asdict() for one in sources],
+        }
+        more = {name: value for name, value in more.items() if value}
+        session.json({"id": id, "messages": messages, **more})
     for number, (each, message) in enumerate(zip(found, messages, strict=True)):
         if session.as_json:
             break
@@ -573,8 +588,51 @@ def show_all(session: Session, id: str, found: list[Found], records: Sequence[Re
         if found or number:
             session.screen.say()
         session.screen.fields(_recorded(session, record))
-    if not found and not records:
-        session.complain_of_none(id)
+    for number, failure in enumerate(() if session.as_json else failed):
+        if found or records or number:
+            session.screen.say()
+        session.screen.fields(failure_fields(session, failure))
+    knows = [(one.name, one.said) for one in sources if one.said]
+    if not session.as_json:
+        session.screen.fields(knows)
+    if not (found or records or failed or knows):
+        asked = ["the failures", *(one.name for one in sources if not one.error)]
+        away = [f"{one.name} ({one.error})" for one in sources if one.error]
+        session.complain_of_none(id, asked, away)
+
+
+def described_failure(one: FailedTask) -> dict[str, Any]:
+    """A failed task as JSON."""
+    return {
+        "id": one.id,
+        "task": one.task,
+        "queue": one.topic,
+        "exception": one.exception,
+        "error": one.error,
+        "args": one.args,
+        "failed": options.iso_us(one.failed_us),
+        "worker": one.worker or None,
+        "runtime": one.runtime,
+        "retries": one.retries,
+        "dead": one.dead,
+        "masked": one.masked,
+        "retryable": one.retryable,
+    }
+
+
+def failure_fields(session: Session, one: FailedTask) -> list[tuple[str, Any]]:
+    """A failed task in full, a line for each property."""
+    why = "its arguments are hidden" if one.masked else "it was too large"
+    runtime = None if one.runtime is None else options.span(one.runtime)
+    return [
+        *(("id", one.id), ("task", one.task), ("queue", one.topic)),
+        ("state", "failed, dead" if one.dead else "failed"),
+        ("failed", options.local_iso(one.failed_us / 1e6, session.zone)),
+        *(("worker", one.worker or None), ("runtime", runtime), ("retries", one.retries or None)),
+        ("args", one.args or None),
+        ("retry", None if one.retryable else f"not possible: {why}"),
+        *lines("error", one.error),
+    ]
 
 
 def _recorded(session: Session, record: Record) -> list[tuple[str, Any]]:
@@ -588,7 +646,7 @@ def _recorded(session: Session, record: Record) -> list[tuple[str, Any]]:
         *((f"attributes.{name}", value) for name, value in record.attributes.items()),
         *(("worker", record.worker), ("created", _moment(session, record.created_us))),
         ("changed", _moment(session, record.modified_us)),
-        *_lines("error", record.error),
+        *lines("error", record.error),
     ]
 
 
@@ -611,7 +669,7 @@ def _fields(session: Session, message: dict[str, Any], seconds: float) -> list[t
         ("args", message["argsrepr"]),
         ("kwargs", message["kwargsrepr"]),
         ("reason", message["reason"]),
-        *_lines("error", message["error"]),
+        *lines("error", message["error"]),
         ("problem", message["problem"]),
     ]
     for group in ("headers", "properties"):
@@ -634,7 +692,7 @@ def _own(message: dict[str, Any]) -> list[tuple[str, Any]]:
     return [*seconds, *texts]
 
 
-def _lines(name: str, text: str | None) -> list[tuple[str, Any]]:
+def lines(name: str, text: str | None) -> list[tuple[str, Any]]:
     """A text of several lines, such as a traceback."""
     return [("" if at else name, line) for at, line in enumerate((text or "").splitlines())]
 

@@ -173,10 +173,17 @@ class Session:
         Failure(message, exit_code).show()
         self.exit_code = max(self.exit_code, exit_code)
 
-    def complain_of_none(self, id: str) -> None:
-        """Report that there is no message of an id, as far as the nodes have answered."""
-        where = " on the nodes that answer" if self.missing else ""
-        self.complain(f"there is no message {id!r}{where}", NOT_FOUND)
+    def complain_of_none(
+        self, id: str, asked: Sequence[str] = (), away: Sequence[str] = ()
+    ) -> None:
+        """Report that there is no message of an id, as far as the nodes have answered.
+
+        asked, away: what else does not know the id, and what has not answered
+        """
+        said = f"there is no message {id!r}{' on the nodes that answer' if self.missing else ''}"
+        said += f", and {', '.join(asked)} never saw it" if asked else ""
+        said += f"; no answer from {', '.join(away)}" if away else ""
+        self.complain(said, NOT_FOUND)
 
     def confirm(self, question: str, yes: bool) -> None:
         """Ask, unless `yes`; fail if the user declines, or if there is no terminal to ask on."""

@@ -31,6 +31,7 @@ from kombu_toc.http import (
 
 from .. import aio, timeout_center
 from ..app.broker import broker_of
+from ..app.finished import sources_of
 from ..app.revoke import mark_revoked, remember_revoked
 from ..app.task import Task
 from ..schedules.rules import ScheduleError, UnknownScheduleError
@@ -133,6 +134,11 @@ class AppExtras(PageExtras):
             remember_revoked(timeout_center(self._app), revoked)
 
     # -- workers
+
+    async def sources(self, id: str) -> list[tuple[str, str, str]]:
+        """What the cancellations and the result backend say of a task."""
+        center = timeout_center(self._app)
+        return [*(await asyncio.to_thread(sources_of, self._app, center, id))]
 
     async def workers(self) -> list[WorkerRow] | None:
         """What workers have said lately; None until the first have answered. They are asked while

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import time
+from collections.abc import Callable, Collection
 from functools import cache, partial
 from typing import Any
 
@@ -28,11 +30,22 @@ REASON = "the task failed"
 #: Characters of an exception's text, and of the end of its traceback, that are kept.
 TEXT, TRACEBACK = 800, 3000
 
+#: Characters of arguments that a failure is listed with.
+ARGUMENTS = 1000
+
 #: What a task raises that has not failed.
 _NO_FAILURE = (Ignore, Reject, Retry, Terminated, MemoryError)
 
 #: Events of a request that has not failed for good.
 _OTHERWISE = frozenset(("task-succeeded", "task-retried", "task-revoked", "task-cancelled"))
+
+
+def has_failed(exc: BaseException, events: Collection[str]) -> bool:
+    """Whether a task has failed for good, by the events that Celery has sent of its failure."""
+    if isinstance(exc, (SystemExit, KeyboardInterrupt)):
+        # Its process was told to end: that is a failure if Celery takes it for one.
+        return "task-failed" in events
+    return _OTHERWISE.isdisjoint(events)
 
 
 class _Outcome:
@@ -100,11 +113,8 @@ def dying(base: type) -> type:
                     self._settle(outcome, exc, was_acknowledged)
 
         def _settle(self, outcome: _Outcome, exc: BaseException, was_acknowledged: bool) -> None:
-            lives = outcome.requeued or not outcome.events.isdisjoint(_OTHERWISE)
-            if isinstance(exc, (SystemExit, KeyboardInterrupt)):
-                # Its process was told to end: that is a failure if Celery takes it for one.
-                lives = lives or "task-failed" not in outcome.events
-            self._is_settled = not lives
+            lives = outcome.requeued or not has_failed(exc, outcome.events)
+            self._is_settled = self.is_dead = not lives
             if not lives and was_acknowledged:
                 if isinstance(self.message, kombu_toc.Message):
                     self.message.bury(self.message.reason, self.message.error)
@@ -200,8 +210,12 @@ def _request_class(consumer: Any, task: Any) -> type:
         dies = ours and transport.settings.toc_dead_on_failure
     # Below the other one, so that it says more of the error than that does.
     found = _telling(dying(base) if dies else base)
-    recorded = isinstance(transport, kombu_toc.Transport) and transport.settings.toc_library
-    return _recorded(found) if recorded else found
+    if not isinstance(transport, kombu_toc.Transport):
+        return found
+    settings = transport.settings
+    if settings.toc_failures and getattr(task, "keep_failures", True):
+        found = _keeping(found, _masking(settings.toc_failures_mask))
+    return _recorded(found) if settings.toc_library else found
 
 
 def _note_unknown_message(body: Any, message: Any) -> None:
@@ -330,3 +344,95 @@ def _outcome(exc: BaseException) -> str:
     if isinstance(exc, Ignore):
         return "done"
     return "revoked" if isinstance(exc, Terminated) else "failed"
+
+
+# -- lists failed tasks in Redis (kombu_toc's center.failures)
+
+
+@cache
+def _masking(mask: bool | tuple[str, ...]) -> Any:
+    """What hides arguments before a failure is kept; None if nothing is hidden."""
+    if not mask:
+        return None
+    from kombu_toc.http import Mask
+
+    return Mask.of(mask)
+
+
+@cache
+def _keeping(base: type, mask: Any) -> type:
+    """A request class whose failure is listed once Celery has settled it. Of a task that succeeds
+    it does nothing."""
+
+    class Request(base):  # type: ignore[misc]  # Celery has no types
+        #: whether its message went to DeadQueue
+        is_dead = False
+        _is_requeued = False
+
+        def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+            exc = _raised(exc_info)
+            handle = partial(super().on_failure, exc_info, *args, **kwargs)
+            if isinstance(exc, (*_NO_FAILURE, *(self.task.throws or ()))):
+                return handle()
+            return self._keeping(exc, exc_info.traceback, handle)
+
+        def on_timeout(self, soft: bool, timeout: float) -> Any:
+            handle = partial(super().on_timeout, soft, timeout)
+            return handle() if soft else self._keeping(TimeLimitExceeded(timeout), "", handle)
+
+        def reject(self, requeue: bool = False) -> None:
+            self._is_requeued, self.is_dead = requeue, not requeue
+            super().reject(requeue=requeue)
+
+        def _keeping(self, exc: BaseException, traceback: object, handle: Callable[[], Any]) -> Any:
+            events: set[str] = set()
+            send: Callable[..., Any] = super().send_event
+
+            def noting(type: str, **fields: Any) -> None:
+                events.add(type)
+                send(type, **fields)
+
+            self.send_event = noting
+            try:
+                return handle()
+            finally:
+                del self.send_event
+                if not self._is_requeued and has_failed(exc, events):
+                    self._keep(exc, traceback)
+
+        def _keep(self, exc: BaseException, traceback: object) -> None:
+            if not isinstance(self.message, kombu_toc.Message):
+                return
+            try:
+                headers = self.message.headers
+                args = " ".join(str(headers.get(name) or "") for name in ("argsrepr", "kwargsrepr"))
+                error = report(exc, traceback)
+                hidden = None if mask is None else _hidden(mask, self, error)
+                self.message.keep_failure(
+                    self.task.name,
+                    type(exc).__name__,
+                    dead=self.is_dead,
+                    error=error if hidden is None else hidden[1],
+                    args=(args if hidden is None else hidden[0])[:ARGUMENTS],
+                    masked=hidden is not None,
+                    worker=str(self.request_dict.get("hostname") or ""),
+                    runtime=time.time() - self.time_start if self.time_start else None,
+                    retries=self.request_dict.get("retries") or 0,
+                )
+            except Exception:  # whatever it is, the task has ended
+                logger.exception("The failure of task %s[%s] is not listed", self.name, self.id)
+
+    return _named_as(base, Request)
+
+
+def _hidden(mask: Any, request: Any, error: str) -> tuple[str, str] | None:
+    """The arguments and the error of a task without what is hidden; None if nothing has to be."""
+    from kombu_toc.http import Masking
+
+    run = request.task.run
+    masking = Masking(mask, lambda name: list(inspect.signature(run).parameters))
+    given = request.args, request.kwargs
+    shown = masking.args(request.task.name, given[0]), masking.kwargs(given[1])
+    if shown == given:
+        return None
+    return f"{shown[0]!r} {shown[1]!r}", masking.text(error)

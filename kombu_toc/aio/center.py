@@ -269,6 +269,7 @@ class AsyncTimeoutCenter:
         self.client: Any = center.client
         self.keys, self.metrics = center.keys, center.metrics
         self.queues, self.dead = AwaitedPart(center.queues), AwaitedPart(center.dead)
+        self.failures = AwaitedPart(center.failures)
         self.admin, self.recurring = AwaitedPart(center.admin), AwaitedPart(center.recurring)
         self.registry, self.runner = AwaitedPart(center.registry), AwaitedPart(center.runner)
         self.notes = AwaitedPart(center.notes)

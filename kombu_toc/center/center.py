@@ -19,6 +19,7 @@ from .admin_commands import AdminCommands
 from .calls import Commands, add_counters
 from .consumption import Loops
 from .core import POP_BYTES, Context, SharedNotes
+from .failures import Failures
 from .find import Lookup, Scan
 from .leases import Leases
 from .operations import Dead, Operations
@@ -133,6 +134,7 @@ class TimeoutCenter:
 
     queues: declares, alters, describes, counts, pauses, purges and deletes queues
     dead: requeues and purges dead messages
+    failures: lists, retries and deletes the latest failed tasks
     admin: checks and repairs queues
     recurring: messages that are put again and again
     library: the task library, if there is one
@@ -142,7 +144,7 @@ class TimeoutCenter:
     """
 
     #: The parts that users need.
-    PARTS = ("queues", "dead", "admin")
+    PARTS = ("queues", "dead", "failures", "admin")
 
     def __init__(
         self,
@@ -198,6 +200,7 @@ class TimeoutCenter:
         self.recurring = Recurring(runner, registry, context)
         self.operations = Operations(runner, registry, admin, self.lookup, self.recurring)
         self.dead = Dead(runner, admin, self.lookup, self.scans)
+        self.failures = Failures(runner, registry, self.puts, self.dead)
         self.queues = Queues(runner, registry, context, admin, self.recurring)
         self.admin = Admin(runner, registry, context, admin)
         self.notes = SharedNotes(runner, keys)

@@ -126,6 +126,11 @@ class SharedNotes:
             if len(page) < READ_PER_CALL:
                 return list(found)
 
+    def cancelled_at(self, id: str) -> float | None:
+        """When an id was noted as cancelled, in seconds since the epoch; None if it was not."""
+        ms = self._runner.client.zscore(self._keys.cancelled, id)
+        return None if ms is None else ms / 1000
+
     def speaks_for(self, topics: Iterable[str], name: str, seconds: float) -> list[str]:
         """The topics for which this process is to answer where one of many does.
 

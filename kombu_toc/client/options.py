@@ -16,6 +16,7 @@ import redis
 from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 
 from ..errors import ConfigurationError
+from ..model.failures import FailureBounds
 from ..model.limits import (
     DEFAULT_SLOTS,
     LIMITS,
@@ -270,6 +271,17 @@ def _preference(name: str, value: Any) -> tuple[int, ...] | dict[str, tuple[int,
     return _slots(name, value)
 
 
+def _names(name: str, value: Any) -> bool | tuple[str, ...]:
+    if isinstance(value, bool):
+        return value
+    given = (value,) if isinstance(value, str) else value
+    if isinstance(given, (list, tuple)) and all(one and isinstance(one, str) for one in given):
+        return tuple(given)
+    raise ConfigurationError(
+        f"{name} must be true, or names of arguments such as ['password', '*token*'], not {value!r}"
+    )
+
+
 def _strategy(name: str, value: Any) -> str:
     for strategy in STRATEGIES:
         if value == strategy:
@@ -389,6 +401,22 @@ class Settings:
     toc_revoke_removes: bool = _option(True, _flag)
     #: whether a task that fails for good goes to DeadQueue; read by celery_toc
     toc_dead_on_failure: bool = _option(False, _flag)
+    #: how many failed tasks each queue keeps; 0: none
+    toc_failures: int = _option(FailureBounds().number, Number(int, 0, most=1_000_000).read)
+    #: for how long
+    toc_failures_age: float = _option(
+        FailureBounds().age, Number(float, 60, most=31_536_000, unit="seconds").read
+    )
+    #: bytes that those of a queue have together
+    toc_failures_bytes: int = _option(
+        FailureBounds().bytes, Number(int, 16 << 10, most=1 << 30).read
+    )
+    #: bytes of a message that is kept with its failure; a larger one is not, nor retried
+    toc_failures_message: int = _option(FailureBounds().message, Number(int, 0, most=64 << 20).read)
+    #: arguments that are hidden before a failure is kept: true, or names; read by celery_toc
+    toc_failures_mask: bool | tuple[str, ...] = field(
+        default=False, metadata=_row(_names, in_url=False)
+    )
     #: about how many broadcast messages an exchange keeps for consumers that reconnect
     toc_fanout_length: int = _option(10_000, _NATURAL)
     #: how long, at least, an exclusive, auto-delete or expiring queue outlives its last refresh
@@ -451,6 +479,16 @@ class Settings:
     @property
     def slots(self) -> int:
         return self.toc_slots or DEFAULT_SLOTS
+
+    @property
+    def failures(self) -> FailureBounds:
+        """How much is kept of failed tasks."""
+        return FailureBounds(
+            self.toc_failures,
+            self.toc_failures_age,
+            self.toc_failures_bytes,
+            min(self.toc_failures_message, self.toc_failures_bytes // 2),
+        )
 
     @property
     def limits(self) -> Limits:

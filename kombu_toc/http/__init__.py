@@ -32,7 +32,7 @@ from .problems import Problem, invalid, not_found, retry_after
 from .queues import page_of_names
 from .request import Answer, Operations, Request, answer
 from .serving import PORT, check_needs, serve
-from .tokens import Token, Tokens, matches, new_token, read_tokens, tokens_of
+from .tokens import Masking, Token, Tokens, matches, new_token, read_tokens, tokens_of
 
 __all__ = (
     "ANYTHING",
@@ -46,6 +46,7 @@ __all__ = (
     "HttpApi",
     "Listed",
     "Mask",
+    "Masking",
     "Number",
     "Object",
     "Operations",

@@ -15,7 +15,7 @@ from ..client.errors import is_demoted, is_temporary
 from ..library.opening import center_for
 from ..model.results import Found
 from ..version import __version__
-from . import guard, library, pull, queues, scale, tasks
+from . import failures, guard, library, pull, queues, scale, tasks
 from .fields import TEXT, Object, Text, record
 from .idempotency import REPLAYED, Idempotency, as_answer
 from .messages import DecompressionBudget, shown_found, shown_masked
@@ -524,6 +524,7 @@ class _InThreads:
         self._center = center
         self.queues = AwaitedPart(center.queues, asyncio.to_thread)
         self.dead = AwaitedPart(center.dead, asyncio.to_thread)
+        self.failures = AwaitedPart(center.failures, asyncio.to_thread)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._center, name)
@@ -584,6 +585,7 @@ OPERATIONS = Operations(
         *tasks.OPERATIONS,
         *pull.OPERATIONS,
         *queues.OPERATIONS,
+        *failures.OPERATIONS,
         *library.OPERATIONS,
         *scale.OPERATIONS,
     )

@@ -49,6 +49,7 @@ _READ = {
     ),
     **dict.fromkeys(("topics", "counted", "minute", "firings"), (("HEXISTS", ""), "hash")),
     **dict.fromkeys(("copies", "parts", "edition", "scripts"), (("HEXISTS", ""), "hash")),
+    "failures": (("HEXISTS", ""), "hash"),
     **dict.fromkeys(("watch", "sent", "bound", "upkeep", "speaker", "look"), (("GET",), "string")),
     "paused": (("SCARD",), "set"),
     **dict.fromkeys(("log", "fanout", "part", "audit"), (("XLEN",), "stream")),
@@ -219,6 +220,9 @@ class Slot:
         self.put_pace = stem + "put-pace"
         #: hash: unique key -> which message has it, since when, and until when
         self.claims = stem + "claims"
+        #: of slot 0: sorted set: id of a task -> when it failed last, in microseconds; hash: id ->
+        #: its record, and under the empty field the bytes of all
+        self.failure_keys = (stem + "failed", stem + "failures")
         #: stream: which messages the recorder of the task library is to look at, and why
         self.log = stem + "log"
         #: the keys in the order in which most scripts take them
@@ -289,6 +293,7 @@ class Slot:
             self.watch,
             *self.lane_keys,
             *self.of_schedules(),
+            *(() if self.number else self.failure_keys),
             self.put_pace,
             self.claims,
             self.log,

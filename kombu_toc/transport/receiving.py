@@ -19,7 +19,10 @@ from ..consumer.policy import WorkerPolicy
 from ..consumer.poller import Poller
 from ..errors import EnvelopeError
 from ..model import message as envelope
+from ..model.delivery import as_put
+from ..model.failures import FailedTask
 from ..model.results import Delivery
+from ..model.topic import base_of
 
 # -- a delivered message, as Kombu's consumers get it
 
@@ -140,6 +143,32 @@ class Message(kombu_message.Message):
         """Its task has ended with an :attr:`outcome`, after it was acknowledged."""
         for observe in self.channel.observers:
             observe("end", self)
+
+    def keep_failure(self, task: str, exception: str, *, dead: bool, **said: Any) -> None:
+        """Its task has failed for good: it is listed among the failures of its queue, if there is
+        room. Nothing is waited for.
+
+        dead: the message is, or will be, a dead letter
+        said: fields of :class:`.failures.FailedTask`; of one that was masked, the message is not
+            kept
+        """
+        if self.delivery is None:
+            return
+        writer, delivery = self.channel.transport.failures, self.delivery
+        steps = self.channel.center.registry.topic_of(delivery).steps
+        is_small = len(delivery.body) <= writer.bounds.message
+        writer.note(
+            FailedTask(
+                base_of(delivery.id),
+                *(delivery.topic, task, exception),
+                dead=dead,
+                kept_id=delivery.id,
+                priority=steps[min(delivery.step, len(steps) - 1)],
+                traits=as_put(delivery.birth, 0),
+                message=delivery.body if is_small and not (dead or said.get("masked")) else b"",
+                **said,
+            )
+        )
 
     def return_broadcast(self) -> None:
         """A broadcast is to be delivered again."""

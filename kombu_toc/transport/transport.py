@@ -22,6 +22,7 @@ from redis import exceptions
 from ..center import server
 from ..center.center import TimeoutCenter, make_center
 from ..center.exchanges import Routes
+from ..center.failures import FailureWriter
 from ..client.cluster import ClusterClient
 from ..client.connect import CONNECT_TIMEOUT, connect
 from ..client.connection import Client
@@ -47,6 +48,9 @@ PAUSE = 0.1
 #: remote control.
 BEAT_TIMEOUT = 2.0
 BRIEFLY = 0.5
+
+#: Seconds that a connection that closes waits until failed tasks are kept.
+FLUSH = 2.0
 
 _extended: set[str] = set()
 
@@ -131,6 +135,7 @@ class Transport(virtual.Transport):
         self._routes: Routes | None = None
         self._lease_keeper: LeaseKeeper | None = None
         self._poller: Poller | None = None
+        self._failures: FailureWriter | None = None
         #: for what may take a moment only, and the nodes of a Cluster that did not answer it
         self._brief: TimeoutCenter | None = None
         self._resting: RestingNodes[Hashable] = RestingNodes()
@@ -226,6 +231,13 @@ class Transport(virtual.Transport):
         and follows. Who consumes waits for the server."""
         consumes = self._may_consume or _consumers.get(self.identity) == os.getpid()
         return bool(self.settings.toc_library) and not consumes
+
+    @property
+    def failures(self) -> FailureWriter:
+        """What keeps failed tasks."""
+        if self._failures is None:
+            self._failures = FailureWriter(self.center.failures, self.settings.failures)
+        return self._failures
 
     @property
     def routes(self) -> Routes:
@@ -412,6 +424,9 @@ class Transport(virtual.Transport):
             if self._poller is not None:
                 self._poller.close()
                 self._poller = None
+            if self._failures is not None:
+                self._failures.flush(FLUSH)
+                self._failures = None
             self._drop_client()
 
     def _drop_client(self) -> None:

@@ -13,7 +13,7 @@ import redis
 from celery import Celery
 
 from celery_toc.web import api_for_app
-from kombu_toc import ScheduleChange, TimeoutCenter
+from kombu_toc import FailedTask, FailureBounds, ScheduleChange, TimeoutCenter
 
 from ..support.http_server import HttpServer
 from ..support.inspection import put_call
@@ -42,6 +42,8 @@ GETS = {
     "/v1/queues/{queue}/counts": ("/v1/queues/big/counts", "/v1/queues/big/counts?within=300"),
     "/v1/queues/{queue}/limits": ("/v1/queues/big/limits", "/v1/queues/keyed/limits"),
     "/v1/queues/{queue}/dead": ("/v1/queues/big/dead?limit=10",),
+    "/v1/queues/{queue}/failures": ("/v1/queues/big/failures?limit=10",),
+    "/v1/queues/{queue}/failures/{id}": ("/v1/queues/big/failures/00003",),
     "/v1/queues/{queue}/tasks": (
         "/v1/queues/big/tasks?limit=10",
         "/v1/queues/big/tasks?limit=10&state=inFlight",
@@ -128,6 +130,8 @@ def fill(center: TimeoutCenter, model: tuple[str, bytes], start: int, end: int) 
             center.runner.run_all(
                 [center.commands.reject(one, requeue=False, reason="test") for one in got]
             )
+    failed = [FailedTask(one, "big", "shop.pay", "ValueError") for one in numbers]
+    center.failures.keep(failed, FailureBounds())
     for number in numbers:
         for which in "ab":
             center.put("keyed", f"{which}-{number}", b"x", key=number)

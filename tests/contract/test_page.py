@@ -12,17 +12,19 @@ import pytest
 from celery import Celery
 
 from celery_toc.web.page import mask_of
-from kombu_toc import TimeoutCenter
+from kombu_toc import FailureBounds, TimeoutCenter
 from kombu_toc.notify.targets import stop_target
 
 from ..meta.test_readme import named
 from ..support.http_server import HttpServer
 from ..support.page_visitor import FORM, Visitor, audit, wait_for
 from ..support.servers import Server
+from ..support.waiting import wait_until
+from .test_failures import failure
 
 pytestmark = pytest.mark.cluster
 
-VIEWS = ("", "queue?queue=mail", "dead", "limits", "limits?queue=mail", "audit")
+VIEWS = ("", "queue?queue=mail", "failures", "dead", "limits", "limits?queue=mail", "audit")
 
 
 def test_every_view_is_a_page_of_its_own_that_loads_nothing_from_elsewhere(
@@ -186,6 +188,85 @@ def test_a_target_that_is_stopped_is_seen_where_its_queue_is(
     assert "target stopped" in said and "410 Gone: &lt;b&gt;moved" in said
     center.queues.alter("mail", target=url)
     assert b"target stopped" not in local.get("queue?queue=mail").body
+
+
+def test_failed_tasks_are_grouped_retried_once_and_forgotten(
+    local: Visitor, page_server: HttpServer, center: TimeoutCenter
+) -> None:
+    center.queues.declare("mail")
+    nasty = "<img src=x onerror=alert(1)>"
+    for number in range(3):
+        one = failure(f"t{number}", exception="KeyError", error=f"KeyError: {nasty}\nTraceback")
+        assert center.failures.keep([one, failure(f"u{number}")], FailureBounds()) == [True, True]
+    links: list[str] = []
+
+    def looked() -> bool:
+        links[:] = re.findall(r'href="(failures\?[^"]*)"', local.get("failures").body.decode())
+        return len(links) == 2
+
+    wait_until(looked)  # all viewers of a second share a look
+    [link] = [unescape(one) for one in links if "KeyError" in one]
+    group = local.get(link)
+    text = group.body.decode()
+    assert "<img" not in text
+    assert "&lt;img" in text
+    assert "choose u1" not in text
+    detail = local.get("message?queue=mail&id=t1")
+    assert detail.status == 200
+    assert "Traceback" in detail.body.decode() and "<img" not in detail.body.decode()
+    said = local.follow(local.send(group, "Retry", "choose t1")).body.decode()
+    assert "1 task retried." in said
+    twice = local.follow(local.send(group, "Retry", "choose t1")).body.decode()
+    assert "0 tasks retried." in twice
+    assert [one.id for one in center.scan("mail").messages] == ["t1"]
+    asked = local.send(detail, "Delete")
+    assert "cannot be retried" in asked.body.decode()
+    asked = local.send(local.get("message?queue=mail&id=t0"), "Delete")
+    assert "1 failure deleted." in local.follow(local.send(asked, "Delete")).body.decode()
+    done = local.follow(local.send(local.get("failures"), "Retry all"))  # the larger group
+    assert "3 tasks retried." in done.body.decode()
+    assert audit(center)[-1][1:3] == ["retry", "mail"]
+
+    path = "/v1/queues/mail/failures"
+    [listed] = page_server.get(path).json["failures"]
+    assert (listed["id"], listed["exception"], listed["retryable"]) == ("t2", "KeyError", True)
+    assert page_server.get(f"{path}/t2").json == listed
+    assert page_server.get(f"{path}/t3").status == 404
+    assert page_server.get(f"{path}?after=x").status == 422
+    reply = page_server.ask("POST", f"{path}:retry", {"ids": ["t2", "t9"]})
+    assert (reply.status, reply.json["retried"]) == (200, 1)
+    assert center.failures.keep([failure("v", message=b"")], FailureBounds()) == [True]
+    # The mask of this server knows nothing of arguments that were not kept.
+    assert "ValueError: ••••" in local.get("message?queue=mail&id=v").body.decode()
+    assert page_server.ask("POST", f"{path}:forget", {"limit": 5}).json == {"deleted": 1}
+
+
+def test_one_box_finds_ids_tasks_and_queues_and_an_id_is_headed_by_its_task(
+    local: Visitor, center: TimeoutCenter
+) -> None:
+    center.queues.declare("mailings")
+    center.put("mail", "order-7", failure("order-7").message, delay=3600)
+    assert center.failures.keep([failure("t1", "sms")], FailureBounds()) == [True]
+    for view in VIEWS:
+        assert 'action="search"' in local.get(view).body.decode(), view
+    for text in ("order-7", "t1"):
+        shown = local.follow(local.get(f"search?q={text}")).body.decode()
+        assert "<h1>shop.pay</h1>" in shown and text in shown
+    many = local.get("search?q=mail").body.decode()
+    assert re.findall(r'href="(queue\?[^"]*)"', many) == [
+        "queue?queue=mail",
+        "queue?queue=mailings",
+    ]
+
+    def tasks() -> bool:
+        shown = local.get("search?q=shop.pay").body.decode()
+        return "failures?queue=sms" in shown and "queue?queue=mail&amp;task=shop.pay" in shown
+
+    wait_until(tasks)
+    assert "Nothing that you may see" in local.get("search?q=%3Cb%3Enobody").body.decode()
+    unknown = local.get("message?queue=mail&id=nobody")
+    assert unknown.status == 404
+    assert "none knows it: mail, failures." in unknown.body.decode()
 
 
 def test_what_cannot_be_taken_back_is_asked_for(local: Visitor, center: TimeoutCenter) -> None:

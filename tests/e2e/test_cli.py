@@ -733,7 +733,12 @@ def test_celerys_own_program_has_the_commands(app: Celery, environment: dict[str
     out, err, code = said["status"]
     assert code == 0, err
     assert {row["queue"]: row["scheduled"] for row in json.loads(out)["topics"]}["urgent"] == 1
-    assert said["unknown"] == ("", "Error: there is no message 'unknown'\n", 3)
+    assert said["unknown"] == (
+        "",
+        "Error: there is no message 'unknown', and the failures, the cancellations, "
+        "the result backend never saw it\n",
+        3,
+    )
     out, err, code = said["no app"]
     assert (out, code) == ("", 2)
     assert err.count("\n") == 1

@@ -57,7 +57,7 @@ def test_the_tutorial_goes_as_the_page_says(tmp_path: Path) -> None:
                 printed = said[text.splitlines()[-1]]
         assert "order-8" in said["celery -A shop toc list"]
         assert "remind" in said["celery -A shop toc show order-8"]
-        assert "order 9 has no card" in said["celery -A shop toc dead list"]
+        assert "order 9 has no card" in said["celery -A shop toc failures list"]
         address = ("127.0.0.1", port)
         wait_until(lambda: socket.socket().connect_ex(address) == 0, 40, log.read_text)
         assert urlopen(f"http://127.0.0.1:{port}/healthz").status == 200

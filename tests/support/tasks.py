@@ -54,6 +54,8 @@ def make_app(broker: str, backend: str, **settings: Any) -> Celery:
     app.task(name="e2e.flaky_kept", dead_on_failure=True)(flaky)
     app.task(name="e2e.fail_kept", dead_on_failure=True)(fail)
     app.task(name="e2e.fail_gone", dead_on_failure=False)(fail)
+    app.task(name="e2e.fail_expected", throws=(ValueError,))(fail)
+    app.task(name="e2e.fail_unlisted", keep_failures=False)(fail)
     app.task(
         name="e2e.fail_again",
         bind=True,

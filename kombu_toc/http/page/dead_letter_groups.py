@@ -1,12 +1,14 @@
-"""The latest dead letters of queues, grouped by why they died: one look for all viewers."""
+"""The latest dead letters and failed tasks, grouped by why: one look for all viewers."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...aio.center import AsyncTimeoutCenter
+from ...model.failures import FailureGroup
 from ...model.results import DEAD, Found
 from .reading import Reader
 from .selection import PAGE_BYTES, likeness
@@ -164,3 +166,27 @@ class DeadLetterGroups:
                 number=known.number + 1, last_us=max(one.time_us, known.last_us)
             )
         return sorted(groups.values(), key=lambda one: (-one.number, one.task))
+
+
+class FailureGroups:
+    """The latest look at the groups of failed tasks, for all viewers of a process."""
+
+    def __init__(self, center: Any) -> None:
+        self._center = center
+        self._lock = asyncio.Lock()
+        self._until = 0.0
+        self._groups: Sequence[FailureGroup] = ()
+
+    async def read(self) -> Sequence[FailureGroup]:
+        """All groups, as of a moment ago."""
+        async with self._lock:
+            began = time.monotonic()
+            if began >= self._until:
+                self._groups = await self._center.failures.groups()
+                now = time.monotonic()
+                self._until = now + max(LEAST, SHARE * (now - began))
+            return self._groups
+
+    def forget(self) -> None:
+        """Failures were changed here: whoever has done it is to see it."""
+        self._until = 0.0

@@ -12,6 +12,7 @@ from ..library import read_attributes, shown_record
 from ..problems import invalid, not_found
 from ..request import Answer
 from . import words
+from .failures import acts_of, failures_of
 from .reading import DIED, FLYING, READY, SCHEDULED, Shown
 from .render import Ask, View
 from .selection import ACTS
@@ -111,19 +112,29 @@ async def message(tools: Tools, ask: Ask) -> View | Answer:
     history = await _history(tools, ask, id)
     found: list[Found] = await tools.center.get(id, topic=name)
     found.sort(key=lambda one: one.id != id)
+    failed = await tools.center.failures.get(id, topic=name)
     usage = await tools.center.queues.usage(name) if found else None
     declared = await tools.center.registry.declared(name) if found else None
     retries = None if declared is None else declared.declaration.retries
+    sources: list[tuple[str, str, str]] = []
+    if not found and ask.visitor.may("read", None):
+        sources = await tools.extras.sources(id)
     holders: list[str] | str | None = None
     if any(one.state == IN_FLIGHT for one in found):
         holders = await _holders(tools, [one.id for one in found])
     elif not found and ask.visitor.may("read", None):
         holders = await _holders(tools, [id])
+    shown = [one async for one in tools.reader.read_all(found[:MOST], now_us)]
+    tasks = [one.task for one in shown] + [one.task for one in (*failed, *history)]
+    knows = found or failed or history or any(said for _, said, _ in sources)
     return View(
-        id,
+        next(filter(None, tasks), id),
         "message",
         {
+            "id": id,
             "queue": name,
+            "sources": sources,
+            "asked": [name, "failures", *(["the task library"] if tools.api.has_library else [])],
             "messages": [
                 {
                     "shown": one,
@@ -136,14 +147,16 @@ async def message(tools: Tools, ask: Ask) -> View | Answer:
                         if one.state in act.states and ask.visitor.may(act.role, name)
                     ],
                 }
-                async for one in tools.reader.read_all(found[:MOST], now_us)
+                for one in shown
             ],
             "left": len(found) - MOST,
             "holders": holders,
             "history": _records(tools, history),
+            "failures": await failures_of(tools, failed),
+            "acts": acts_of(ask, name),
         },
         every=EVERY,
-        status=200 if found or history or holders is not None else 404,
+        status=200 if knows or holders is not None else 404,
         now_us=now_us,
         typed=bool(found),
     )

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 from ..problems import Problem, not_found, problem_of, retry_after
 from ..request import Answer, Gone, Operation, Request
 from ..tokens import Mask
-from . import message, overview, queue, schedules
+from . import failures, message, overview, queue, schedules, search
 from . import message as records
 from .reading import PageExtras
 from .render import FILES, HEADERS, HTML, Ask, View, decoded, file_of, page_of, redirect, render
@@ -41,10 +41,12 @@ VIEWS: Mapping[str, Viewing] = {
     "queue": queue.queue,
     "message": message.message,
     "job": queue.job,
+    "failures": failures.failures,
     "dead": overview.dead,
     "limits": queue.limits,
     "schedules": schedules.schedules,
     "library": records.library,
+    "search": search.search,
     "audit": records.audit,
 }
 
@@ -54,6 +56,7 @@ FORMS: Mapping[str, Viewing] = {
     "all": queue.begin_all,
     "pause": queue.pause,
     "job": queue.control,
+    "failures": failures.change,
     "limits": queue.change_limits,
     "schedules": schedules.change,
 }
@@ -158,7 +161,7 @@ class Page:
             raise not_found("there is no such view")
         try:
             # Those that ask the task library, too, take what its database takes.
-            within = None if name in ("message", "library") else WITHIN
+            within = None if name in ("message", "library", "search") else WITHIN
             made = await asyncio.wait_for(VIEWS[name](self.tools, ask), within)
         except asyncio.TimeoutError:
             said = f"the broker has not answered for {WITHIN:g} seconds"
@@ -172,7 +175,8 @@ class Page:
         visitor = ask.visitor
         if not visitor.token.roles:
             return []
-        found = [("", "Overview"), ("dead", "Dead letters"), ("limits", "Limits")]
+        found = [("", "Overview"), ("failures", "Failures"), ("dead", "Dead letters")]
+        found.append(("limits", "Limits"))
         if self.tools.extras.has_schedules and "read" in visitor.token.roles:
             found.append(("schedules", "Schedules"))
         if visitor.may("read", None):

@@ -317,6 +317,11 @@ class PageExtras:
     async def cancelled(self, cancelled: Sequence[Cancelled]) -> None:
         """Messages were deleted before they were run."""
 
+    async def sources(self, id: str) -> list[tuple[str, str, str]]:
+        """What else knows what became of a task: the name of each source, what it says, and why it
+        has not answered."""
+        return []
+
     async def workers(self) -> list[WorkerRow] | None:
         """What workers hold, as far as they have said; None until the first have answered."""
         return None

@@ -10,7 +10,7 @@ from ..library import FarAhead
 from ..problems import Problem
 from ..request import Answer
 from ..tokens import Audit, Mask, Tokens
-from .dead_letter_groups import DeadLetterGroups
+from .dead_letter_groups import DeadLetterGroups, FailureGroups
 from .jobs import Jobs
 from .reading import PageExtras, Reader
 from .render import Ask, View
@@ -56,6 +56,7 @@ class Tools:
         self.jobs = Jobs(center, reader, self.actions, self.audit, self.forget)
         self.dead_letters = DeadLetterGroups(center, reader)
         self.searches = SearchCache(center, reader)
+        self.failure_groups = FailureGroups(center)
 
     def forget(self, queue: str) -> None:
         """Messages of a queue were changed here: whoever has done it is to see it."""
