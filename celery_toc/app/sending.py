@@ -219,7 +219,7 @@ class AsyncSender:
             self._learning.add(key)
             try:
                 result = self._by_celery(signature, lane, {**options, "task_id": id})
-                quick.learn(key, lane.channel, values)
+                quick.learn(key, lane.channel, lane.channel.last, values)
             finally:
                 self._learning.discard(key)
             return result

@@ -12,6 +12,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from itertools import zip_longest
@@ -308,6 +309,8 @@ def import_entries(
             try:
                 what = (entry.name, entry.task, entry.schedule)
                 plan = schedules.plan(*what, **entry.arguments(), owner=owner)
+                if entry.paused:
+                    plan = plan._replace(record=replace(plan.record, paused=True))
             except UNUSABLE as exc:
                 refused.append(Refused(entry.name, str(exc)))
                 continue
@@ -328,8 +331,6 @@ def import_entries(
         put.append(entry.name)
         if entry.paused and entry.name not in stored:
             paused.append(entry.name)
-            if not dry_run:
-                schedules.pause(entry.name)
     return Imported(put, paused, unchanged, refused)
 
 

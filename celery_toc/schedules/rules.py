@@ -190,6 +190,7 @@ class Cron:
         return {**said, "either_day": True} if self.either_day else said
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def of_text(cls, text: str, zone: str, either_day: bool = False) -> Cron:
         """The inverse of :attr:`fields`."""
         minutes, hours, days, months, weekdays = map(_numbers, text.split(" "), _RANGES)

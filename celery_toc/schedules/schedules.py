@@ -9,7 +9,7 @@ import os
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
 from functools import partial
@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote
 
 import kombu_toc
 
+from ..compat.sending import QuickMessages
 from . import state
 from .messages import Plan, Wanted, firing_of, plan_of
 from .reading import read_time
@@ -67,6 +68,7 @@ class Schedules:
         self._reads = reads
         self._channel = channel or self._own_channel
         self._by = ""
+        self._quick: QuickMessages | None = None
 
     def signed(self, by: str) -> Schedules:
         """The same, for changes that somebody makes: :attr:`Schedule.edits` names them. Without it
@@ -179,83 +181,98 @@ class Schedules:
         channel = self._channel
         with channel() as capturing:
             self._channel = lambda: nullcontext(capturing)
+            self._quick = QuickMessages(self._app)
             try:
                 yield
             finally:
-                self._channel = channel
+                self._channel, self._quick = channel, None
 
     def plan(self, name: str, task: Any, schedule: Any, **options: Any) -> Plan:
         """The first half of :meth:`put`: has Celery make the message, and declares its queue."""
-        return plan_of(self._app, self._channel, name, task, schedule, Wanted(**options))
+        wanted = Wanted(**options)
+        return plan_of(self._app, self._channel, name, task, schedule, wanted, self._quick)
+
+    def keep(self, plan: Plan) -> Schedule:
+        """The second half of :meth:`put`: asks the server only."""
+        [kept] = self.keep_many([plan])
+        if isinstance(kept, Exception):
+            raise kept
+        return kept
 
     def keep_many(
         self, plans: Sequence[Plan], *, own: bool = False
     ) -> builtins.list[Schedule | ScheduleError]:
-        """As :meth:`keep`, of many plans, hundreds in a round trip: what each has become, or why it
-        is not kept."""
-        kept: builtins.list[Schedule | ScheduleError] = []
-        for start in range(0, len(plans), TOGETHER):
-            some = plans[start : start + TOGETHER]
-            now, found = self._recurring.find_many([plan.name for plan in some])
-            new = {plan.name: plan for plan in some if not found[plan.name]}
-            put = self._begin(new.values(), now or self._now())
-            for plan in some:
-                result = put.get(plan.name) if new.get(plan.name) is plan else None
-                try:
-                    # If not: it was there, or somebody has put it meanwhile.
-                    kept.append(result or self.keep(plan, own=own))
-                except ScheduleError as exc:
-                    kept.append(exc)
-        return kept
+        """Keep many plans, hundreds in a round trip: what each has become, or why it is not kept.
 
-    def _begin(self, plans: Iterable[Plan], now: int) -> dict[str, Schedule]:
-        """Put schedules that are new, as far as they can be; return them by name."""
-        steps: dict[str, builtins.list[tuple[Plan, Record, Step]]] = defaultdict(builtins.list)
-        for plan in plans:
-            with suppress(ScheduleError):  # whoever puts it alone is told
-                step = self._edited(state.begin(plan.made_of(None, now), now), now, "put")
-                if step.record is not None:
-                    steps[plan.template.queue].append((plan, step.record, step))
-        put: dict[str, Schedule] = {}
+        own: replace no schedule that another owner has put
+        """
+        kept: dict[int, Schedule | ScheduleError] = {}
+        for start in range(0, len(plans), TOGETHER):
+            left = dict(enumerate(plans[start : start + TOGETHER], start))
+            tries = 0
+            while left and tries < ATTEMPTS:
+                done = self._keep(left, own)
+                tries = 0 if done else tries + 1
+                kept |= done
+                left = {number: plan for number, plan in left.items() if number not in done}
+            kept |= {number: _contended(plan.name) for number, plan in left.items()}
+        return [kept[number] for number in range(len(plans))]
+
+    def _keep(self, plans: Mapping[int, Plan], own: bool) -> dict[int, Schedule | ScheduleError]:
+        """Try to keep plans, the first of each name; what came of those that need no other try."""
+        first: dict[str, int] = {}
+        for number, plan in plans.items():
+            first.setdefault(plan.name, number)
+        now, found = self._recurring.find_many(builtins.list(first), template=True)
+        now = now or self._now()
+        kept: dict[int, Schedule | ScheduleError] = {}
+        steps: dict[str, builtins.list[tuple[int, Step, kombu_toc.ScheduleChange]]] = defaultdict(
+            builtins.list
+        )
+        for name, number in first.items():
+            plan = plans[number]
+            try:
+                one, step = self._step_to(plan, found[name], now, own)
+            except ScheduleError as exc:
+                kept[number] = exc
+                continue
+            if step is not None:
+                change = change_of(name, one, step, plan.template.packed)
+                steps[plan.template.queue].append((number, step, change))
+            elif one is not None:
+                kept[number] = self._shown(one)
         for queue, some in steps.items():
-            changes = [
-                change_of(plan.name, None, step, plan.template.packed) for plan, _, step in some
-            ]
-            for (plan, record, _), changed in zip(
+            changes = [change for _, _, change in some]
+            for (number, step, change), changed in zip(
                 some, self._recurring.change_many(queue, changes), strict=True
             ):
-                if changed.done:
-                    packed = plan.template.packed
-                    put[plan.name] = Schedule(plan.name, queue, record, packed, self._reads)
-        return put
+                if changed.done and step.record is not None:
+                    what = (step.record, change.template, self._reads)
+                    kept[number] = Schedule(change.name, queue, *what)
+        return kept
 
-    def keep(self, plan: Plan, *, own: bool = False) -> Schedule:
-        """The second half of :meth:`put`: asks the server only."""
+    def _step_to(
+        self, plan: Plan, found: builtins.list[kombu_toc.Scheduled], now: int, own: bool
+    ) -> tuple[kombu_toc.Scheduled | None, Step | None]:
+        """The schedule in the queue of a plan, and the step that makes of it what was planned; no
+        step if it is that already, and nothing if it had to be moved from another queue first."""
         name, queue = plan.name, plan.template.queue
-        for _ in range(ATTEMPTS):
-            now, found = self._recurring.find(name)
-            if own and any(Record.of_text(one.record).owner != plan.record.owner for one in found):
-                raise ScheduleError(f"there is a schedule {name!r} that somebody else has put")
-            here = next((one for one in found if one.topic == queue), None)
-            elsewhere = [one for one in found if one.topic != queue]
-            old = None if here is None else Record.of_text(here.record)
-            same = old is not None and old.fingerprint == plan.record.fingerprint
-            now = now or self._now()
-            stands = same and not elsewhere and old is not None and not old.moving
-            if stands and old is not None and not state.is_late(old, now):
-                return self._required(name)
-            if elsewhere:
-                self._move(plan, here, elsewhere[0], now)
-                continue
-            new = plan.made_of(old, now)
-            if old is None:
-                step = self._edited(state.begin(new, now), now, "put")
-            else:
-                what = f"moved to queue {queue}" if old.moving else state.difference(old, new)
-                step = self._edited(state.change(old, new, now), now, what)
-            if self._run(queue, name, here, step, plan.template.packed):
-                return self._required(name)
-        raise _contended(name)
+        if own and any(Record.of_text(one.record).owner != plan.record.owner for one in found):
+            raise ScheduleError(f"there is a schedule {name!r} that somebody else has put")
+        here = next((one for one in found if one.topic == queue), None)
+        elsewhere = next((one for one in found if one.topic != queue), None)
+        if elsewhere is not None:
+            self._move(plan, here, elsewhere, now)
+            return None, None
+        if here is None:
+            return None, self._edited(state.begin(plan.made_of(None, now), now), now, "put")
+        old = Record.of_text(here.record)
+        same = old.fingerprint == plan.record.fingerprint
+        if same and not old.moving and not state.is_late(old, now):
+            return here, None
+        new = plan.made_of(old, now)
+        what = f"moved to queue {queue}" if old.moving else state.difference(old, new)
+        return here, self._edited(state.change(old, new, now), now, what)
 
     def _move(
         self, plan: Plan, here: kombu_toc.Scheduled | None, there: kombu_toc.Scheduled, now: int
@@ -548,12 +565,6 @@ class Schedules:
         if len(found) > 1:
             found.sort(key=lambda one: Record.of_text(one.record).moving)
         return now, found
-
-    def _required(self, name: str) -> Schedule:
-        found = self.get(name)
-        if found is None:  # deleted just now
-            raise _unknown(name)
-        return found
 
     def _now(self) -> int:
         seconds, rest = self._center.client.time()

@@ -297,7 +297,7 @@ HAPPENED = (
 
 def begin(record: Record, now: int) -> Step:
     """It is put for the first time."""
-    first = record.after(now)
+    first = None if record.paused else record.after(now)
     return Step(replace(record, next=first, created=now, changed=now), put=first)
 
 

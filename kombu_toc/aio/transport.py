@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import Any
 
 from ..center.center import TimeoutCenter
-from ..model import message as envelope
 from ..transport.channel import Channel
 from ..transport.publisher import token_of
 from ..transport.transport import Transport
@@ -21,15 +20,15 @@ from .client import AsyncClient, AsyncClusterClient
 class AsyncChannel(Channel):
     """A channel that publishes, one message at a time; it consumes nothing."""
 
-    #: what was last published: the message, its exchange and its routing key
-    last: tuple[dict[str, Any], str, str] | None = None
+    #: the message that was last published
+    last: dict[str, Any] | None = None
 
     def basic_publish(
         self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any
     ) -> Any:
         self.last = None
         found = super().basic_publish(message, exchange, routing_key, **kwargs)
-        self.last = message, exchange, routing_key
+        self.last = message
         return found
 
     def publish_made(
@@ -67,21 +66,6 @@ class AsyncChannel(Channel):
             publish()
         except self.connection.connection_errors:
             run_again(publish)()
-
-    def priority_of(self, message: dict[str, Any]) -> int:
-        """The priority of a prepared message."""
-        found: int = self._get_message_priority(message)  # type: ignore[no-untyped-call]
-        return found
-
-    @staticmethod
-    def plain_of(message: dict[str, Any]) -> bytes:
-        """A published message as bytes, before they are compressed."""
-        return envelope.pack_plain(message)
-
-    @staticmethod
-    def line_of(message: dict[str, Any]) -> str:
-        """All of a message but its body, as the line with which these bytes begin."""
-        return envelope.encode_meta(message)
 
 
 @lru_cache(maxsize=8)

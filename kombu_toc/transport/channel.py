@@ -20,6 +20,7 @@ from ..compat import kombu_channel
 from ..consumer.connections import BROKEN
 from ..consumer.policy import DefaultPolicy, WorkerPolicy
 from ..consumer.snapshot import snapshot
+from ..model import message as envelope
 from ..model.results import Delivery
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, load
@@ -470,6 +471,23 @@ class Channel(virtual.Channel):
         queues, table = found
         self.queues.note_transient(table.transient.intersection(queues))
         return queues
+
+    # -- messages that somebody else has made
+
+    def priority_of(self, message: dict[str, Any]) -> int:
+        """The priority of a prepared message."""
+        found: int = self._get_message_priority(message)  # type: ignore[no-untyped-call]
+        return found
+
+    @staticmethod
+    def plain_of(message: dict[str, Any]) -> bytes:
+        """A published message as bytes, before they are compressed."""
+        return envelope.pack_plain(message)
+
+    @staticmethod
+    def line_of(message: dict[str, Any]) -> str:
+        """All of a message but its body, as the line with which these bytes begin."""
+        return envelope.encode_meta(message)
 
     # -- the end
 
