@@ -97,23 +97,25 @@ class Record:
             return self.traits
         return f"{self.traits},s1" if self.traits else ";s1"
 
+    def next_id(self, name: str) -> str:
+        """The id of the next firing's message, or nothing."""
+        return "" if self.next is None else firing_id(name, self.next)
+
     def to_text(self, name: str) -> str:
         """As the center keeps it."""
         said = {k: v for k, v in vars(self).items() if v not in (None, {}, ()) and v is not False}
         said.pop("rest", None)
-        next_id = "" if self.next is None else firing_id(name, self.next)
-        return f"{next_id}\n{json.dumps({**self.rest, **said}, separators=(',', ':'))}"
+        return f"{self.next_id(name)}\n{json.dumps({**self.rest, **said}, separators=(',', ':'))}"
 
     @classmethod
     def of_text(cls, text: str) -> Record:
         said = json.loads(text.partition("\n")[2])
-        known = {one.name for one in fields(cls)} - {"rest"}
         for name in ("followed", "edits"):
             said[name] = tuple(map(tuple, said.get(name, ())))
         said["exclude"] = tuple(said.get("exclude", ()))
         return cls(
-            **{k: v for k, v in said.items() if k in known},
-            rest={k: v for k, v in said.items() if k not in known},
+            **{k: v for k, v in said.items() if k in _KNOWN},
+            rest={k: v for k, v in said.items() if k not in _KNOWN},
         )
 
     # -- when
@@ -235,6 +237,10 @@ class Record:
             return self.after(planned)
         reach = {"once": 0, "skip": self.grace_us, "all": CATCH_UP_US}[self.misfire]
         return self.after(max(planned, now - reach))
+
+
+#: What a record says beside `rest`.
+_KNOWN = {one.name for one in fields(Record)} - {"rest"}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 from celery import signals
@@ -20,7 +21,7 @@ from ..beat.configured import is_of_a_beat
 from ..beat.sync import Outcome, Sync
 from ..schedules import state
 from ..schedules.reading import utc
-from ..schedules.schedules import run_step
+from ..schedules.schedules import change_of, run_step
 from ..schedules.state import DROP, RUN, WAIT, Record
 
 # -- puts the app's beat_schedule from a worker, if toc_beat is set
@@ -147,6 +148,9 @@ GONE_US = 2_000_000
 #: Schedules of a page, and pages of a queue that one look reads.
 PAGE, PAGES = 100, 10
 
+#: Firings that a worker has taken and that are not delivered yet, of which it knows the verdict.
+MAX_TAKEN = 1000
+
 #: Microseconds after which a firing that waits for its predecessor looks again, at most.
 LOOK_AGAIN_US = 1_000_000
 
@@ -186,6 +190,37 @@ def take(
                 recurring.count_firings(delivery.topic, int(fired), missed)
             return verdict, now
     return RUN, now
+
+
+def take_together(
+    recurring: Any, deliveries: Sequence[kombu_toc.Delivery]
+) -> dict[tuple[str, str], tuple[str, int]]:
+    """Take those of some messages of a queue that are next firings and may run beside others, by
+    one read and one round trip of changes: queue and id -> what :func:`take` would return. The
+    others are taken when each is delivered."""
+    topic = deliveries[0].topic
+    ids = {one.id for one in deliveries if "@" in one.id}
+    if not ids:
+        return {}
+    names = {id.rpartition("@")[0] for id in ids}
+    now, found = recurring.read(topic, list(names), template=True)
+    taken, changes = [], []
+    for one in found:
+        record = Record.of_text(one.record)
+        if record.overlap == "allow" and (id := record.next_id(one.name)) in ids:
+            verdict, step = state.take(one.name, record, id, now, False, None)
+            assert step is not None
+            missed = int(verdict == DROP) + state.passed_over(record, step.record)
+            taken.append((id, verdict, missed))
+            changes.append(change_of(one.name, one, step, replaces=True))
+    verdicts = {}
+    for (id, verdict, missed), changed in zip(
+        taken, recurring.change_many(topic, changes), strict=True
+    ):
+        if changed.done:
+            recurring.count_firings(topic, int(verdict == RUN), missed)
+            verdicts[topic, id] = verdict, now
+    return verdicts
 
 
 class Followers:
@@ -322,11 +357,26 @@ class Firings:
         self._channel = channel
         #: those that were revoked last, so that each is once
         self._revoked: list[str] = []
+        #: what was taken before it is delivered
+        self._taken: dict[tuple[str, str], tuple[str, int]] = {}
+
+    def take_together(self, deliveries: list[kombu_toc.Delivery]) -> None:
+        """A pop has brought these: what comes of firings is known when they are delivered."""
+        try:
+            taken = take_together(self._channel.center.recurring, deliveries)
+        except Exception as exc:  # each is taken when it is delivered, and then it is reported
+            logger.debug("firings are taken one by one: %r", exc)
+            return
+        # What was given back meanwhile is taken as another one, wherever it comes again.
+        self._taken = dict(islice({**taken, **self._taken}.items(), MAX_TAKEN))
 
     def __call__(self, delivery: kombu_toc.Delivery, name: str) -> bool:
         channel = self._channel
         try:
-            verdict, now = take(channel.center.recurring, delivery, name, self._revoke)
+            taken = self._taken.pop((delivery.topic, delivery.id), ("", 0))
+            verdict, now = (
+                taken if taken[0] else take(channel.center.recurring, delivery, name, self._revoke)
+            )
         except Exception as exc:
             # The task is due, whatever is wrong with its schedule. The process that keeps the
             # queues up finds that nothing follows, and puts that.

@@ -108,7 +108,8 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
             self._policy.paused = self._paused
             self._shutdown.listen()
         channel.policy = self._policy
-        channel.receiver.on_firing = schedules.Firings(c.app, channel)
+        channel.receiver.on_firing = firings = schedules.Firings(c.app, channel)
+        channel.poller.on_popped = firings.take_together
         channel.lease_keeper.keep_up_also(schedules.Followers, self._followers)
         self._beat_schedule.start()
         self._channel, self._consumes = channel, True

@@ -208,6 +208,8 @@ class Poller:
         self.flush = self.outbox.flush
         #: asks of some messages whether they have ended, if there is somebody to ask
         self.guarding: Guarding | None = None
+        #: told of what a pop has brought, before it is delivered
+        self.on_popped: Callable[[list[Delivery]], None] | None = None
         self._long_running = False
         self._pid = os.getpid()
         #: seconds for which a command may block at the server, whoever waits for it
@@ -541,6 +543,8 @@ class Poller:
                 self.leases.hold(delivery, visibility)
         if self.guarding is not None:
             entries = self.guarding.hold(state, topic, entries)
+        if self.on_popped is not None and entries:
+            self.on_popped([entry[3] for entry in entries])
         for entry in entries:
             dispatcher.due.push(entry)
         if state.pops_in_flight and not self.center.clustered:

@@ -163,10 +163,15 @@ class Chaos:
         try:
             popped = worker.pop("jobs", self._random.choice((1, 4, 16)), visibility=LEASE)
             for delivery in popped.messages:
-                birth = delivery.birth.partition("~")[0]
-                self._births[delivery.id].add(birth)
+                self._births[delivery.id].add(delivery.birth.partition("~")[0])
+            taken = {}
+            if popped.messages and self._random.random() < 0.5:
+                taken = recurring.take_together(worker.recurring, popped.messages)
+            for delivery in popped.messages:
                 name = delivery.id.partition("@")[0]
-                verdict, _ = recurring.take(worker.recurring, delivery, name)
+                verdict, _ = taken.get(("jobs", delivery.id)) or recurring.take(
+                    worker.recurring, delivery, name
+                )
                 assert verdict == "run"
                 self._ran[delivery.id] += 1
                 worker.ack([delivery])

@@ -24,7 +24,7 @@ from celery_toc import TaskCenter, aio, timeout_center
 from celery_toc.schedules import state
 from celery_toc.schedules.rules import ScheduleError, UnknownScheduleError
 from celery_toc.worker import schedules as worker
-from celery_toc.worker.schedules import take
+from celery_toc.worker.schedules import take, take_together
 from kombu_toc import WAITING
 
 from ..chaos.firings import chaos
@@ -180,6 +180,35 @@ def test_many_schedules_are_put_in_few_round_trips(center: TaskCenter, client: r
     with pytest.raises(ScheduleError, match=r"'s0'.*says nothing of when"):
         center.schedules.put_many(bad)
     assert center.schedules.get("x") is None
+
+
+def test_firings_that_come_together_are_taken_together(
+    center: TaskCenter, client: redis.Redis
+) -> None:
+    """Those that look at others first, and what is no firing, are left to be taken alone."""
+    recurring = center.center.recurring
+    rules = [{}] * 30 + [{"overlap": "skip"}, {"misfire": "skip", "grace": 0}]
+    center.schedules.put_many(
+        {"name": f"s{n}", "task": "shop.remind", "schedule": 3600, "start": time.time() + 1, **more}
+        for n, more in enumerate(rules)
+    )
+    ids = waiting(center)
+    for id in ids:
+        center.run_now(id)
+    center.put("jobs", "s1@mail", b"no firing")
+    delivered = pop(center)
+    before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    taken = take_together(recurring, delivered)
+    calls = client.info("commandstats")["cmdstat_evalsha"]["calls"] - before
+    assert calls == 31 + 1  # a change of each, and one read
+    verdicts = Counter(verdict for verdict, _ in taken.values())
+    assert verdicts in ({"run": 31}, {"run": 30, "drop": 1})
+    assert len(waiting(center)) == 31  # what follows
+    assert {id for _, id in taken} == {one for one in ids if not one.startswith("s30@")}
+    assert counted(center) == (verdicts["run"], verdicts["drop"])
+    assert take_together(recurring, delivered) == {}
+    assert [take(recurring, one, "s0")[0] for one in delivered if one.id[:3] == "s0@"] == ["run"]
+    assert len(waiting(center)) == 31 and counted(center)[0] == verdicts["run"]
 
 
 def test_pause_resume_skip_and_delete(center: TaskCenter) -> None:

@@ -150,7 +150,7 @@ def test_workers_that_are_killed_neither_double_a_firing_nor_miss_one(
     """Y8: TOC_FIRINGS_SECONDS says for how long workers are killed."""
     seconds = float(os.environ.get("TOC_FIRINGS_SECONDS", "8"))
     if how.startswith("by itself"):
-        monkeypatch.setenv("E2E_MORTAL", "0.005")
+        monkeypatch.setenv("E2E_MORTAL", "0.02")
     options = (*POOLS["threads"], "--without-gossip", "--without-heartbeat")
     brief = {"broker_transport_options": {"visibility_timeout": 2}}
     workers = start_workers(2, *options, **brief)

@@ -7,11 +7,12 @@ import os
 import random
 import signal
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from celery_toc.worker import schedules
 
-_take = schedules.take
+_TAKING = {name: getattr(schedules, name) for name in ("take", "take_together")}
 
 
 def die() -> None:
@@ -38,21 +39,22 @@ class Mortal:
 
 
 def install(share: float) -> None:
-    """Have this process die at that share of the firings that it is delivered."""
+    """Have this process die at that share of the firings, or batches of them, that it takes."""
 
-    def take(center: Any, *args: Any) -> Any:
+    def take(name: str, center: Any, *args: Any) -> Any:
         if random.random() >= share:
-            return _take(center, *args)
+            return _TAKING[name](center, *args)
         runner = center._runner
         executor = runner.executor
         # The third command is not sent: it lives until its task is about to begin.
         runner.executor = Mortal(executor, random.randrange(3), random.random() < 0.5)
         try:
-            found = _take(center, *args)
+            found = _TAKING[name](center, *args)
         finally:
             runner.executor = executor
         if random.random() < 0.5:
             die()
         return found
 
-    schedules.take = take
+    for name in _TAKING:
+        setattr(schedules, name, partial(take, name))
