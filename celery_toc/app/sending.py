@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,15 @@ class AsyncTaskCenter:
     def dead(self) -> Any:
         """Dead messages: see :class:`.DeadTasks`, awaited."""
         return _Awaited(self.tasks.dead, self._center)
+
+    async def scheduled(self, topics: Iterable[str], limit: int, *, far: bool = True) -> list[Any]:
+        """As :meth:`TaskCenter.scheduled`, in a list."""
+
+        def read(_: Any) -> list[Any]:
+            return list(self.tasks.scheduled(topics, limit, far=far))
+
+        found: list[Any] = await self._center.call(read)
+        return found
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self.tasks)})

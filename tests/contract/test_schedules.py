@@ -695,6 +695,8 @@ def test_schedules_are_put_and_changed_from_an_event_loop(
         assert made == await schedules.get("a")
         assert (await schedules.list()).schedules == [made]
         assert [one async for one in schedules.each()] == [made]
+        waiting = await aio.timeout_center(app).scheduled(["jobs"], 9)
+        assert [task.id for task in waiting] == [made.next_id]
         assert (await schedules.pause("a")).paused
         assert (await schedules.resume("a")).next == made.next
         assert (await schedules.skip_next("a")).next == made.next + timedelta(hours=1)
