@@ -560,6 +560,8 @@ class Reconciler:
         """A worker may have ended after all what was put back for it: then it does not run
         again. As with a round, some shards are looked at, and the next look goes on."""
         since, asked = time.monotonic() - WATCH, []
+        if not self._returned:
+            return
         awake = {shard.number for shard in self._store.shards.awake()}
         for number in list(self._returned)[:PAGES_PER_LOOK]:
             kept = self._returned.pop(number)
