@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -176,7 +176,7 @@ class Schedules:
         number = 0
         after: Name = ("", "")
         while rows := self._page(database, after):
-            number += sum([self._put(center, putter, row) for row in rows])
+            number += self._put(center, putter, rows)
             after = rows[-1]["topic"], rows[-1]["name"]
         return number
 
@@ -194,23 +194,42 @@ class Schedules:
         reading = select(SCHEDULES.c.name).where(soon).limit(1)
         return bool(database.read(reading))
 
-    def _put(self, center: TimeoutCenter, putter: Putter, row: Any) -> bool:
-        topic, name = row["topic"], row["name"]
-        putter.topic(topic)
-        if center.recurring.read(topic, [name])[1]:
-            return False
-        put = None
-        # One that has run is not put again; who looks after schedules finds it gone, and goes on.
-        if (
-            row["firing"] is not None
-            and row["next_us"] is not None
-            and not self._store.history(
-                row["firing_id"], [key_of(topic, row["firing_id"], row["firing"], row["traits"])]
+    def _put(self, center: TimeoutCenter, putter: Putter, rows: Sequence[Any]) -> int:
+        """Put back those of these schedules that are gone, those of a queue together; return how
+        many."""
+        keys = {
+            (row["topic"], row["name"]): key_of(
+                row["topic"], row["firing_id"], row["firing"], row["traits"]
             )
-        ):
-            how = (row["firing_id"], row["firing"], row["next_us"], row["priority"], row["traits"])
-            put = ScheduleFiring(*how)
-        change = ScheduleChange(
-            *(name, "", row["record"], row["next_us"], row["template"]), put=put, replaces=True
-        )
-        return center.recurring.change(topic, change).done
+            for row in rows
+            if row["firing"] is not None and row["next_us"] is not None
+        }
+        # One that has run is not put again; who looks after schedules finds it gone, and goes on.
+        known = list(keys.values())
+        run = self._store.ended_of(known) | {row.key for row in self._store.of_keys(known)}
+        waiting = {place for place, key in keys.items() if key not in run}
+        by_topic: dict[str, list[Any]] = defaultdict(list)
+        for row in rows:
+            by_topic[row["topic"]].append(row)
+        number = 0
+        for topic, some in by_topic.items():
+            putter.topic(topic)
+            _, found = center.recurring.read(topic, [row["name"] for row in some])
+            there = {one.name for one in found}
+            changes = [
+                _change(row, puts=(topic, row["name"]) in waiting)
+                for row in some
+                if row["name"] not in there
+            ]
+            number += sum(one.done for one in center.recurring.change_many(topic, changes))
+        return number
+
+
+def _change(row: Any, *, puts: bool) -> ScheduleChange:
+    """The change that puts back a schedule; puts: with the message of its next firing."""
+    put = None
+    if puts:
+        how = (row["firing_id"], row["firing"], row["next_us"], row["priority"], row["traits"])
+        put = ScheduleFiring(*how)
+    kept = (row["name"], "", row["record"], row["next_us"], row["template"])
+    return ScheduleChange(*kept, put=put, replaces=True)

@@ -60,7 +60,10 @@ def test_schedules_and_their_next_firings_come_back(app, client, store):
     assert rows(store).keys() == before.keys()
     messages = {one.id: one for one in center.center.scan("celery", limit=100).messages}
     client.flushall()
+    client.config_resetstat()
     assert center.library.rebuild().put == len(before) == 11
+    calls = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    assert calls < 2 * len(before)  # one for each, and a read of all that lie in one database
     assert center.library.rebuild().put == 0
     assert {one.name: one for one in center.schedules.each()} == before
     after = {one.id: one for one in center.center.scan("celery", limit=100).messages}
