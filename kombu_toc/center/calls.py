@@ -555,7 +555,12 @@ class Commands:
         counts = self._counts(topic)
 
         def parse(raw: list[Any]) -> Popped:
-            now, more, flat, gone, rolled, died, dropped, late, births, starts, *_ = raw
+            now, more, flat, *rest = raw
+            if not rest:
+                messages = read_deliveries(topic, numbers, name, flat)
+                counts.popped(len(messages), 0, 0, 0)
+                return Popped(now, bool(more), messages, [], [], [], [], [], [])
+            gone, rolled, died, dropped, late, births, starts, *_ = rest
             if limited:
                 messages = read_starts(topic, numbers, flat, births, starts)
             else:

@@ -7,8 +7,8 @@
 -- ARGV[1] number of slots   ARGV[2] number of priority steps   ARGV[3] number of copies sets
 -- then, per slot: its number, how many messages, their ids, their tokens
 -- then, per copies set: the number of its slot, the id that is recorded there
--- Returns {how many there were, which of them were not (by number, from 1, in the order of ARGV),
---          announcements, settled}
+-- Returns {how many there were, which of them were not (by number, from 1, in the order of ARGV)}; behind
+--          these, if the wake index is elsewhere, announcements, settled
 --
 -- By the message, whichever connection it was delivered on, and however late. What has been put
 -- since under the same id has another birth, or none yet, and is left alone.
@@ -98,4 +98,5 @@ for set = 1, sets do
   local number, id = ARGV[at + 2 * set - 2], ARGV[at + 2 * set - 1]
   if gone[number .. ':' .. id] then redis.call('HDEL', KEYS[slots * width + set], id) end
 end
+if wake then return {count, stale} end
 return {count, stale, {}, settled}

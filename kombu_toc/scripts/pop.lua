@@ -25,7 +25,8 @@
 -- ARGV[20...] the slot numbers
 -- Returns {now in microseconds, 1 if something that is due was left (of a pop that may take nothing:
 --          {step index, store score, ...} of it),
---          {slot index, step index, id, store score, envelope, ...},
+--          {slot index, step index, id, store score, envelope, ...}}; behind these, unless nothing of it
+--          has happened and the wake index is on this node:
 --          {slot index, id without a body, or of what was acknowledged while it ran, ...}, ids rolled back, ids that died,
 --          {slot index, id that DeadQueue dropped, ...}, {slot index, id that has expired, ...},
 --          announcements, settled}
@@ -36,7 +37,7 @@
 -- has passed is settled in the wake index, and each slot's next time is announced. (Of a slot with
 -- more that is due, an announcement that nobody has claimed yet serves as that.) A slot that holds
 -- nothing more has nothing announced.
---@ clock admitted wake token lease deliver
+--@ clock
 
 -- This is the hot path of each consumer: what few pops need is defined where it is needed, and numbers go to
 -- Redis as texts of integers, which are made faster.
@@ -52,8 +53,34 @@ local soon_score, late_score = due_score(soon_us), due_score(late_us)
 local rolled, died, bare, dropped, expired = {}, {}, {}, {}, {}
 local untried = tonumber(ARGV[8])
 local special = ARGV[19] ~= '' and ARGV[19] ~= 'far,'
-local terms = special and read_terms(ARGV[7], ARGV[19])
-  or {visibility = tonumber(ARGV[7]), far = ARGV[19] ~= ''}
+
+-- What a pop needs that rolls back leases, has terms, or gives a message that was delivered before.
+local more
+local function know_more()
+--< failure
+--< token
+--< lease
+--< deliver
+--< sorted
+--< recover
+--< expire
+  more = {deliver = deliver, is_still = is_still, note_longest = note_longest, read_terms = read_terms,
+    roll_back = roll_back, drop_dead = drop_dead, expire = expire, expire_waiting = expire_waiting}
+end
+local terms = {visibility = tonumber(ARGV[7])}
+if ARGV[19] ~= '' then
+  know_more()
+  terms = more.read_terms(ARGV[7], ARGV[19])
+end
+
+-- What a pop of a backlog needs seldom.
+local waking
+local function know_wake()
+--< admitted
+--< wake
+  waking = {announce = announce, announce_if_first = announce_if_first, settle = settle,
+    said = said, unsaid = unsaid}
+end
 
 local function key(slot, part) return KEYS[(slot - 1) * width + part] end
 local function store(slot, step) return key(slot, 6 + step) end
@@ -66,21 +93,20 @@ local function in_parts(command, key, values)
 end
 
 if recover > 0 then
---< failure
---< recover
+  know_more()
   local until_score = math.min(now_ms, math.floor(tonumber(ARGV[15]) / 1000)) * 1000 + 999
   local over = {}
   for slot = 1, slots do
     local stores = {}
     for step = 1, steps do stores[step] = store(slot, step) end
-    roll_back(key(slot, 2), key(slot, 3), key(slot, 4), key(slot, 5), stores, recover, until_score,
+    more.roll_back(key(slot, 2), key(slot, 3), key(slot, 4), key(slot, 5), stores, recover, until_score,
       now_ms, tonumber(ARGV[10]), tonumber(ARGV[11]), untried, key(slot, 6), rolled, died, over)
     for i = 1, #over do
       bare[#bare + 1] = slot - 1
       bare[#bare + 1] = over[i]
     end
     if over[1] then over = {} end
-    local gone = drop_dead(key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6), recover, now_ms,
+    local gone = more.drop_dead(key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6), recover, now_ms,
       tonumber(ARGV[12]), tonumber(ARGV[13]))
     for i = 1, #gone do
       dropped[#dropped + 1] = slot - 1
@@ -94,15 +120,12 @@ local LOOK = 100
 
 -- Takes out of a slot what has expired by `due_ms`; or one message, to be dead with this score.
 local function expire_slot(slot, due_ms, id, score)
---< failure
---< sorted
---< expire
   local gone = {id}
   if id then
-    expire(key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6), id, score, terms.drop)
+    more.expire(key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6), id, score, terms.drop)
   end
   for step = 1, id and 0 or steps do
-    expire_waiting(store(slot, step), step, key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6),
+    more.expire_waiting(store(slot, step), step, key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6),
       LOOK, due_ms, now_ms, terms, untried, gone)
   end
   for i = 1, #gone do
@@ -128,12 +151,12 @@ if steps > 1 then
   if redis.call('EXISTS', unpack(others)) > 0 then used = steps end
 end
 
+local bares = #bare
 local most = math.max(soon, late)
 local taken, left = 0, 0
 local tell, told = most == 0 and tonumber(ARGV[14]) or 0, {}
-local budget, full = tonumber(ARGV[18]), false
-local chosen = {} -- per slot that something is taken of: per step: ids
-local order, envelopes = {}, {} -- slot, step, id, score, ...; and their envelopes, false if there is none
+local order = {} -- of what is taken: slot, step, id, score, ...
+local own = {} -- per slot that something is taken of: the ids, in their order
 
 -- Of each slot: what was last read of its StoreQueue, where in that the next message is, how much
 -- was read in all, and the score that comes next, or false.
@@ -144,20 +167,19 @@ for step = 1, used do
   -- Twice a slot's fair share at a time: seldom is more of one needed. Of one slot, all, and the next.
   local chunk = slots == 1 and most - taken or math.floor(2 * (most - taken) / slots)
   chunk = math.max(chunk + 1, tell)
-  local last = string.format('%d', chunk - 1)
 
-  local function read(slot, from, to)
-    local some = redis.call('ZRANGE', KEYS[(slot - 1) * width + 6 + step], from, to, 'WITHSCORES')
+  local function read(slot, from)
+    local store = KEYS[slot * width - steps + step]
+    local some = redis.call('ZRANGE', store, from, string.format('%d', from + chunk - 1), 'WITHSCORES')
     if some[2] and string.byte(some[2]) == 45 then
       -- Below 0: it waits in a lane (lanes.lua). Who calls does not know yet that the topic is limited.
-      some = redis.call('ZRANGEBYSCORE', store(slot, step), 0, '+inf', 'WITHSCORES',
-        'LIMIT', from, chunk)
+      some = redis.call('ZRANGEBYSCORE', store, 0, '+inf', 'WITHSCORES', 'LIMIT', from, chunk)
     end
     lists[slot], at[slot], got[slot] = some, 1, from + chunk
-    heads[slot] = #some > 0 and tonumber(some[2])
+    heads[slot] = some[2] and tonumber(some[2])
   end
 
-  for slot = 1, slots do read(slot, '0', last) end
+  for slot = 1, slots do read(slot, 0) end
   while true do
     local first, score
     for slot = 1, slots do
@@ -168,13 +190,7 @@ for step = 1, used do
     end
     if not first then break end
     local some, i = lists[first], at[first]
-    local enough = full or taken >= most or (taken >= soon and score > late_score)
-    local envelope = not enough and redis.call('HGET', KEYS[(first - 1) * width + 3], some[i])
-    if envelope then
-      budget = budget - #envelope
-      full = budget < 0 and taken > 0 -- also for what is smaller and comes later
-    end
-    if enough or full then
+    if taken >= most or (taken >= soon and score > late_score) then
       for n = 2, tell > 0 and #some or 0, 2 do
         score = tonumber(some[n])
         if score > horizon or #told == 2 * tell then break end
@@ -184,71 +200,64 @@ for step = 1, used do
       left = 1
       break
     end
+    local n, ids = 4 * taken, own[first]
     taken = taken + 1
-    envelopes[taken] = envelope
-    local part = chosen[first]
-    if not part then
-      part = {}
-      chosen[first] = part
-    end
-    local ids = part[step]
+    order[n + 1], order[n + 2], order[n + 3], order[n + 4] = first, step, some[i], score
     if ids then
       ids[#ids + 1] = some[i]
     else
-      part[step] = {some[i]}
+      own[first] = {some[i]}
     end
-    local n = 4 * taken
-    order[n - 3], order[n - 2], order[n - 1], order[n] = first, step, some[i], score
     if some[i + 2] then
       at[first], heads[first] = i + 2, tonumber(some[i + 3])
     elseif #some == 2 * chunk then
-      read(first, got[first], got[first] + chunk - 1)
+      read(first, got[first])
     else
       heads[first] = false
     end
   end
 end
 
--- What is known of them, per slot, of its ids in their order: before anything is written, for this may fail.
-local tokens, seen = {}, {}
-for slot, part in pairs(chosen) do
-  local ids = part[used] or {}
-  for step = used - 1, 1, -1 do
-    local some = part[step]
-    if some then
-      local all = {unpack(some, 1, math.min(#some, 1000))}
-      for i = 1001, #some do all[i] = some[i] end
-      for i = 1, #ids do all[#all + 1] = ids[i] end
-      ids = all
-    end
-  end
-  local found = redis.call('HMGET', key(slot, 6), unpack(ids, 1, math.min(#ids, 1000)))
-  for from = 1001, #ids, 1000 do
-    local some = redis.call('HMGET', key(slot, 6), unpack(ids, from, math.min(from + 999, #ids)))
-    for i = 1, #some do found[from + i - 1] = some[i] end
-  end
-  tokens[slot], seen[slot] = found, 0
-end
-for slot, part in pairs(chosen) do
-  for step, some in pairs(part) do in_parts('ZREM', store(slot, step), some) end
-end
-
+-- All is read before anything is written, for this may fail. Of the envelopes of a slot, up to three more
+-- are read than the reply may have.
 local name, lease = ARGV[16], now_ms + terms.visibility
 local usual = string.format('%d', lease * 1000 + untried)
 local messages, leases, births, again, at = {}, {}, {}, {}, 0
 local old = {} -- of what has expired: slot, score in DeadQueue, id
+local envelopes, tokens, seen, budget = {}, {}, {}, tonumber(ARGV[18])
 for number = 1, taken do
   local i = 4 * number - 3
   local slot, step, id, score = order[i], order[i + 1], order[i + 2], order[i + 3]
-  local place = seen[slot] + 1
+  local place = (seen[slot] or 0) + 1
   seen[slot] = place
-  local envelope, token = envelopes[number], tokens[slot][place]
+  local ids = own[slot]
+  if place % 4 == 1 then
+    envelopes[slot] = redis.call('HMGET', KEYS[slot * width - width + 3], unpack(ids, place, math.min(place + 3, #ids)))
+  end
+  if place % 1000 == 1 then
+    tokens[slot] = redis.call('HMGET', KEYS[slot * width - steps], unpack(ids, place, math.min(place + 999, #ids)))
+  end
+  local envelope, token = envelopes[slot][(place - 1) % 4 + 1], tokens[slot][(place - 1) % 1000 + 1]
+  budget = budget - (envelope and #envelope or 0)
+  if envelope and budget < 0 and number > 1 then -- also what is smaller and comes later
+    for last = 4 * taken, i + 3, -4 do
+      local slot = order[last - 3]
+      table.remove(own[slot])
+      if order[last - 2] == used then heads[slot] = order[last] end
+      for field = last, last - 3, -1 do order[field] = nil end
+    end
+    taken, left = number - 1, 1
+    break
+  end
   if envelope then
     local low = score % 1000
     local retries = low < 32 and low or untried
     local birth, ends = name, lease
-    if token and not is_still(token, score) then token = nil end
-    if token or special then birth, ends = deliver(token, score, name, now_ms, terms) end
+    if token then
+      if not more then know_more() end
+      if not more.is_still(token, score) then token = nil end
+    end
+    if token or special then birth, ends = more.deliver(token, score, name, now_ms, terms) end
     if birth then
       local part, named = leases[slot], births[slot]
       if not part then
@@ -272,11 +281,20 @@ for number = 1, taken do
       old[n + 1], old[n + 2], old[n + 3] = slot, now_ms * 1000 + 32 * (step - 1) + retries, id
     end
   else
-    redis.call('HDEL', key(slot, 5), id)
-    redis.call('HDEL', key(slot, 6), id)
     bare[#bare + 1] = slot - 1
     bare[#bare + 1] = id
   end
+end
+if used == 1 then
+  for slot, ids in pairs(own) do in_parts('ZREM', KEYS[slot * width - steps + 1], ids) end
+else
+  for i = 1, 4 * taken, 4 do
+    redis.call('ZREM', KEYS[order[i] * width - steps + order[i + 1]], order[i + 2])
+  end
+end
+for i = bares + 1, #bare, 2 do
+  redis.call('HDEL', key(bare[i] + 1, 5), bare[i + 1])
+  redis.call('HDEL', key(bare[i] + 1, 6), bare[i + 1])
 end
 if ARGV[17] ~= '0' and at > 0 then
   local gives = name .. '\n' .. cmsgpack.pack({order, again}) -- for recall.lua
@@ -287,7 +305,7 @@ if ARGV[17] ~= '0' and at > 0 then
     for i = 1, 4 * taken, 4 do
       redis.call('ZADD', store(order[i], order[i + 1]), order[i + 3], order[i + 2])
     end
-    return {now, 1, {}, bare, rolled, died, dropped, expired, said, unsaid}
+    return {now, 1, {}, bare, rolled, died, dropped, expired, {}, {}}
   end
 end
 local looked = {}
@@ -302,7 +320,7 @@ for i = 1, #old, 3 do
 end
 for slot, part in pairs(leases) do
   in_parts('ZADD', key(slot, 2), part)
-  if terms.far then note_longest(key(slot, 6), terms.visibility) end
+  if terms.far then more.note_longest(key(slot, 6), terms.visibility) end
   in_parts('HSET', key(slot, 6), births[slot])
 end
 
@@ -330,12 +348,13 @@ for slot = 1, slots do
     local us = action_time(first)
     if us == 0 then us = now end
     if us > passed or not is_open(slot, number) then
+      if not waking then know_wake() end
       local announced = tonumber(redis.call('ZRANGE', armed, '0', '0')[1] or '')
       if not announced then
-        announce(wake, armed, number, us)
+        waking.announce(wake, armed, number, us)
       elseif announced <= passed or announced > us then
-        settle(wake, armed, number, passed)
-        announce_if_first(wake, armed, number, us, now)
+        waking.settle(wake, armed, number, passed)
+        waking.announce_if_first(wake, armed, number, us, now)
       end
     end
   else
@@ -346,6 +365,10 @@ if #told > 0 then left = told end
 local stale = {}
 for i = 1, #empty do stale[i] = key(empty[i], 1) end
 if #stale > 0 and redis.call('EXISTS', unpack(stale)) > 0 then
-  for i = 1, #empty do settle(wake, stale[i], ARGV[19 + empty[i]], '+inf') end
+  if not waking then know_wake() end
+  for i = 1, #empty do waking.settle(wake, stale[i], ARGV[19 + empty[i]], '+inf') end
 end
-return {now, left, messages, bare, rolled, died, dropped, expired, said, unsaid}
+if wake and not (bare[1] or rolled[1] or died[1] or dropped[1] or expired[1]) then
+  return {now, left, messages}
+end
+return {now, left, messages, bare, rolled, died, dropped, expired, waking and waking.said or {}, waking and waking.unsaid or {}}

@@ -229,6 +229,23 @@ def test_a_plain_put_runs_six_commands_and_eight_into_an_empty_slot(
     assert client.zcard(center.keys.wake("mail")) == 1
 
 
+def test_a_pop_of_four_runs_nine_commands_and_their_acknowledgement_five(
+    center: TimeoutCenter, watch: Callable[..., object]
+) -> None:
+    """Of one slot, beside others that wait: one each for all four."""
+    center.queues.declare("mail", slots=1)
+    for n in range(12):
+        center.put("mail", str(n), b"x")
+    center.ack(center.pop("mail", 4).messages)
+    with watch() as commands:
+        popped = center.pop("mail", 4, recover=0)
+    assert len(popped.messages) == 4
+    assert len([one for one in commands if one[0].upper() != "EVALSHA"]) <= 9
+    with watch() as commands:
+        assert center.ack(popped.messages) == 4
+    assert len([one for one in commands if one[0].upper() != "EVALSHA"]) <= 5
+
+
 def compare(operation: str, few: Counter[str], many: Counter[str]) -> None:
     """An announcement more or less, or a step of a search, is nothing that grows as it does."""
     # A wait of a second looks into all slots once a second: once, or at its end once more.
