@@ -126,7 +126,6 @@ class PipelinedConnection:
 
         Raises redis-py's ConnectionError or TimeoutError.
         """
-        made = [Item(*item) for item in items]
         now = time.monotonic()
         if not self._waiting and now > self._used + IDLE and self.readable():
             self.close()  # the server has, and nothing is lost by that
@@ -136,18 +135,19 @@ class PipelinedConnection:
                 self._open()
             connection = self._connection
             latest = now + block + self._patience
-            for number, item in enumerate(made):
-                self._waiting.append(Waiting(item, number < owed, latest))
-            packed = [
-                self._packed(item.what)
-                if isinstance(item.what, ScriptCall)
-                else pack_command(*item.what)
-                for item in made
-            ]
+            packed = []
+            for number, item in enumerate(items):
+                self._waiting.append(Waiting(Item(*item), number < owed, latest))
+                what = item[0]
+                packed.append(
+                    self._packed(what) if isinstance(what, ScriptCall) else pack_command(*what)
+                )
             connection.send_packed_command(pieces(b"".join(packed)), check_health=False)
         except BaseException:
             if self._connection is None:  # none of it is waited for yet
-                self._waiting.extend(Waiting(item, n < owed, 0.0) for n, item in enumerate(made))
+                self._waiting.extend(
+                    Waiting(Item(*item), n < owed, 0.0) for n, item in enumerate(items)
+                )
             self.close()
             raise
 

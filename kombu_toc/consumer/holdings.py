@@ -95,11 +95,13 @@ class Leases:
     def drop(self, delivery: Delivery) -> None:
         """Do not renew it any longer: it is settled."""
         key = (delivery.topic, delivery.slot, delivery.id)
-        birth, token = delivery.birth, delivery.lease_token
         with self._lock:
             held = self._held.get(key)
             # Else the message was delivered again, or another one of this id was.
-            if held is not None and (held[0].birth, held[0].lease_token) == (birth, token):
+            if held is not None and (
+                held[0] is delivery
+                or (held[0].birth, held[0].lease_token) == (delivery.birth, delivery.lease_token)
+            ):
                 del self._held[key]
                 if self._ends:
                     self._ends.pop(key, None)

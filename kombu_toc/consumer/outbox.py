@@ -245,7 +245,7 @@ class Outbox:
         elif self._loop.held_up:
             # A solo pool runs the task inside the delivery, for as long as it takes.
             try:
-                self.send_settled()
+                self.send([])
             except BROKEN as exc:
                 self._log_later(exc)  # it is owed by now; the loop finds that it has to reconnect
 

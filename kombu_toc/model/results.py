@@ -121,8 +121,10 @@ class Delivery(NamedTuple):
     @property
     def redelivered(self) -> bool:
         """Whether a consumer was handed it before: it may have begun."""
-        birth = self.birth
-        return self.failures > 0 or (";" in birth and delivery.trait(birth, "r") is not None)
+        left, birth = scores.retries_left(self.score), self.birth
+        if left is not None and left < self.limit:
+            return True
+        return ";" in birth and delivery.trait(birth, "r") is not None
 
     @property
     def receipt(self) -> str:
