@@ -89,8 +89,9 @@ class RedisServer:
 
     def cpu(self) -> float:
         """Seconds of processor time so far."""
-        times = psutil.Process(self.process.pid).cpu_times()
-        return times.user + times.system
+        with self.client() as client:
+            found = client.info("cpu")
+        return float(found["used_cpu_user"] + found["used_cpu_sys"])
 
     @staticmethod
     def version() -> str:

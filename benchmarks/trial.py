@@ -173,6 +173,13 @@ class Trial:
         mains = [psutil.Process(worker.pid) for worker in self.workers]
         return [p for main in mains for p in (main, *main.children(recursive=True))]
 
+    def processor_seconds(self) -> float:
+        """Processor time so far of the producer and the workers."""
+        every = self.processes()
+        if self._producer is not None:
+            every.append(psutil.Process(self._producer.pid))
+        return float(sum(sum(process.cpu_times()[:2]) for process in every))
+
     # -- the producer
 
     def tell(self, do: str, **options: Any) -> Any:

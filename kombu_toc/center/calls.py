@@ -562,7 +562,7 @@ class Commands:
             if expired and not limits.dead_expired:
                 places, ids = places + late[::2], ids + expired
             stray = [
-                (slots[at].copies(id.rpartition("#")[0]), id)
+                (topic.slot(numbers[at]).copies(id.rpartition("#")[0]), id)
                 for at, id in zip(places, ids, strict=True)
                 if "#" in id
             ]

@@ -97,7 +97,7 @@ class Election:
 
     def renewal_due(self, now: float) -> bool:
         """Whether this process is to be elected again, to go on."""
-        return now >= self._elected_until - LEASE * 2 / 3
+        return now >= self._elected_until - LEASE / 2
 
 
 # -- deletes what others have left behind
