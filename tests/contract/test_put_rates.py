@@ -96,12 +96,11 @@ def test_what_is_taken_makes_no_room(center: TimeoutCenter) -> None:
 
 
 def test_one_more_may_be_put_when_it_was_said(center: TimeoutCenter) -> None:
-    center.queues.declare("mail", put_rate="5/s")
-    put = put_to(center)
-    assert accepted(put, 5) == [0, 1, 2, 3, 4]
+    center.queues.declare("mail", put_rate="1/s")
+    assert accepted(put_to(center), 2) == [0]
     with pytest.raises(RateLimitedError) as raised:
         center.put("mail", "more", b"x")
-    assert 0 < raised.value.retry_after <= 0.2
+    assert 0 < raised.value.retry_after <= 1
     time.sleep(raised.value.retry_after)  # the server's own clock must advance
     center.put("mail", "more", b"x")
 

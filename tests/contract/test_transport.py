@@ -211,7 +211,7 @@ def test_to_put_a_message_off_costs_no_retry_and_pauses_longer_each_time(
     assert [least <= wait for least, wait in zip((0, 0.05, 0.1, 0.2), waits, strict=True)] == (
         [True] * 4
     ), waits
-    assert waits[0] < 0.05
+    assert got[1].delivery.action_us == 0  # at once
     assert {message.delivery.retries_left for message in got} == {1}
     assert [message.delivery.requeues for message in got] == [0, 1, 2, 3, 4]
     got[-1].ack()
@@ -448,7 +448,7 @@ def test_a_countdown_begins_when_it_is_asked_for_not_when_it_gets_there(
     pack = envelope.pack
 
     def slowly(*args: Any, **kwargs: Any) -> bytes:
-        time.sleep(0.2)  # stands for whatever lies between the sender and the server
+        time.sleep(1)  # stands for whatever lies between the sender and the server
         return pack(*args, **kwargs)
 
     monkeypatch.setattr(envelope, "pack", slowly)
@@ -456,7 +456,7 @@ def test_a_countdown_begins_when_it_is_asked_for_not_when_it_gets_there(
     headers = {"id": "m1", "eta": eta.isoformat()}
     publish(connection, "x", headers=headers, **{kombu_toc.COUNTDOWN: True})
     [found] = connection.transport.center.get("m1", topic="mail")
-    assert -0.000_002 <= found.time_us / 1_000_000 - eta.timestamp() < 0.2
+    assert -0.000_002 <= found.time_us / 1_000_000 - eta.timestamp() < 1
 
 
 def test_the_mark_of_a_countdown_is_not_kept(connection: Connection) -> None:
@@ -1134,7 +1134,7 @@ def test_what_is_acknowledged_leaves_although_nothing_else_happens(
     connect: Connect, center: TimeoutCenter
 ) -> None:
     """It waits for company, but not until the next look."""
-    connection = connect(toc_poll_interval=5)
+    connection = connect(toc_poll_interval=60)
     hub, inbox = Hub(), Inbox(ack=False)
     connection.register_with_event_loop(hub)
     Consumer(connection, [Queue("mail")], callbacks=[inbox]).consume()
@@ -1149,7 +1149,7 @@ def test_what_is_acknowledged_leaves_although_nothing_else_happens(
         hub.run_once()
     while connection.transport.poller.outbox.settlements.acks:
         hub.run_once()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     while connection.transport.poller._work.busy:
         hub.run_once()
     assert center.counts("mail") == (0, 0, 0, 0)

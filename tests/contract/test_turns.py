@@ -179,12 +179,11 @@ def test_a_queue_is_served_at_once_although_another_has_a_backlog(
     one.take(50)
     fill(filler, "late", 5)
     before = len(one.taken)
-    began = time.monotonic()
     while one.taken.count("late") < 5:
         one.take(len(one.taken) + 1)
-        assert len(one.taken) < 1500, "the backlog came first"
-    # As soon as it is heard of, and then in turns.
-    assert time.monotonic() - began < 0.5
+        # As soon as it is heard of: at the next look, hundreds have been taken.
+        assert len(one.taken) - before < 250, "the backlog came first"
+    # Then in turns.
     turns = one.taken[one.taken.index("late", before) :]
     while turns[-1] != "late":
         turns.pop()

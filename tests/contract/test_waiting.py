@@ -114,7 +114,7 @@ def test_a_pop_waits_until_a_message_is_due_and_no_longer(center: TimeoutCenter)
     [message] = popped.messages
     assert (message.topic, message.id, message.body) == ("mail", "m", b"body")
     assert popped.now_us >= message.action_us
-    assert 0.25 <= took < 2
+    assert 0.25 <= took < 5
     assert center.ack([message]) == 1
 
 
@@ -134,7 +134,7 @@ def test_a_time_that_passes_without_a_message_ends_the_wait(center: TimeoutCente
     center.put("mail", "later", b"", delay=HOUR)
     began = time.monotonic()
     popped = center.pop(["mail", "sms"], wait=0.3)
-    assert 0.3 <= time.monotonic() - began < 2
+    assert 0.3 <= time.monotonic() - began < 5
     assert popped.messages == [] and not popped.more
     assert abs(popped.now_us / 1e6 - time.time()) < 5
     assert center.pop(["mail", "sms"]).messages == []
@@ -310,42 +310,47 @@ def calls_of(client: redis.Redis, *names: str) -> int:
     return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in names)
 
 
-def test_who_waits_asks_the_server_next_to_nothing(
-    tmp_path: Path,
-) -> None:
+@pytest.fixture
+def quiet(tmp_path: Path) -> Iterator[Server]:
+    """A server of its own: threads of earlier tests may still ask the shared one."""
+    made = Server(tmp_path).start()
+    yield made
+    made.stop()
+
+
+def test_who_waits_asks_the_server_next_to_nothing(quiet: Server) -> None:
     """X13: one look a second, and one question in five: not a poll."""
-    # Of its own: threads of earlier tests may still ask the shared one who keeps the topics up.
-    server = Server(tmp_path).start()
-    try:
-        with server.client() as client, server.client() as waits:
-            other = TimeoutCenter(waits, grace=0)
-            other.queues.declare("mail", slots=1)
-            with in_thread(other.pop, "mail", wait=4.5):
-                wait_until(lambda: blocked(client) == 1)
-                client.config_resetstat()
-                began = time.monotonic()
-                time.sleep(3)  # what is counted is what it does in this time
-                calls = calls_of(client, "evalsha", "eval", "bzpopmin")
-                seconds = time.monotonic() - began
-    finally:
-        server.stop()
+    with quiet.client() as client, quiet.client() as waits:
+        other = TimeoutCenter(waits, grace=0)
+        other.queues.declare("mail", slots=1)
+        with in_thread(other.pop, "mail", wait=30):
+            wait_until(lambda: blocked(client) == 1)
+            client.config_resetstat()
+            began = time.monotonic()
+            time.sleep(3)  # what is counted is what it does in this time
+            calls = calls_of(client, "evalsha", "eval", "bzpopmin")
+            seconds = time.monotonic() - began
+            other.put("mail", "end", b"")
     assert 2 <= calls <= 2 + 1.2 * seconds  # both may come just after the count begins
 
 
-def test_somebody_who_keeps_the_topics_up_spares_the_looks(
-    center: TimeoutCenter, client: redis.Redis, make: Callable[[], TimeoutCenter]
-) -> None:
-    center.queues.declare("mail")
-    client.set(center.keys.upkeep, "somebody")
-    with in_thread(make().pop, "mail", wait=9):
-        wait_until(lambda: blocked(client) == 1)
-        client.config_resetstat()
-        wait_until(
-            lambda: calls_of(client, "exists") == 1
-        )  # from then on it knows for five seconds
-        client.config_resetstat()
-        time.sleep(2)  # what is counted is what it does in this time
-        assert calls_of(client, "evalsha", "eval", "bzpopmin", "exists") == 0
+def test_somebody_who_keeps_the_topics_up_spares_the_looks(quiet: Server) -> None:
+    with quiet.client() as client, quiet.client() as waits:
+        other = TimeoutCenter(waits, grace=0)
+        other.queues.declare("mail")
+        client.set(other.keys.upkeep, "somebody")
+        with in_thread(other.pop, "mail", wait=30):
+            wait_until(lambda: blocked(client) == 1)
+            client.config_resetstat()
+            # From this question on, it knows for five seconds.
+            wait_until(lambda: calls_of(client, "exists") == 1)
+            asked = time.monotonic()
+            client.config_resetstat()
+            time.sleep(2)  # what is counted is what it does in this time
+            calls = calls_of(client, "evalsha", "eval", "bzpopmin", "exists")
+            # A thread that had no processor for seconds has counted the next question, too.
+            assert calls == 0 or time.monotonic() - asked > 4.5
+            other.put("mail", "end", b"")
 
 
 @pytest.mark.one_server("on a Cluster a look is one call for each slot")

@@ -108,6 +108,7 @@ def test_each_action_time_wakes_about_one_consumer(connect: Connect, client: red
     assert max(late for _, late in fleet.got) < 0.5
 
 
+@pytest.mark.alone
 def test_a_time_that_a_dead_consumer_had_claimed_is_served_by_the_others(
     connect: Connect, client: redis.Redis
 ) -> None:

@@ -63,6 +63,7 @@ def wait_for(zones: list[Zone], number: int, seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("delay", [0, 300])
 def test_each_zone_starts_its_own_and_one_starts_what_the_other_leaves_for_a_second(
     connect: Connect, center: TimeoutCenter, delay: int

@@ -25,9 +25,6 @@ pytestmark = pytest.mark.versions
 
 StartWorkers = Callable[..., list[Worker]]
 
-#: Seconds for which a loop may stand still on a machine on which a worker runs beside it.
-STILL = 0.4
-
 
 class Site:
     """A broker with a worker, and the app as who sends has it."""
@@ -69,11 +66,10 @@ def test_tasks_that_a_loop_sends_run_and_their_results_are_awaited(site: Site) -
     add = site.app.tasks["e2e.add"]
 
     async def use() -> None:
-        async with watched() as dog:
+        async with watched():
             sent = await asyncio.gather(*(aio.send(add.s(n, 1)) for n in range(50)))
             later = await aio.send(add.s(40, 2), countdown=0.5)
             assert await got(*sent, later) == [*(n + 1 for n in range(50)), 42]
-            assert dog.longest < STILL
         await aio.aclose(site.app)
 
     in_loop(use())

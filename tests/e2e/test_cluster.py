@@ -229,6 +229,7 @@ def test_a_worker_blocks_on_one_connection_whatever_it_consumes(
         time.sleep(0.1)  # it would not open another all at once
 
 
+@pytest.mark.alone
 def test_an_idle_worker_starts_what_comes_due_at_its_time(
     site: Callable[..., Site], journal: Journal
 ) -> None:

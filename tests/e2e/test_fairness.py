@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -61,7 +60,7 @@ def test_what_was_expected_to_be_short_and_is_long_is_left_to_who_idles(
     journal.wait_for("long", 2)
     app.control.add_consumer("celery", destination=[other.hostname()])
     began = sorted(entry["at"] for entry in journal.wait_for("long", 4))
-    assert began[3] - began[0] < 1, "the other worker idled"
+    assert began[3] - began[0] < 1.9, "the other worker idled"
 
 
 @ACKS
@@ -93,11 +92,11 @@ def test_a_queue_does_not_wait_for_the_backlog_of_another(
     )
     send(app, "many", 100, 0.1)
     journal.wait_for("many", 4)
-    began = time.time()
     send(app, "few", 5, 0.1, queue="urgent")
+    sent = len(journal.entries())
     few = journal.wait_for("few", 5)
-    # Every second start is one of them: half a second, and what it takes to send them.
-    assert max(entry["at"] for entry in few) - began < 1.2
+    # Every second start is one of them, as soon as they are heard of.
+    assert len([one for one in journal.entries() if one["at"] < few[0]["at"]]) - sent <= 15
     before = [entry for entry in journal.entries() if entry["at"] <= few[-1]["at"]]
     assert len([entry for entry in before if entry["at"] > few[0]["at"]]) <= 12
 

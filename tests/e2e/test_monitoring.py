@@ -80,7 +80,7 @@ def test_the_counts_in_redis_agree_with_what_producers_and_workers_did(
     wait_until(lambda: totals(toc) == expected, 20, lambda: totals(toc))
     measured = kombu_toc.read_metrics(toc)["celery"]
     assert measured.recent_lateness.count == 22
-    assert 0 < measured.recent_lateness.quantile(0.5) < 1
+    assert 0 < measured.recent_lateness.quantile(0.5) < 10
     assert measured.totals == measured.recent
     worker.teardown()
 
@@ -124,7 +124,7 @@ def test_inspect_toc_tells_what_a_worker_holds_serves_and_has_counted(
     assert set(topics) == {"celery", "urgent", "news", "one-slot"}
     assert (topics["celery"]["slots"], topics["one-slot"]["slots"]) == (8, 1)
     assert topics["celery"]["counts"]["delivered"] == 2
-    assert 0 < topics["celery"]["late_p50"] < 1
+    assert 0 < topics["celery"]["late_p50"] < 10
     assert abs(report["clock_ahead"]) < 1
     sent.get(timeout=10)
     app.tasks["e2e.note"].apply_async(("soon",), countdown=2)

@@ -161,6 +161,6 @@ def test_a_task_that_was_being_delivered_when_the_connection_was_cut_runs_soon(
         assert lost.wait(10)
         cut = time.time()
         entry, _done = journal.wait_for("cut", 2)
-        assert entry["at"] - cut < 2
+        assert entry["at"] - cut < 10
         assert not entry["redelivered"]
         worker.teardown()

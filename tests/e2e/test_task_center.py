@@ -82,7 +82,7 @@ def test_a_task_runs_at_the_time_it_is_moved_to(
     center.reschedule(naive.id, eta=datetime.fromtimestamp(due, timezone.utc).replace(tzinfo=None))
     for name in ("later", "earlier", "by-eta", "naive"):
         [entry] = journal.wait_for(name, 1)
-        assert 0 <= entry["by_redis"] - due < 1
+        assert 0 <= entry["by_redis"] - due < 5
 
 
 def test_a_task_that_was_due_before_the_machine_started_waits_for_the_time_it_is_moved_to(
@@ -98,7 +98,7 @@ def test_a_task_that_was_due_before_the_machine_started_waits_for_the_time_it_is
     start_workers(1, "-c", "2")
     for i in range(len(ids)):
         [entry] = journal.wait_for(f"moved-{i}", 1)
-        assert 0 <= entry["by_redis"] - (first + i * 0.2) < 1
+        assert 0 <= entry["by_redis"] - (first + i * 0.2) < 5
 
 
 def test_of_many_that_ensure_a_task_one_sends_it(app: Celery, center: TaskCenter) -> None:

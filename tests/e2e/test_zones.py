@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
+import pytest
 from celery import Celery
 
 from ..support.nodes import Worker
@@ -21,6 +22,7 @@ def own(entry: dict[str, Any], workers: dict[str, str]) -> bool:
     return entry["worker"] == workers[zone]
 
 
+@pytest.mark.alone
 def test_each_zone_starts_its_own_on_time_and_one_takes_over_from_the_other(
     start_workers: StartWorkers, app: Celery, journal: Journal
 ) -> None:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 import time
+import traceback
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 R = TypeVar("R")
+
+#: Seconds for which a loop may stand still. What blocks one in a test does so for longer.
+STILL = 0.4
+
+#: Seconds between two looks at a watched loop, and the most that counts between them: a machine
+#: that stands still holds up the looks as well.
+LOOK, MOST = 0.01, 0.04
 
 
 def in_loop(coroutine: Coroutine[Any, Any, R]) -> R:
@@ -16,32 +27,64 @@ def in_loop(coroutine: Coroutine[Any, Any, R]) -> R:
     return asyncio.run(asyncio.wait_for(coroutine, 60))
 
 
-class Watchdog:
-    """How long, at most, a loop did not turn."""
+class Watchdog(threading.Thread):
+    """Looks at the thread of a loop: for how long, at most, that ran or was blocked between two
+    turns. Time in which the thread wanted to run, and had no processor, does not count."""
 
     def __init__(self) -> None:
-        self.longest = 0.0
+        super().__init__(daemon=True)
         self.turns = 0
+        self.longest = 0.0
+        self.stack = ""
+        self._loops_thread = threading.get_ident()
+        self._waits = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        going = True
+        while going:
+            turns, queued, stood, stack = self.turns, self._queued(), 0.0, ""
+            before = time.monotonic()
+            while (going := not self._ended.wait(LOOK)) and turns == self.turns:
+                now = time.monotonic()
+                stood += min(now - before, MOST)
+                before = now
+                if stood > STILL / 2 and not stack:
+                    frame = sys._current_frames()[self._loops_thread]  # noqa: SLF001 - as its pages say
+                    stack = "".join(traceback.format_stack(frame))
+            held = stood - (self._queued() - queued)
+            if held > self.longest:
+                self.longest, self.stack = held, stack
+
+    def _queued(self) -> float:
+        """Seconds for which the loop's thread has waited for a processor; 0 if nobody counts."""
+        try:
+            return int(self._waits.read_text().split()[1]) / 1e9
+        except OSError:
+            return 0.0
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
 
 
 @asynccontextmanager
-async def watched() -> AsyncIterator[Watchdog]:
-    """Measure the loop while the body runs."""
+async def watched() -> AsyncIterator[None]:
+    """Fail if the loop stands still while the body runs, and show where it did."""
     dog = Watchdog()
 
-    async def watch() -> None:
-        before = time.monotonic()
+    async def turn() -> None:
         while True:
-            await asyncio.sleep(0.001)
-            now = time.monotonic()
-            dog.longest = max(dog.longest, now - before)
             dog.turns += 1
-            before = now
+            await asyncio.sleep(0.001)
 
-    task = asyncio.create_task(watch())
-    await asyncio.sleep(0)
+    task = asyncio.create_task(turn())
+    dog.start()
     try:
-        yield dog
+        await asyncio.sleep(0)
+        yield
+        await asyncio.sleep(2 * LOOK)  # it may have been blocked to the end
     finally:
-        await asyncio.sleep(0.002)
         task.cancel()
+        dog.end()
+    assert dog.longest < STILL, f"the loop stood still for {dog.longest:.1f} s\n{dog.stack}"

@@ -261,16 +261,17 @@ def step(self: Task, name: str, how: str = "") -> None:
     write(name=f"{name}-done")
 
 
-def stall(name: str, seconds: float, how: str) -> None:
+def stall(name: str, seconds: float, how: str, until: str = "/") -> None:
     """As late_ack, and nothing else that is green runs meanwhile.
 
     how: "sleep", in C code that nobody has patched, or "loop", which never yields
+    until: goes on until there is this file, too
     """
     write(name=name)
     end = time.monotonic() + seconds
-    while (rest := end - time.monotonic()) > 0:
-        if how == "sleep":
-            ctypes.CDLL(None).usleep(int(rest * 1_000_000))  # a signal would end it early
+    while (rest := end - time.monotonic()) > 0 or not os.path.exists(until):
+        if how == "sleep":  # a signal would end it early
+            ctypes.CDLL(None).usleep(int(max(rest, 0.02) * 1_000_000))
     write(name=f"{name}-done")
 
 

@@ -1,14 +1,17 @@
-"""The proxy of the fault tests does what it says: else those tests say nothing."""
+"""The proxy and the watched loop of other tests do what they say: else those say nothing."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from ..support.loops import in_loop, watched
 from ..support.proxy import Proxy
 
 
@@ -186,3 +189,13 @@ def test_the_end_of_a_connection_is_passed_on(proxy: Proxy, echo: Echo) -> None:
         assert ask(client, b"a") == b"a"
         client.shutdown(socket.SHUT_WR)
         assert client.recv(1) == b""
+
+
+def test_a_loop_that_is_blocked_is_shown_and_one_that_waits_is_not() -> None:
+    async def use(blocks: bool) -> None:
+        async with watched():
+            time.sleep(0.6) if blocks else await asyncio.sleep(0.6)
+
+    in_loop(use(False))
+    with pytest.raises(AssertionError, match=r"stood still for 0\.[4-9] s(?s:.*)time\.sleep"):
+        in_loop(use(True))
