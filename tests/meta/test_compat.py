@@ -19,6 +19,8 @@ from celery_toc import compat
 from kombu_toc.compat import http_protocol, kombu_channel, redis_connections, registry
 from kombu_toc.compat.registry import SWITCH, CompatPart
 
+from ..support.cases import each
+
 pytestmark = pytest.mark.versions
 
 
@@ -210,7 +212,7 @@ def test_redis_pys_names_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
         parts["redis-socket"].usable()
 
 
-@pytest.mark.parametrize("name", ["_cache", "outbound_buffer", "_pool"])
+@each("name", ["_cache", "outbound_buffer", "_pool"])
 def test_a_worker_does_not_start_with_a_pool_whose_books_have_another_name(name: str) -> None:
     """It would give back a message while a process executes its task."""
     from celery_toc.compat.pools import SentTasks

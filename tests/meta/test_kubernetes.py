@@ -14,6 +14,8 @@ from click.testing import CliRunner
 
 from celery_toc.cli import toc
 
+from ..support.cases import each
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "kubernetes"
 MANIFESTS = EXAMPLE / "manifests"
@@ -112,13 +114,13 @@ def container(name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", list(every()))
+@each("version", VERSIONS)
+@each("name", list(every()))
 def test_a_manifest_is_valid(name: str, version: str) -> None:
     check(every()[name], version)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "path", "value"),
     [
         ("Deployment/mail-worker", "spec.template.spec.terminationGracePeriod", 300),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from kombu_toc.center.pop_cluster import SlotHeads, divided
 
+from ..support.cases import each
 
-@pytest.mark.parametrize("seed", range(20))
+
+@each("seed", range(20))
 def test_each_slot_is_asked_for_those_that_are_first_of_all(seed: int) -> None:
     draw = random.Random(seed)
     every = {

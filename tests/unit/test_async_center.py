@@ -16,6 +16,7 @@ from kombu_toc.aio.links import ReplyReader
 from kombu_toc.aio.waiting import run, wait_for
 from kombu_toc.center.center import Delegate
 
+from ..support.cases import each
 from ..support.loops import in_loop
 
 pytestmark = pytest.mark.versions
@@ -105,7 +106,7 @@ REPLIES = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_replies_are_read_however_they_are_cut(seed: int) -> None:
     chance = random.Random(seed)
     chosen = chance.choices(REPLIES, k=30)

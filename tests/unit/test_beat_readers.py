@@ -15,6 +15,8 @@ from celery.schedules import crontab, schedule
 from celery_toc.beat import configured, sync
 from celery_toc.beat.configured import Entry, Read, is_of_a_beat
 
+from ..support.cases import each
+
 pytestmark = pytest.mark.versions
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
@@ -185,7 +187,7 @@ def test_what_happens_once_is_a_schedule_with_one_run():
     assert entry.rules == {"max_runs": 1, "start": when.timestamp()}
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "reason"),
     [
         ({}, "it has no schedule"),
@@ -252,7 +254,7 @@ def test_an_interval_of_redbeat_is_read():
     assert (entry.args, entry.kwargs, entry.paused) == ([], {}, False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("found", "reason"),
     [
         (None, "its key has no definition"),
@@ -271,7 +273,7 @@ def test_an_entry_of_redbeat_that_cannot_be_taken_is_named_with_the_reason(found
 # -- a beat that runs beside
 
 
-@pytest.mark.parametrize(
+@each(
     ("headers", "expected"),
     [
         ({"celery_beat_task": True}, True),

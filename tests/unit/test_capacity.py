@@ -7,6 +7,8 @@ import pytest
 from kombu_toc.consumer.policy import DefaultPolicy
 from kombu_toc.transport.receiving import Capacity, capacity_of
 
+from ..support.cases import each
+
 pytestmark = pytest.mark.versions
 
 
@@ -25,7 +27,7 @@ def test_a_plain_consumer_takes_what_its_window_allows() -> None:
     assert capacity_of(DefaultPolicy(), room=3, held=1, window=4) == Capacity(3, 3, 4)
 
 
-@pytest.mark.parametrize(
+@each(
     ("worker", "expected"),
     [
         (Worker(idle=2), Capacity(free=2, room=2, batch=0)),

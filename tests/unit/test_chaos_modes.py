@@ -5,11 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from ..chaos.library import LostEvent
 from ..chaos.modes import ELECTED, MODES, WRITTEN, Behind, Far, Guard, Outbox, by_id
 from ..chaos.verdict import Event, Report, judge
+from ..support.cases import each
 from .test_chaos_verdict import run, task
 
 
@@ -56,7 +55,7 @@ def test_a_retry_that_had_no_row_is_missing_too() -> None:
     assert report.counted == {"lost with Redis, without a row": 1}
 
 
-@pytest.mark.parametrize(
+@each(
     ("event", "excused"),
     [
         (None, False),

@@ -22,6 +22,8 @@ from celery_toc.cli.status import COLUMNS as STATUS
 from celery_toc.cli.status import line
 from celery_toc.cli.top import RATES, bars, view
 
+from ..support.cases import each
+
 COLUMNS = (Column("id"), Column("in flight", right=True), Column("error", fold=True))
 ROWS = [["order-7", 1200, None], ["x", Cell(3, "red"), "two\nlines"]]
 
@@ -122,8 +124,8 @@ def look(*rows):
     return {"topics": list(rows), "coming": {"span_seconds": 600.0, "due": [0, 1, 12] * 20}}
 
 
-@pytest.mark.parametrize("number", [7, 12_345, 1_234_567, 98_765_432])
-@pytest.mark.parametrize("width", [80, 100, 200])
+@each("number", [7, 12_345, 1_234_567, 98_765_432])
+@each("width", [80, 100, 200])
 def test_no_digit_is_cut_however_narrow_a_terminal_is(width, number):
     table = fitted(STATUS, [line(row("mail", number)), line(row("news"))], width)
     assert sum(table.widths) + 2 * (len(table.widths) - 1) <= width
@@ -142,7 +144,7 @@ def test_no_digit_is_cut_however_narrow_a_terminal_is(width, number):
     assert "late p99" in printed or number > 1_000_000
 
 
-@pytest.mark.parametrize(
+@each(
     ("number", "text"),
     [
         *((12_345, "12.3k"), (99_949, "99.9k"), (123_456, "123k"), (999_499, "999k")),

@@ -9,10 +9,12 @@ import pytest
 from celery_toc.cli import options
 from kombu_toc import read_span, read_time
 
+from ..support.cases import each
+
 NOW = 1_900_000_000.0
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "seconds"),
     [
         ("90", 90),
@@ -33,7 +35,7 @@ def test_a_span_is_seconds_or_numbers_with_units(text, seconds):
     assert read_span(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "soon", "-5", "5x", "h", "1h30", "1 x", "inf", "nan", "٣"])
+@each("text", ["", "soon", "-5", "5x", "h", "1h30", "1 x", "inf", "nan", "٣"])
 def test_what_is_no_span_is_refused_with_what_is_allowed(text):
     with pytest.raises(ValueError, match="1h30m"):
         read_span(text)
@@ -46,7 +48,7 @@ def test_a_moment_without_an_offset_is_in_the_apps_time_zone():
     assert read_time("2030-01-01T12:00:00", 0, vienna) == read_time("2030-01-01T12:00:00+0100", 0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "offset"),
     [
         *(("now", 0), ("1h", 3600), ("+1h", 3600), ("-2d", -172_800), ("-90", -90)),
@@ -57,7 +59,7 @@ def test_a_time_is_a_moment_or_a_span_before_or_after_now(text, offset):
     assert read_time(text, NOW) == NOW + offset
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["", "-", "yesterday", "--1h", "2030-13-01", "12:00", "2030-01-01T25:00", "1h30", "2300-01-01"],
 )
@@ -66,7 +68,7 @@ def test_what_is_no_time_is_refused_with_both_ways_to_write_one(text):
         read_time(text, NOW)
 
 
-@pytest.mark.parametrize(
+@each(
     ("seconds", "text"),
     [
         (0, "0ms"),

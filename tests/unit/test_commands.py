@@ -42,6 +42,8 @@ from kombu_toc.model.results import DEAD, WAITING, Delivery, Put, PutTogether
 from kombu_toc.model.topic import Declaration, Topic
 from kombu_toc.scripts.call import ScriptCall
 
+from ..support.cases import each
+
 #: A name whose braces would cut a hash tag short.
 NAME = "a{b}c"
 
@@ -258,7 +260,7 @@ def test_a_pop_asks_all_slots_unless_told_which() -> None:
     assert call.args[-8:] == tuple(range(8))
 
 
-@pytest.mark.parametrize(
+@each(
     "declared, asked, ms",
     [(None, None, 60_000), (None, 5.0, 5000), (90.0, 5.0, 5000), (90.0, None, 90_000)],
 )
@@ -421,7 +423,7 @@ def test_a_scan_goes_on_behind_where_it_was(made: Made) -> None:
     assert call.keys == (slot.body, slot.reasons, slot.tokens, *slot.stores, slot.dead)
 
 
-@pytest.mark.parametrize("total, among", [(0, [1, 2]), (1, [4, 5, 6]), (7, [1, 2, 3]), (9, [1])])
+@each("total, among", [(0, [1, 2]), (1, [4, 5, 6]), (7, [1, 2, 3]), (9, [1])])
 def test_what_is_divided_is_all_given_out_and_evenly(total: int, among: list[int]) -> None:
     given = divide_evenly(total, among)
     numbers = [number for _, number in given]

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 
 from kombu_toc.client.options import PRIORITY
 
+from ..support.cases import each
 from .simulation.fleet import Fleet
 
 QUEUES = ["a", "b", "c"]
@@ -290,8 +291,8 @@ def test_a_message_of_after_a_step_of_the_clock_does_not_wait_for_a_time_of_befo
     assert task.done
 
 
-@pytest.mark.parametrize("steps", [(-60.0,), (-60.0, -60.0), (60.0, -60.0)])
-@pytest.mark.parametrize("prefer", [(), (0, 1)])
+@each("steps", [(-60.0,), (-60.0, -60.0), (60.0, -60.0)])
+@each("prefer", [(), (0, 1)])
 def test_what_is_held_for_a_time_that_is_far_again_keeps_no_process(
     prefer: tuple[int, ...], steps: tuple[float, ...]
 ) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from kombu_toc.consumer.state import REST_OF_BATCH, ConsumerState
+
+from ..support.cases import each
 
 SINK: Any = object()
 
 
-@pytest.mark.parametrize(
+@each(
     "batch, in_flight, entry, until",
     [
         ((7, 1000), {1}, (1000, 7), 5.0 + REST_OF_BATCH),

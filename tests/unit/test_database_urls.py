@@ -8,8 +8,10 @@ from kombu_toc import ConfigurationError
 from kombu_toc.client.options import DatabaseURL, masked, read_databases
 from kombu_toc.library.db import library_error, open_engines
 
+from ..support.cases import each
 
-@pytest.mark.parametrize(
+
+@each(
     ("url", "shown"),
     [
         ("postgresql://toc:sesame@host/db", "postgresql://toc:**@host/db"),
@@ -41,7 +43,7 @@ def test_no_part_of_a_password_is_shown(url: str, shown: str) -> None:
     assert repr(DatabaseURL(url)) == f"DatabaseURL({shown!r})"
 
 
-@pytest.mark.parametrize(
+@each(
     "url",
     ["postgresql://toc:ses@me@host/db", "mysql://toc:x@y/z@host/db", "postgresql://a:b@c/d?e=f@g"],
 )

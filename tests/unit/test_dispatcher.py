@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from kombu_toc.consumer.dispatcher import LATE_US, Dispatcher
 from kombu_toc.consumer.state import ConsumerState
+
+from ..support.cases import each
 
 NOW = 1_000_000
 
@@ -17,7 +17,7 @@ class Sink:
     policy = SimpleNamespace(before_delivery=lambda: None)
 
 
-@pytest.mark.parametrize(
+@each(
     "us, late",
     [(NOW + 20_000, False), (NOW - LATE_US, False), (NOW - LATE_US - 1, True)],
     ids=["ahead", "in time", "late"],

@@ -17,6 +17,8 @@ from kombu.serialization import dumps
 from kombu_toc import EnvelopeError
 from kombu_toc.model import message as envelope
 
+from ..support.cases import each
+
 pytestmark = pytest.mark.versions
 
 texts = st.text(max_size=20)
@@ -115,7 +117,7 @@ def test_a_body_may_hold_any_bytes(body, deflate):
     assert envelope.unpack(envelope.pack(message(body), deflate=deflate))["body"] == body
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
         datetime(2026, 3, 14, 15, 9, 26, 535897, tzinfo=timezone(timedelta(hours=-5))),
@@ -243,7 +245,7 @@ def test_bytes_that_cannot_be_inflated_raise_envelope_error_and_nothing_else(fir
         pass
 
 
-@pytest.mark.parametrize(("deflate", "id"), [(False, ""), (True, ""), (True, "an-id")])
+@each(("deflate", "id"), [(False, ""), (True, ""), (True, "an-id")])
 def test_an_envelope_cut_short_before_its_body_is_damaged(deflate, id):
     data = envelope.pack(celery_message(), deflate=deflate, id=id)
     end = len(data) if deflate else data.index(b"\n") + 1
@@ -266,7 +268,7 @@ def test_a_flipped_byte_raises_envelope_error_or_nothing(data, deflate):
     assert isinstance(out["body"], bytes)
 
 
-@pytest.mark.parametrize("first", [b"\x00", b"\x03", b"\x7f", b"[", b" "])
+@each("first", [b"\x00", b"\x03", b"\x7f", b"[", b" "])
 def test_a_form_of_a_newer_release_is_named(first):
     with pytest.raises(EnvelopeError, match="unknown envelope version") as raised:
         envelope.unpack(first + b'{"h":{}}\n')

@@ -14,6 +14,8 @@ from kombu_toc import ConfigurationError, Limits, TimeoutCenter
 from kombu_toc.center.center import Delegate
 from kombu_toc.center.find import Lookup
 
+from ..support.cases import each
+
 VERBS = sorted(name for name, value in vars(TimeoutCenter).items() if isinstance(value, Delegate))
 
 
@@ -73,7 +75,7 @@ def test_a_center_is_gone_with_its_last_reference() -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "options", "said"),
     [
         (("redis://:sesame@h:6379/0",), {}, "client must be .*, not a str: TimeoutCenter.from_url"),

@@ -14,6 +14,8 @@ from kombu_toc.client.errors import is_temporary, server_of, translated
 from kombu_toc.plugin import KINDS
 from kombu_toc.scripts.call import commands_of, load, name_of
 
+from ..support.cases import each
+
 pytestmark = pytest.mark.versions
 
 
@@ -22,12 +24,12 @@ def pool(**more: Any) -> Any:
     return SimpleNamespace(connection_kwargs=where, prefix="app:toc:", **more)
 
 
-@pytest.mark.parametrize("reply", [None, 7, b"OK", ResponseError("WRONGTYPE Operation"), []])
+@each("reply", [None, 7, b"OK", ResponseError("WRONGTYPE Operation"), []])
 def test_a_reply_that_is_no_such_error_is_left_alone(reply: Any) -> None:
     assert translated(reply, pool()) is reply
 
 
-@pytest.mark.parametrize(
+@each(
     "error",
     [
         ReadOnlyError("You can't write against a read only replica."),
@@ -57,7 +59,7 @@ def test_a_database_that_is_not_there_is_a_wrong_configuration() -> None:
     assert "h:6379 has no database 20" in str(made)
 
 
-@pytest.mark.parametrize(
+@each(
     ("said", "rule"),
     [
         ("this user has no permissions to run the 'ZADD' command", r"ACL SETUSER ann \+zadd;"),

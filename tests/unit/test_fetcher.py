@@ -21,6 +21,7 @@ from kombu_toc.consumer.fetcher import (
 from kombu_toc.consumer.state import ConsumerState
 from kombu_toc.model.topic import Declaration, Topic
 
+from ..support.cases import each
 from ..support.consumers import MS, consumer, delivery, popped, topic_of
 
 LOOKAHEAD = 20 * MS
@@ -75,7 +76,7 @@ def test_who_kept_them_up_and_is_gone_is_made_up_for_within_an_interval() -> Non
     assert asked(plan(fetch, state, 101.0, kept_up=False)) == [("a", None, 4, 4)]
 
 
-@pytest.mark.parametrize(
+@each(
     "slot, clustered, late, slots",
     [
         (3, False, False, {3}),
@@ -108,7 +109,7 @@ def test_a_cluster_is_looked_into_every_interval() -> None:
     assert plan(fetch, state, 101.0) is not None
 
 
-@pytest.mark.parametrize(
+@each(
     ("finished", "room", "most", "worth"),
     [
         (True, 2, 4, True),

@@ -13,6 +13,8 @@ from celery.exceptions import Ignore, Reject, Retry
 import kombu_toc
 from celery_toc.worker.failures import TEXT, TRACEBACK, dying, report
 
+from ..support.cases import each
+
 pytestmark = pytest.mark.versions
 
 
@@ -110,8 +112,8 @@ def test_who_has_failed_for_good_is_rejected_or_buried(does: Callable[[Any], Non
     assert early.message.buried == ["the task failed: ValueError: x\nTraceback\n  boom"]
 
 
-@pytest.mark.parametrize("late", [True, False])
-@pytest.mark.parametrize("does", [succeeded_before, retried])
+@each("late", [True, False])
+@each("does", [succeeded_before, retried])
 def test_who_has_not_failed_for_good_is_acknowledged(
     late: bool, does: Callable[[Any], None]
 ) -> None:
@@ -119,7 +121,7 @@ def test_who_has_not_failed_for_good_is_acknowledged(
     assert (request.said, request.message.buried) == (["ack"] if late else [], [])
 
 
-@pytest.mark.parametrize("exc", [Ignore(), Reject("x"), Retry(), Terminated()])
+@each("exc", [Ignore(), Reject("x"), Retry(), Terminated()])
 def test_who_is_ignored_rejected_retried_or_ended_has_not_failed(exc: Exception) -> None:
     assert after(exc, late=True).said == ["ack"]
     assert after(exc, late=False).message.buried == []

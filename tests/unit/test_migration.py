@@ -26,6 +26,8 @@ from kombu_toc.model import scores
 from kombu_toc.model.message import pack
 from kombu_toc.model.results import IN_FLIGHT, WAITING, Found
 
+from ..support.cases import each
+
 NOW_US = 1_800_000_000_000_000
 HOUR_US = 3_600_000_000
 
@@ -75,7 +77,7 @@ def test_a_delivered_message_is_marked_for_it_may_have_been_started() -> None:
     assert message["properties"]["delivery_info"]["redelivered"] is True
 
 
-@pytest.mark.parametrize(
+@each(
     ("raw", "reason"),
     [
         (b"\xff", "not valid JSON"),
@@ -104,7 +106,7 @@ def test_a_message_without_a_tag_is_told_by_its_bytes() -> None:
     assert tag_of(message, b"raw") == tag_of(message, b"raw") != tag_of(message, b"other")
 
 
-@pytest.mark.parametrize("wrong_by", [0, NEAR - 10, 10 - NEAR])
+@each("wrong_by", [0, NEAR - 10, 10 - NEAR])
 def test_a_task_keeps_an_eta_that_is_near_its_action_time(wrong_by: int) -> None:
     task = from_kombu(payload(headers={"task": "t", "eta": "2027-01-15T09:00:00+00:00"}))
     eta_us = eta_or_none(task)
@@ -113,7 +115,7 @@ def test_a_task_keeps_an_eta_that_is_near_its_action_time(wrong_by: int) -> None
     assert made["headers"]["eta"] == "2027-01-15T09:00:00+00:00"
 
 
-@pytest.mark.parametrize(("state", "later"), [(WAITING, 2 * HOUR_US), (WAITING, 0), (IN_FLIGHT, 7)])
+@each(("state", "later"), [(WAITING, 2 * HOUR_US), (WAITING, 0), (IN_FLIGHT, 7)])
 def test_a_task_that_was_given_another_time_takes_that_as_its_eta(state: str, later: int) -> None:
     task = from_kombu(payload(headers={"task": "t", "eta": "2027-01-15T09:00:00+00:00"}))
     moved = found(task, NOW_US + later, state)

@@ -68,6 +68,8 @@ from kombu_toc.notify.queue import (
 )
 from kombu_toc.notify.targets import Addresses, AddressRefused
 
+from ..support.cases import each
+
 HOOK = "https://shop.example.com/hook"
 NOW = datetime(2026, 1, 31, 9, 30, tzinfo=timezone.utc)
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -83,7 +85,7 @@ def delivery(
 # -- the target of a topic
 
 
-@pytest.mark.parametrize(
+@each(
     "url",
     [
         HOOK,
@@ -97,7 +99,7 @@ def test_a_target_is_a_url(url: str) -> None:
     assert Declaration.from_json(Declaration.of("mail", target=url).to_json()).target == url
 
 
-@pytest.mark.parametrize(
+@each(
     "url",
     [
         "ftp://shop.example.com/",
@@ -121,7 +123,7 @@ def test_what_is_no_target_is_refused_and_the_queue_named(url: object) -> None:
         Declaration.of("mail", target=url)
 
 
-@pytest.mark.parametrize("rest", ["", "#part", ":0/", " ", "\u00fc"])
+@each("rest", ["", "#part", ":0/", " ", "\u00fc"])
 def test_a_target_with_a_password_is_refused_and_the_password_not_told(rest: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         LIMITS["target"].check("target", f"https://me:sesame@shop.example.com{rest}")
@@ -132,7 +134,7 @@ def test_a_target_with_a_password_is_refused_and_the_password_not_told(rest: str
 # -- which addresses may be connected to
 
 
-@pytest.mark.parametrize(
+@each(
     "address",
     [
         "127.0.0.1",
@@ -187,7 +189,7 @@ def test_what_is_not_public_is_refused_and_the_way_out_told(address: str) -> Non
         Addresses(["203.0.113.8", "fd00:1::/64"]).check(address, encrypted=True)
 
 
-@pytest.mark.parametrize(
+@each(
     "address",
     ["8.8.8.8", "93.184.216.34", "172.32.0.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808"],
 )
@@ -202,7 +204,7 @@ def test_what_is_public_may_be_connected_to_by_tls_only(address: str) -> None:
     Addresses([address]).check(address, encrypted=False)
 
 
-@pytest.mark.parametrize("address", ["2130706433", "0x7f.1", "127.1", "", "localhost"])
+@each("address", ["2130706433", "0x7f.1", "127.1", "", "localhost"])
 def test_what_the_system_might_take_for_an_address_is_refused(address: str) -> None:
     with pytest.raises(AddressRefused, match="is no address"):
         Addresses(["127.0.0.0/8"]).check(address, encrypted=True)
@@ -230,7 +232,7 @@ def test_a_network_may_be_named_at_one_port() -> None:
             allowed.check(address, port, encrypted=True)
 
 
-@pytest.mark.parametrize(
+@each(
     "network",
     [
         *("10.1.0.1/16", "localhost", "10.1", "", "10.0.0.0/33"),
@@ -268,7 +270,7 @@ def test_a_new_secret_is_another_one_each_time_and_can_be_used() -> None:
     assert all(Secrets([f"* {one}"]).of(HOOK) for one in some)
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "targets", "others"),
     [
         ("*", [HOOK, "http://127.0.0.1:1/"], []),
@@ -325,7 +327,7 @@ def test_of_several_lines_the_first_that_fits_counts() -> None:
     assert secrets.of(HOOK) == Secrets([f"* {SECRET}"]).of(HOOK)
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "says"),
     [
         (f"{HOOK} sesame-open", "a secret is whsec_ and 24 to 64 bytes"),
@@ -498,7 +500,7 @@ def test_whatever_goes_wrong_when_a_message_is_settled_nothing_hangs(
 # -- what is sent
 
 
-@pytest.mark.parametrize(
+@each(
     ("body", "kind"),
     [
         (b'{"order": 7}', "application/json"),
@@ -548,7 +550,7 @@ def test_no_header_of_a_message_brings_another_one_along() -> None:
     assert content_of(delivery(raw))[1:3] == ("application/octet-stream", {})
 
 
-@pytest.mark.parametrize("raw", [b'{"h":1}', b"\x01\x02\x03", b"\x02", b'{"h":{}}\nx'])
+@each("raw", [b'{"h":1}', b"\x01\x02\x03", b"\x02", b'{"h":{}}\nx'])
 def test_what_only_looks_like_an_envelope_is_sent_as_it_is(raw: bytes) -> None:
     assert content_of(delivery(raw)).body == raw
 
@@ -580,7 +582,7 @@ def test_each_attempt_has_the_same_id_and_a_later_message_of_that_id_another() -
     assert webhook_id(delivery()._replace(topic="sms")) != first
 
 
-@pytest.mark.parametrize("id", ["a.b.c", "\u00fc", "a\r\nb", "a" * 1000, "\udc80", "a b\x00", ""])
+@each("id", ["a.b.c", "\u00fc", "a\r\nb", "a" * 1000, "\udc80", "a b\x00", ""])
 def test_any_id_makes_a_header_without_dots(id: str) -> None:
     """A dot separates id, time and body in what is signed."""
     made = webhook_id(delivery(id=id))
@@ -608,12 +610,12 @@ def test_the_headers_of_an_attempt() -> None:
 # -- what becomes of it
 
 
-@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
+@each("status", [200, 201, 202, 204, 299])
 def test_what_is_taken_is_done(status: int) -> None:
     assert judge(Answer(status), HOOK, NOW).what == DONE
 
 
-@pytest.mark.parametrize("status", [199, 300, 301, 302, 307, 400, 401, 404, 409, 500, 502, 503])
+@each("status", [199, 300, 301, 302, 307, 400, 401, 404, 409, 500, 502, 503])
 def test_any_other_answer_is_a_failure_that_is_kept_with_what_was_said(status: int) -> None:
     made = judge(Answer(status, "No", "", b"out of\x1b[31m \xffpaper\n"), f"{HOOK}?key=sesame", NOW)
     assert (made.what, made.backoff, made.rest) == (AGAIN, None, 0.0)
@@ -646,7 +648,7 @@ def test_a_target_may_say_when_it_wants_to_be_asked_again(status: int) -> None:
     assert judge(Answer(500, "", "20"), HOOK, NOW).backoff is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("said", "seconds"),
     [
         ("120", 120.0),
@@ -1008,7 +1010,7 @@ def _answer_after_a_standstill(answers: Callable[[Callable[[], None], socket.soc
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize(
+@each(
     ("reply", "answer"),
     [
         (b"HTTP/1.1 204 No Content\r\n\r\n", Answer(204)),
@@ -1183,8 +1185,8 @@ _BADLY = {
 }
 
 
-@pytest.mark.parametrize("split", ["whole", "body-apart", "bytes"])
-@pytest.mark.parametrize("name", _BADLY)
+@each("split", ["whole", "body-apart", "bytes"])
+@each("name", _BADLY)
 def test_the_status_counts_whatever_comes_behind_the_headers(name: str, split: str) -> None:
     """And the body of one answer is never taken for the next one."""
     from kombu_toc.notify.posting import Poster
@@ -1216,7 +1218,7 @@ def test_the_status_counts_whatever_comes_behind_the_headers(name: str, split: s
     assert [getattr(answer, "status", answer) for answer in asyncio.run(run())] == [status] * 4
 
 
-@pytest.mark.parametrize(
+@each(
     "reply",
     [
         b"nonsense\r\n\r\n",

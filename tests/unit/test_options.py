@@ -18,6 +18,8 @@ from kombu_toc.client.options import Settings, read
 from kombu_toc.client.tls import tls_arguments
 from kombu_toc.client.urls import mask_password, read_url, sentinel_url
 
+from ..support.cases import each
+
 pytestmark = pytest.mark.versions
 
 SECRET = "sesame"
@@ -76,7 +78,7 @@ def test_limits_per_topic_are_checked_and_the_topic_named():
         settings(toc_topics={"mail": {"slot": 4}})
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "near"),
     [
         ("visibility_timout", "visibility_timeout"),
@@ -95,7 +97,7 @@ def test_an_unknown_toc_option_is_named_with_the_nearest_that_is_known():
         settings(toc_slot=8)
 
 
-@pytest.mark.parametrize("name", ["toc_zzz", "sep_", "qqqq"])
+@each("name", ["toc_zzz", "sep_", "qqqq"])
 def test_nothing_is_suggested_that_does_not_resemble_what_was_said(name):
     with pytest.raises(ConfigurationError, match=f"{name!r} in the URL$"):
         settings({name: "1"})
@@ -148,7 +150,7 @@ def test_an_option_of_kombus_redis_transport_has_no_place_in_the_url():
         settings({"sep": ":"})
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "slots"),
     [
         ("0-3,6", (0, 1, 2, 3, 6)),
@@ -169,7 +171,7 @@ def test_limits_per_topic_have_no_form_that_fits_a_url():
         settings({"toc_topics": "mail"})
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value"),
     [
         ("visibility_timeout", "soon"),
@@ -208,7 +210,7 @@ def test_a_bad_value_is_refused_and_its_option_named(name, value):
         settings(**{name: value})
 
 
-@pytest.mark.parametrize("value", ["7", "0", "-8", "1024"])
+@each("value", ["7", "0", "-8", "1024"])
 def test_a_bad_slot_count_is_refused(value):
     with pytest.raises(
         SlotCountError, match=f"^toc_slots must be a power of two from 1 to 512, not {value}$"
@@ -216,7 +218,7 @@ def test_a_bad_slot_count_is_refused(value):
         settings({"toc_slots": value})
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value"),
     [("socket_timeout", "long"), ("max_connections", "many"), ("health_check_interval", "x")],
 )
@@ -235,7 +237,7 @@ def test_redis_pys_own_options_reach_its_connections():
     assert arguments["db"] == 3
 
 
-@pytest.mark.parametrize("name", ["decode_responses", "protocol", "parser_class"])
+@each("name", ["decode_responses", "protocol", "parser_class"])
 def test_options_of_redis_py_that_would_break_the_transport_are_not_known(name):
     with pytest.raises(ConfigurationError, match=name):
         settings({name: "1"})
@@ -244,7 +246,7 @@ def test_options_of_redis_py_that_would_break_the_transport_are_not_known(name):
 # -- URLs
 
 
-@pytest.mark.parametrize("scheme", ["toc", "toc+redis", "redis"])
+@each("scheme", ["toc", "toc+redis", "redis"])
 def test_a_url_says_where_the_server_is(scheme):
     made = read_url(f"{scheme}://me:{SECRET}@example.org:7000/2?toc_slots=4")
     assert made.kind == "redis"
@@ -253,7 +255,7 @@ def test_a_url_says_where_the_server_is(scheme):
     assert made.query == {"toc_slots": "4"}
 
 
-@pytest.mark.parametrize("url", ["toc://", "toc+redis://", "toc+redis://localhost/", "toc://:6379"])
+@each("url", ["toc://", "toc+redis://", "toc+redis://localhost/", "toc://:6379"])
 def test_what_a_url_leaves_out_is_localhost_6379_database_0(url):
     made = read_url(url)
     assert (made.host, made.port, made.db) == ("localhost", 6379, 0)
@@ -309,7 +311,7 @@ def test_an_ipv6_address_is_understood():
     )
 
 
-@pytest.mark.parametrize("url", ["amqp://h", "toc+http://h", "redis+toc://h", "h:6379", ""])
+@each("url", ["amqp://h", "toc+http://h", "redis+toc://h", "h:6379", ""])
 def test_an_unknown_scheme_is_refused_with_those_that_are_known(url):
     with pytest.raises(ConfigurationError, match=r"toc\+redis"):
         read_url(url)
@@ -339,7 +341,7 @@ def test_a_cluster_url_that_cannot_be_read_is_refused(url):
 # -- Sentinel
 
 
-@pytest.mark.parametrize(
+@each(
     "url",
     [
         "toc+sentinel://me:pw@h1:7000,h2,[::1]:7001/3?master_name=m",
@@ -357,7 +359,7 @@ def test_sentinels_are_named_with_commas_or_as_kombu_names_them(url):
     assert read_url(sentinel_url(made)).hosts == made.hosts
 
 
-@pytest.mark.parametrize(
+@each(
     ("url", "what"),
     [
         ("toc+sentinel://h1/0;sentinel://h2/1", "differ in database"),
@@ -397,7 +399,7 @@ def test_kombus_options_for_sentinel_are_understood():
 # -- TLS
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     ["CERT_NONE", "none", "ssl.CERT_NONE", "0", None, ssl.CERT_NONE, "VerifyMode.CERT_NONE"],
 )
@@ -416,22 +418,20 @@ def test_a_wrong_requirement_is_refused():
         settings({"ssl_cert_reqs": "never"})
 
 
-@pytest.mark.parametrize(
-    "url", ["toc+redis://h", "toc+unix:///s", "toc+sentinel://h?master_name=m"]
-)
+@each("url", ["toc+redis://h", "toc+unix:///s", "toc+sentinel://h?master_name=m"])
 def test_tls_options_without_tls_are_refused(url):
     address = read_url(url)
     with pytest.raises(ConfigurationError, match=r"ssl_ca_certs is for TLS: use toc\+rediss"):
         connect(address, read(address.query, {"ssl_ca_certs": "/ca.pem"}))
 
 
-@pytest.mark.parametrize("url", ["toc://h/x", "toc://h/-1", "toc://h?db=x", "toc://h/²"])
+@each("url", ["toc://h/x", "toc://h/-1", "toc://h?db=x", "toc://h/²"])
 def test_a_database_that_is_no_number_is_refused(url):
     with pytest.raises(ConfigurationError, match="database must be a number"):
         read_url(url)
 
 
-@pytest.mark.parametrize("url", ["toc://h:port", "toc://h:99999", "toc://[::1"])
+@each("url", ["toc://h:port", "toc://h:99999", "toc://[::1"])
 def test_a_port_or_host_that_cannot_be_read_is_refused(url):
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_url(url)
@@ -440,7 +440,7 @@ def test_a_port_or_host_that_cannot_be_read_is_refused(url):
 # -- passwords
 
 
-@pytest.mark.parametrize(
+@each(
     "url",
     [
         f"toc+redis://:{SECRET}@h/0",
@@ -488,7 +488,7 @@ def test_no_password_is_shown_whatever_characters_it_has(tail):
     assert SECRET not in shown
 
 
-@pytest.mark.parametrize(
+@each(
     "url",
     [
         "toc+redis://h:6379/0",

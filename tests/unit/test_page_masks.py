@@ -18,6 +18,7 @@ from kombu_toc.http.tokens import HIDDEN, Masking
 from kombu_toc.model.delivery import traits_of
 from kombu_toc.model.library import Record
 
+from ..support.cases import each
 from ..support.page_messages import envelope, found, read
 
 
@@ -56,7 +57,7 @@ def test_a_star_hides_everything_and_no_mask_nothing() -> None:
     assert masking("x").headers({"argsrepr": "(1,)", "x": 1, "y": 2}) == {"x": HIDDEN, "y": 2}
 
 
-@pytest.mark.parametrize(
+@each(
     "said, patterns",
     [(None, ()), (False, ()), (True, ("*",)), ("card", ("card",)), (["A", "b*"], ("a", "b*"))],
 )
@@ -64,7 +65,7 @@ def test_a_setting_of_a_mask_is_read(said: Any, patterns: tuple[str, ...]) -> No
     assert Mask.of(said).patterns == patterns
 
 
-@pytest.mark.parametrize("said", [7, [1], {"a": 1}, [""]])
+@each("said", [7, [1], {"a": 1}, [""]])
 def test_a_setting_that_makes_no_sense_is_an_error(said: Any) -> None:
     with pytest.raises(ConfigurationError, match="toc_web_mask must be true"):
         Mask.of(said)
@@ -77,9 +78,7 @@ def test_a_task_is_read_as_a_call() -> None:
     assert (shown.biz, shown.retries, shown.state) == (("", "42"), 2, "dead")
 
 
-@pytest.mark.parametrize(
-    "body", [b"\xff\xfe", b"", b"[1, 2", b'{"a": "' + b"x" * 50_000 + b'"}', b"[" * 5000]
-)
+@each("body", [b"\xff\xfe", b"", b"[1, 2", b'{"a": "' + b"x" * 50_000 + b'"}', b"[" * 5000])
 def test_whatever_a_message_is_it_is_shown_and_hidden_if_nobody_can_tell(body: bytes) -> None:
     assert read(body).task is None
     for patterns in (("secret",), ("*",)):
@@ -94,7 +93,7 @@ def test_an_error_does_not_tell_what_is_hidden() -> None:
     assert "anna" in shown.arguments
 
 
-@pytest.mark.parametrize(
+@each(
     "value, said",
     [
         ("pä\"ss'\n\\7", "ValueError: {0!r} is weak"),
@@ -126,7 +125,7 @@ def test_what_only_looks_like_what_is_hidden_is_shown() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "result, known, unknown",
     [
         ("paid by 4111-1111", f"paid by {HIDDEN}", HIDDEN),
@@ -181,7 +180,7 @@ def test_of_a_record_of_the_library_the_arguments_are_not_known() -> None:
     assert shown_record(record, masking("card"))["error"] == f"shop.CardError: {HIDDEN}"
 
 
-@pytest.mark.parametrize(
+@each(
     "error, said",
     [
         ("", ""),

@@ -31,6 +31,7 @@ from kombu_toc.http.page.words import link, read_time
 from kombu_toc.http.request import Request
 from kombu_toc.http.tokens import Audit
 
+from ..support.cases import each
 from ..support.page_messages import NOW, envelope, found, read
 
 
@@ -73,7 +74,7 @@ def test_an_address_holds_any_name() -> None:
     assert link("./") == "./"
 
 
-@pytest.mark.parametrize(
+@each(
     "text, seconds",
     [
         ("", None),
@@ -97,9 +98,7 @@ def test_a_time_is_read_as_people_type_it(text: str, seconds: float | None) -> N
 
 
 # The last one is long: looking for spans in such a text takes time that grows with its square.
-@pytest.mark.parametrize(
-    "text", ["soon", "1x", "99999999999d", "2026-13-01", "--5m", "1h30", "1s " * 40]
-)
+@each("text", ["soon", "1x", "99999999999d", "2026-13-01", "--5m", "1h30", "1s " * 40])
 def test_a_time_that_cannot_be_read_names_the_field_and_the_way_out(text: str) -> None:
     with pytest.raises(Problem) as raised:
         read_time(text, "until", NOW)
@@ -107,7 +106,7 @@ def test_a_time_that_cannot_be_read_names_the_field_and_the_way_out(text: str) -
     assert "such as 1h30m" in raised.value.detail
 
 
-@pytest.mark.parametrize(
+@each(
     "seconds, text",
     [
         (0, "0 s"),
@@ -152,9 +151,7 @@ def asked(*headers: tuple[bytes, bytes], body: bytes = b"") -> Request:
     return request
 
 
-@pytest.mark.parametrize(
-    "other", ["a/b=1", 'a={"x":1}', "alone", "é=é", "a@b=c", "x_toc_session=2"]
-)
+@each("other", ["a/b=1", 'a={"x":1}', "alone", "é=é", "a@b=c", "x_toc_session=2"])
 def test_cookies_of_other_applications_hide_none_of_this_one(other: str) -> None:
     for said in (f"toc_session=1; {other}", f"{other}; toc_session=1; toc_session=2"):
         assert read_cookie(asked((b"cookie", said.encode())), "toc_session") == "1"
@@ -221,7 +218,7 @@ def test_an_act_that_fails_on_its_way_is_noted_too(caplog: pytest.LogCaptureFixt
     assert len(lines) == 2 and all("\n" not in line for line in lines)
 
 
-@pytest.mark.parametrize(
+@each(
     "number, late, more, said",
     [
         (10, 0, False, "Done: 10 messages cancelled."),
@@ -351,7 +348,7 @@ def test_the_last_line_of_an_error_tells_it_from_others() -> None:
     assert last_line("") == ""
 
 
-@pytest.mark.parametrize(
+@each(
     "back",
     [
         "https://evil.example/",

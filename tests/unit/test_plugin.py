@@ -14,6 +14,8 @@ import pytest
 import celery_toc
 import kombu_toc
 
+from ..support.cases import each
+
 pytestmark = pytest.mark.versions
 
 KOMBU_TOC = Path(kombu_toc.__file__).parent
@@ -43,7 +45,7 @@ def imports(path: Path) -> set[str]:
 # -- registration
 
 
-@pytest.mark.parametrize("scheme", ["toc", "toc+redis", "toc+rediss"])
+@each("scheme", ["toc", "toc+redis", "toc+rediss"])
 def test_a_program_that_imports_only_celery_has_the_transport(scheme):
     """K1: change the URL, nothing else."""
     program = f"""
@@ -96,7 +98,7 @@ WEB = "celery -b toc+redis://localhost:1/0 toc web --port 0"
 NOTIFY = "celery -b toc+redis://localhost:1/0 toc notify --unsigned"
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "away", "extra"),
     [
         (WEB, "greenlet uvicorn", "http"),

@@ -11,13 +11,15 @@ from kombu_toc.errors import ActionTimeError
 from kombu_toc.model.timetext import action_time
 from kombu_toc.transport.publisher import _countdown_to
 
+from ..support.cases import each
+
 pytestmark = pytest.mark.versions
 
 #: 2030-01-31T10:00:00Z
 MOMENT_US = 1_896_084_000_000_000
 
 
-@pytest.mark.parametrize(
+@each(
     "eta",
     [
         "2030-01-31T10:00:00+00:00",
@@ -32,7 +34,7 @@ def test_an_eta_is_a_moment(eta: object) -> None:
     assert action_time({"eta": eta}, "x") == (MOMENT_US, None)
 
 
-@pytest.mark.parametrize(("digits", "us"), [("5", 500_000), ("123", 123_000), ("1234567", 123_456)])
+@each(("digits", "us"), [("5", 500_000), ("123", 123_000), ("1234567", 123_456)])
 def test_a_second_s_fraction_has_any_number_of_digits(digits: str, us: int) -> None:
     assert action_time({"eta": f"2030-01-31T10:00:00.{digits}Z"}, "x") == (MOMENT_US + us, None)
 
@@ -43,7 +45,7 @@ def test_an_eta_goes_before_a_delay_and_neither_means_now() -> None:
     assert action_time({}, "x") == (None, None)
 
 
-@pytest.mark.parametrize("headers", [{"eta": "soon"}, {"eta": 5}, {"x-delay": "soon"}])
+@each("headers", [{"eta": "soon"}, {"eta": 5}, {"x-delay": "soon"}])
 def test_what_is_no_time_is_an_error_that_names_the_message(headers: dict[str, object]) -> None:
     with pytest.raises(ActionTimeError, match="task-1"):
         action_time(headers, "task-1")

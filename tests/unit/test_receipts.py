@@ -16,6 +16,8 @@ from kombu_toc import Delivery, ReceiptError
 from kombu_toc.model import scores
 from kombu_toc.model.delivery import MAX_LENGTH
 
+from ..support.cases import each
+
 DELIVERY = Delivery(
     "mail", 3, 1, "order-7", scores.action(10**15), b"body", 16, "pq0_Rc-7hL9a.1f~xYz.2"
 )
@@ -81,7 +83,7 @@ def test_a_receipt_of_a_later_release_is_told_for_what_it_is() -> None:
         Delivery.of_receipt("toc12." + DELIVERY.receipt[5:])
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["", "toc", "toc1.", "toc1", "order-7", "TOC1.aaaa", "toc1.\x00", "toc1.é", "toc1.a b", "1.1"],
 )
@@ -92,7 +94,7 @@ def test_what_is_no_receipt_is_named(text: str) -> None:
     assert str(caught.value).startswith(repr(text))
 
 
-@pytest.mark.parametrize(
+@each(
     "fields",
     [
         (),

@@ -24,6 +24,8 @@ from celery_toc.schedules.rules import (
 )
 from celery_toc.schedules.state import Record
 
+from ..support.cases import each
+
 UTC = timezone.utc
 MINUTE = 60_000_000
 
@@ -248,7 +250,7 @@ def test_an_interval_begins_when_it_is_told_to() -> None:
     assert found.after(start) == start + MINUTE
 
 
-@pytest.mark.parametrize(
+@each(
     "text, written",
     [
         ("* * * * *", "* * * * *"),
@@ -284,7 +286,7 @@ def test_every_crontab_of_a_few_values_is_read_as_it_was_written() -> None:
             assert timing_of(made.to_json()) == made
 
 
-@pytest.mark.parametrize(
+@each(
     "period, text",
     [(90, "every 90 s"), (0.25, "every 0.25 s"), (3600, "every 1 h"), (120, "every 2 min"),
      (172800, "every 2 d")],

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 
-import pytest
-
 from celery_toc.schedules import state
 from celery_toc.schedules.rules import SECOND_US, Every, to_us
 from celery_toc.schedules.state import (
@@ -22,6 +20,8 @@ from celery_toc.schedules.state import (
     planned_of,
     read_line,
 )
+
+from ..support.cases import each
 
 PERIOD = 10 * SECOND_US
 START = 1_700_000_000 * SECOND_US
@@ -270,8 +270,8 @@ FAR = "set_clock_far"
 PEOPLE = ("pause", "resume", "skip", "put_again")
 
 
-@pytest.mark.parametrize("misfire", state.MISFIRES)
-@pytest.mark.parametrize("overlap", state.OVERLAPS)
+@each("misfire", state.MISFIRES)
+@each("overlap", state.OVERLAPS)
 def test_whatever_happens_a_firing_is_one_message_and_the_schedule_goes_on(
     misfire: str, overlap: str
 ) -> None:
@@ -280,7 +280,7 @@ def test_whatever_happens_a_firing_is_one_message_and_the_schedule_goes_on(
         history.run((*TAKES, *PEOPLE, "cancel", "purge", "follow", "follow", "set_clock", FAR))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_with_all_each_planned_time_is_run_whoever_dies_and_whatever_the_clock(seed: int) -> None:
     history = History(seed, misfire="all")
     history.run((*TAKES, "set_clock"))
@@ -291,7 +291,7 @@ def test_with_all_each_planned_time_is_run_whoever_dies_and_whatever_the_clock(s
         assert history.ran[id] or id in {*history.store.in_flight, *history.store.waiting}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_a_purge_at_any_moment_loses_the_next_firing_and_no_other(seed: int) -> None:
     history = History(seed, misfire="all")
     history.run((*TAKES, "set_clock", "purge", "follow"))
@@ -329,7 +329,7 @@ def taken(late: float, **fields: object) -> tuple[str, Record]:
     return verdict, step.record
 
 
-@pytest.mark.parametrize(
+@each(
     "misfire, late, verdict, following",
     [
         ("once", 0, RUN, 2),
@@ -386,7 +386,7 @@ def test_a_record_keeps_what_only_newer_releases_know() -> None:
     assert Record.of_text(text) == made
 
 
-@pytest.mark.parametrize(
+@each(
     "us, id",
     [
         (START, "a b@2023-11-14T22:13:20Z"),
@@ -399,7 +399,7 @@ def test_the_id_of_a_firing_says_when_it_was_planned(us: int, id: str) -> None:
     assert planned_of("a b", id) == us
 
 
-@pytest.mark.parametrize("id", ["a@now", "b@2023-11-14T22:13:20Z", "a@2023-11-14T22:13:20Z!", "aZ"])
+@each("id", ["a@now", "b@2023-11-14T22:13:20Z", "a@2023-11-14T22:13:20Z!", "aZ"])
 def test_another_id_is_no_firings(id: str) -> None:
     assert planned_of("a", id) is None
 

@@ -17,6 +17,8 @@ from kombu_toc import DEAD, WAITING, EnvelopeError, Found, look, read_content
 from kombu_toc.model import scores
 from kombu_toc.model.message import pack
 
+from ..support.cases import each
+
 pytestmark = pytest.mark.versions
 
 JSON = "application/json"
@@ -125,7 +127,7 @@ def test_types_that_an_app_has_registered_stay_as_they_were_sent(app):
 BODY = json.dumps([ARGS, KWARGS, {}]).encode()
 
 
-@pytest.mark.parametrize("name", ["gzip", "bzip2", "lzma", "zstd"])
+@each("name", ["gzip", "bzip2", "lzma", "zstd"])
 def test_a_body_is_expanded_to_a_bound_in_one_stream(name):
     try:
         small, kind = compression.compress(BODY, name)
@@ -152,14 +154,14 @@ def test_a_body_is_expanded_to_a_bound_in_one_stream(name):
         assert found.size <= most + 1
 
 
-@pytest.mark.parametrize("name", ["application/x-brotli", "x", ["gzip"], 7])
+@each("name", ["application/x-brotli", "x", ["gzip"], 7])
 def test_what_nothing_bounds_is_not_expanded(name):
     found = read_content({"headers": {"compression": name}, "body": b"x" * 9, "content-type": JSON})
     assert (found.value, found.size) == (None, 0)
     assert "9 bytes, compressed as" in found.problem
 
 
-@pytest.mark.parametrize(
+@each(
     ("body", "said"),
     [
         (b"[" * 101 + b"]" * 101, "deeper than 100 levels"),

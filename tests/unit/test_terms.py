@@ -17,6 +17,8 @@ from kombu_toc.model.limits import check_gates, interval_us, same
 from kombu_toc.model.message import MAX_ENCODED, decode_key, encode_key, key_of
 from kombu_toc.model.topic import Declaration
 
+from ..support.cases import each
+
 #: A value for each, as a user may write it, and as it is kept.
 EVERY: dict[str, tuple[Any, Any]] = {
     "rate": ("100/s", "100/s"),
@@ -58,7 +60,7 @@ def test_a_declaration_without_them_says_nothing_of_them() -> None:
     assert (Declaration().gates, Declaration().put_gates) == ("", "")
 
 
-@pytest.mark.parametrize(
+@each(
     ("rate", "kept", "us"),
     [
         ("100/s", "100/s", 10_000),
@@ -82,7 +84,7 @@ def test_a_rate_is_so_many_in_a_second_minute_hour_or_day(rate: Any, kept: str, 
     assert interval_us(kept) == pytest.approx(us)
 
 
-@pytest.mark.parametrize(
+@each(
     "rate",
     [
         *("", "/s", "100/", "100/w", "100/sec", "1e3/s", "-1/s", "0", "0/m", "ten/s", "100/s/s"),
@@ -98,7 +100,7 @@ def test_any_other_rate_is_refused_with_an_example(rate: Any) -> None:
     assert repr(rate) in str(e.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "kept"),
     [
         ({"gold": 3}, (("gold", 3.0),)),
@@ -113,7 +115,7 @@ def test_weights_are_a_mapping_or_text(given: Any, kept: Any) -> None:
     assert LIMITS["key_weights"].read("x", shown("key_weights", kept)) == kept
 
 
-@pytest.mark.parametrize(
+@each(
     "weights",
     [
         *("gold", "gold=", "=3", "gold=many", "{", "[1]", {}, {"gold": 0}, {"gold": -1}, 3, [1]),
@@ -128,7 +130,7 @@ def test_other_weights_are_refused(weights: Any) -> None:
         declared(key_weights=weights)
 
 
-@pytest.mark.parametrize(
+@each(
     ("limits", "said"),
     [
         ({"concurrency": 0}, "concurrency must be a whole number from 1 to 1000000"),
@@ -147,7 +149,7 @@ def test_what_makes_no_sense_is_refused(limits: dict[str, Any], said: str) -> No
 # -- what does not go together
 
 
-@pytest.mark.parametrize(
+@each(
     ("limits", "said"),
     [
         ({"rate_burst": 5}, "rate_burst says nothing without rate; set rate, or leave"),
@@ -161,7 +163,7 @@ def test_a_limit_that_says_nothing_is_refused(limits: dict[str, Any], said: str)
         check_gates("mail", declared(**limits), clustered=False)
 
 
-@pytest.mark.parametrize("limits", [{"rate": 1}, {"concurrency": 1}, {"put_rate": 1}])
+@each("limits", [{"rate": 1}, {"concurrency": 1}, {"put_rate": 1}])
 def test_what_counts_the_whole_queue_needs_one_slot_on_a_cluster(limits: dict[str, Any]) -> None:
     many, one = declared(slots=4, **limits), declared(slots=1, **limits)
     check_gates("mail", many, clustered=False)
@@ -171,12 +173,12 @@ def test_what_counts_the_whole_queue_needs_one_slot_on_a_cluster(limits: dict[st
             check_gates("mail", said, clustered=True)
 
 
-@pytest.mark.parametrize("limits", [{"key_rate": 1}, {"key_order": "serial"}, {"key_put_rate": 1}])
+@each("limits", [{"key_rate": 1}, {"key_order": "serial"}, {"key_put_rate": 1}])
 def test_what_counts_each_key_needs_nothing_on_a_cluster(limits: dict[str, Any]) -> None:
     check_gates("mail", declared(slots=8, **limits), clustered=True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("limit", "one", "other", "alike"),
     [
         ("rate", "60/m", "1/s", True),
@@ -200,7 +202,7 @@ def test_what_means_the_same_is_no_contradiction(
 # -- the text for scripts
 
 
-@pytest.mark.parametrize(
+@each(
     ("limits", "gates"),
     [
         ({"rate": "100/s"}, "r10050.000:1,"),
@@ -241,7 +243,7 @@ def test_the_error_of_a_put_survives_the_way_back_from_a_pool_process() -> None:
 # -- keys
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "key"),
     [
         *(
@@ -258,7 +260,7 @@ def test_a_key_is_text_a_whole_number_or_a_uuid(given: Any, key: str) -> None:
     assert key_of("message 'x'", given) == key
 
 
-@pytest.mark.parametrize("given", [True, 1.5, [], {}, b"\xff", object])
+@each("given", [True, 1.5, [], {}, b"\xff", object])
 def test_anything_else_is_no_key(given: Any) -> None:
     with pytest.raises(TraitError, match=r"^message 'x': the key must be text, a whole"):
         key_of("message 'x'", given)

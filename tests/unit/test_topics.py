@@ -15,6 +15,8 @@ from kombu_toc.model.keys import Keys, encode_name
 from kombu_toc.model.limits import LIMITS, MAX_SLOTS, PRIORITY_STEPS, Number, check_steps
 from kombu_toc.model.topic import Declaration, Topic, check_slots, slot_of
 
+from ..support.cases import each
+
 names = st.text(st.characters(codec="utf-8"), min_size=0, max_size=30) | st.text(
     "{}%:#7BD25", max_size=12
 )
@@ -33,12 +35,12 @@ def topic(name="mail", prefix="toc:", **limits) -> Topic:
 # -- slots
 
 
-@pytest.mark.parametrize("slots", [1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
+@each("slots", [1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
 def test_a_slot_count_is_a_power_of_two(slots):
     assert check_slots("mail", slots) == slots
 
 
-@pytest.mark.parametrize("slots", [0, -8, 3, 6, 100, MAX_SLOTS * 2, True, 8.0, "8", None])
+@each("slots", [0, -8, 3, 6, 100, MAX_SLOTS * 2, True, 8.0, "8", None])
 def test_any_other_slot_count_is_refused_and_the_topic_named(slots):
     """A1"""
     with pytest.raises(SlotCountError, match=r"'mail'.*power of two") as raised:
@@ -46,7 +48,7 @@ def test_any_other_slot_count_is_refused_and_the_topic_named(slots):
     assert repr(slots) in str(raised.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("basis", "crc"),
     [("123456789", 0xCBF43926), ("", 0), ("a", 0xE8B7BE43), ("order-7", zlib.crc32(b"order-7"))],
 )
@@ -101,13 +103,13 @@ def test_a_slot_has_no_two_keys_of_one_name(id):
     assert len(set(keys)) == len(keys)
 
 
-@pytest.mark.parametrize("name", ["{", "}", "{}", "a{b}c", "%", "%7B", "{toc}"])
+@each("name", ["{", "}", "{}", "a{b}c", "%", "%7B", "{toc}"])
 def test_a_name_with_braces_or_percent_signs_stays_apart_from_what_it_is_encoded_to(name):
     assert encode_name(name) != name
     assert encode_name(encode_name(name)) != encode_name(name)
 
 
-@pytest.mark.parametrize("prefix", ["{", "a}", "{app}:"])
+@each("prefix", ["{", "a}", "{app}:"])
 def test_a_prefix_that_would_take_over_the_hash_tag_is_refused(prefix):
     with pytest.raises(ConfigurationError, match="braces"):
         Keys(prefix)
@@ -151,7 +153,7 @@ def test_a_declaration_of_a_newer_release_can_be_read():
     assert Declaration.from_json('{"slots":4,"colour":"red"}') == Declaration(slots=4)
 
 
-@pytest.mark.parametrize(
+@each(
     ("limits", "named"),
     [
         ({"slots": 12}, "slot count"),
@@ -178,13 +180,13 @@ def test_a_visibility_timeout_given_as_text_is_a_number_of_seconds():
     assert Declaration.of("mail", visibility="30").visibility == 30.0
 
 
-@pytest.mark.parametrize("seconds", [0, 0.99, -1, 10**10, None, "", "x", float("inf")])
+@each("seconds", [0, 0.99, -1, 10**10, None, "", "x", float("inf")])
 def test_a_visibility_timeout_below_a_second_or_without_end_is_refused(seconds):
     with pytest.raises(ConfigurationError, match="worker"):
         LIMITS["visibility"].check("worker", seconds)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "must"),
     [
         ("slots", "a power of two from 1 to 512"),
@@ -232,7 +234,7 @@ def test_a_declaration_takes_whole_numbers_only_and_an_option_text_as_well():
 # -- priority steps
 
 
-@pytest.mark.parametrize(
+@each(
     ("priority", "step"),
     [(0, 0), (1, 0), (2, 0), (3, 3), (5, 3), (6, 6), (8, 6), (9, 9), (255, 9), (-1, 0)],
 )
@@ -247,12 +249,12 @@ def test_each_step_has_a_store_and_the_first_no_suffix():
     assert slot.stores == ("toc:{mail:1}:store", "toc:{mail:1}:store:5")
 
 
-@pytest.mark.parametrize("steps", [(0,), [0, 3], range(10), ["0", "5"]])
+@each("steps", [(0,), [0, 3], range(10), ["0", "5"]])
 def test_steps_are_increasing_numbers_from_0(steps):
     assert check_steps(steps) == tuple(int(step) for step in steps)
 
 
-@pytest.mark.parametrize("steps", [(), (1, 2), (0, 0), (3, 0), range(11), "ab", None, 5])
+@each("steps", [(), (1, 2), (0, 0), (3, 0), range(11), "ab", None, 5])
 def test_other_steps_are_refused(steps):
     with pytest.raises(ConfigurationError, match="priority_steps"):
         check_steps(steps)

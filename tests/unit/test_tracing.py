@@ -34,6 +34,8 @@ from kombu_toc.errors import KeptError
 from kombu_toc.tracing import Reception, Tracing, shown_time, tracing_of
 from kombu_toc.transport.traced import TracedChannel, traced
 
+from ..support.cases import each
+
 pytestmark = pytest.mark.versions
 
 WEEK = 7 * 86_400 * 1_000_000
@@ -344,7 +346,7 @@ def test_a_batch_links_to_each_of_its_messages_as_far_as_a_span_has_room(seen: S
     assert seen.measured()["messaging.client.sent.messages"].value == 300
 
 
-@pytest.mark.parametrize(
+@each(
     ("us", "text"),
     [
         (0, "1970-01-01T00:00:00.000000Z"),
@@ -449,7 +451,7 @@ Connection("toc+embedded://?toc_otel=true").transport
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "mode"),
     [
         (True, "links"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import pytest
-
 from kombu_toc.client.options import PRIORITY, SORTED
 from kombu_toc.consumer.state import QueueRotation
+
+from ..support.cases import each
 
 
 def turns_of(*topics: str, **options: str) -> QueueRotation:
@@ -18,7 +18,7 @@ def turns_of(*topics: str, **options: str) -> QueueRotation:
     return turns
 
 
-@pytest.mark.parametrize("topics", [2, 3, 7, 40])
+@each("topics", [2, 3, 7, 40])
 def test_topics_that_always_want_something_differ_by_one_at_most(topics: int) -> None:
     names = [f"q{number}" for number in range(topics)]
     turns, got, chance = turns_of(*names), Counter(dict.fromkeys(names, 0)), random.Random(topics)

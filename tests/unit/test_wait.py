@@ -20,6 +20,8 @@ from kombu_toc.center.pop_wait import (
 )
 from kombu_toc.center.waiting import names_of, passes, seconds_of
 
+from ..support.cases import each
+
 pytestmark = pytest.mark.versions
 
 FOREVER = float("inf")
@@ -142,9 +144,7 @@ def test_while_somebody_keeps_them_up_it_is_only_asked_whether_that_is_still_so(
     assert looks.due(["mail"], now) == ["mail"]
 
 
-@pytest.mark.parametrize(
-    ("number", "most"), [(100, 100), (1000, LOOKS), (2000, LOOKS), (4000, 400)]
-)
+@each(("number", "most"), [(100, 100), (1000, LOOKS), (2000, LOOKS), (4000, 400)])
 def test_however_many_topics_there_are_somebody_looks_into_each(number: int, most: int) -> None:
     """But into no more of them a second than a process has time for."""
     looks, now, looked = Looks(), 0.0, []

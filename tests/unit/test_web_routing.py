@@ -11,6 +11,8 @@ from kombu import Exchange, Queue
 from celery_toc.web.tasks import queue_of
 from kombu_toc.http import Problem
 
+from ..support.cases import each
+
 pytestmark = pytest.mark.versions
 
 
@@ -31,7 +33,7 @@ ROUTES = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     "task, options, found",
     [
         ("a", {}, ("mail", True)),

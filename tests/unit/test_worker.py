@@ -22,6 +22,8 @@ from celery_toc.worker.requests import PastTimers, begin_when_due
 from celery_toc.worker.step import Shutdown
 from kombu_toc import Delivery, Message
 
+from ..support.cases import each
+
 pytestmark = pytest.mark.versions
 
 MINUTES = 300.0
@@ -56,7 +58,7 @@ def test_a_pool_of_greenlets_starts_as_many_tasks_as_it_may_have() -> None:
     assert PoolPolicy(consumer, submitted, Pace(), **how).idle_slots() == 18
 
 
-@pytest.mark.parametrize("ahead", [-MINUTES, 0.0, MINUTES])
+@each("ahead", [-MINUTES, 0.0, MINUTES])
 def test_a_task_that_waited_in_redis_starts_at_once_whatever_the_workers_clock_says(
     ahead: float,
 ) -> None:
@@ -139,9 +141,7 @@ def test_what_celery_does_not_give_to_the_timer_waits_as_well(early: bool) -> No
     assert started[1:] == ["of somebody else"]
 
 
-@pytest.mark.parametrize(
-    "args", [(request(None),), (request(DELIVERY, {}),), (), ("something else",)]
-)
+@each("args", [(request(None),), (request(DELIVERY, {}),), (), ("something else",)])
 def test_what_did_not_wait_in_redis_waits_for_the_timer(args: tuple[Any, ...]) -> None:
     """A broadcast task with an ETA, one whose ETA is in its body alone (protocol 1, of a sender
     that has nothing of us), and whatever else the consumer's timer is used for."""

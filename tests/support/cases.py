@@ -1,0 +1,41 @@
+"""Tables of values in one test."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+
+def each(
+    names: str | tuple[str, ...], values: Iterable[Any], ids: Any = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """As `pytest.mark.parametrize`, in one test, which shows each row that fails.
+
+    For tests of values: what a row leaves behind, the next one finds.
+    """
+    arguments = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+    rows = list(values)
+    named = list(map(ids, rows) if callable(ids) else ids or rows)
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        wanted = inspect.signature(test).parameters
+
+        @functools.wraps(test)
+        def run(subtests: pytest.Subtests, **fixtures: Any) -> None:
+            if "subtests" in wanted:
+                fixtures["subtests"] = subtests
+            for row, name in zip(rows, named, strict=True):
+                with subtests.test(ascii(name)):
+                    given = row if len(arguments) > 1 else [row]
+                    test(**fixtures, **dict(zip(arguments, given, strict=True)))
+
+        rest = [one for name, one in wanted.items() if name not in (*arguments, "subtests")]
+        first = inspect.Parameter("subtests", inspect.Parameter.KEYWORD_ONLY)
+        run.__signature__ = inspect.Signature([*rest, first])  # type: ignore[attr-defined]
+        return run
+
+    return decorate
