@@ -19,6 +19,7 @@ from kombu_toc.center.calls import read_call, written_call
 from kombu_toc.center.schedules import RecurringCommands
 from kombu_toc.metrics.counters import Metrics
 
+from ..support.cases import each
 from ..support.inspection import put_call
 from ..support.servers import Server
 
@@ -254,7 +255,7 @@ def compare(operation: str, few: Counter[str], many: Counter[str]) -> None:
         assert number <= looks * few[command] + MARGIN, (operation, command)
 
 
-@pytest.mark.parametrize(
+@each(
     "command",
     [
         *("ZRANGE key 0 -1", "ZRANGE key 0 5000", "ZRANGEBYSCORE key -inf 5", "HGETALL key"),

@@ -11,6 +11,7 @@ import pytest
 
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, ActionTimeError, TimeoutCenter, TocError
 
+from ..support.cases import each
 from ..support.inspection import (
     announced,
     check_slots,
@@ -42,7 +43,7 @@ def moved(rescheduled):
     return [(one.id, one.state, one.moved) for one in rescheduled]
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "said"),
     [
         (lambda center: center.put("mail", 7, b"x"), "id must be a str, not 7"),

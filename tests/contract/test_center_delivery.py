@@ -17,6 +17,7 @@ from kombu_toc.center.calls import PutRequest
 from kombu_toc.model import scores
 from kombu_toc.model.results import DEAD, IN_FLIGHT, WAITING
 
+from ..support.cases import each
 from ..support.inspection import (
     birth_of,
     check_slots,
@@ -416,7 +417,7 @@ def test_a_center_refuses_a_client_that_decodes(server):
         TimeoutCenter(client)
 
 
-@pytest.mark.parametrize("id", ["", "ünïcode", "a b\nc", "#", "a#b", "x" * 1000, "{1}", "%s"])
+@each("id", ["", "ünïcode", "a b\nc", "#", "a#b", "x" * 1000, "{1}", "%s"])
 def test_an_id_may_be_any_text(center, client, id):
     assert center.put("mail", id, b"1").id == id
     assert [found.id for found in center.get(id, topic="mail")] == [id]

@@ -24,6 +24,7 @@ from kombu_toc.center.exchanges import Bindings, binding, broadcast_call
 from kombu_toc.model import scores
 from kombu_toc.model.results import DEAD, WAITING
 
+from ..support.cases import each
 from ..support.inspection import (
     announced,
     check_slots,
@@ -94,7 +95,7 @@ def test_a_connection_sets_the_back_off_where_the_topic_does_not(client):
     assert [message.id for message in center.pop("own").messages] == ["x"]
 
 
-@pytest.mark.parametrize(
+@each(
     "limits",
     [
         {"retry_backoff": -1},
@@ -204,7 +205,7 @@ def test_a_dead_message_keeps_its_priority_and_its_retries(center, overtaken):
     assert found.step == 3
 
 
-@pytest.mark.parametrize("end", ["ack", "cancel", "cancel in flight", "purge"])
+@each("end", ["ack", "cancel", "cancel in flight", "purge"])
 def test_the_error_goes_with_the_message(center, client, end):
     center.queues.declare("one", slots=1)
     center.put("one", "x", b"")

@@ -27,6 +27,7 @@ from kombu_toc import (
 from kombu_toc.center import put_many
 from kombu_toc.model import message as envelope
 
+from ..support.cases import each
 from ..support.inspection import check_slots, residue, script_calls
 from ..support.proxy import Proxy
 from ..support.servers import Server
@@ -337,7 +338,7 @@ def test_it_looks_for_few_places_however_many_have_their_time(one, client, there
 # -- what cannot be put
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong, text",
     [
         ("m", r"message 3 is a str; give a NewMessage, a mapping or a tuple"),

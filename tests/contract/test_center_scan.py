@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, Counts, TimeoutCenter
 
+from ..support.cases import each
 from ..support.inspection import check_slots, now_us, put_call, residue, time_passes
 
 HOUR = 3600.0
@@ -215,7 +216,7 @@ def test_no_call_reads_more_than_a_bounded_number(center, client):
     assert max(read) <= 20
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "said"),
     [
         ({"state": "ready"}, "'ready' is no state; there are waiting, in flight, dead"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import redis
 
 from kombu_toc import DEAD, TimeoutCenter
 
+from ..support.cases import each
 from ..support.inspection import check_slots, put_call, residue
 
 #: More than Lua unpacks.
@@ -74,8 +74,8 @@ def test_any_number_of_messages_and_copies_is_acknowledged_at_once(
     assert residue(client) == []
 
 
-@pytest.mark.parametrize("id", IDS.values(), ids=IDS)
-@pytest.mark.parametrize("end", ["ack", "cancel", "purge", "dead ones", "delete", "bare"])
+@each("id", IDS.values(), ids=IDS)
+@each("end", ["ack", "cancel", "purge", "dead ones", "delete", "bare"])
 def test_an_id_may_be_any_text(
     center: TimeoutCenter, client: redis.Redis, id: str, end: str
 ) -> None:

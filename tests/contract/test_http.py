@@ -24,6 +24,7 @@ from kombu_toc import TimeoutCenter, pack
 from kombu_toc.exporter import metrics_text
 from kombu_toc.model.message import compress
 
+from ..support.cases import each
 from ..support.cluster import Cluster
 from ..support.http_server import HttpServer
 from ..support.servers import Server
@@ -82,7 +83,7 @@ def test_a_message_is_put_read_moved_made_due_leased_extended_and_acknowledged(
     assert api.get(f"{MAIL}/tasks/order-7").status == 404
 
 
-@pytest.mark.parametrize(
+@each(
     "said, kept",
     [
         ({"text": "täsk \N{SNOWMAN}"}, "täsk \N{SNOWMAN}".encode()),
@@ -138,7 +139,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("name", ODD)
+@each("name", ODD)
 def test_what_is_hard_to_show_is_shown_and_holds_nothing_up(
     api: HttpServer, center: TimeoutCenter, name: str
 ) -> None:
@@ -169,9 +170,7 @@ def test_what_is_hard_to_show_is_shown_and_holds_nothing_up(
     assert api.post(f"{MAIL}:ack", receipts).json["acknowledged"] == 2
 
 
-@pytest.mark.parametrize(
-    "id", ["a/b", "a:run", ":lease", "a b%", "täsk-\N{SNOWMAN}", "..", "x" * 300, "a?b#c"]
-)
+@each("id", ["a/b", "a:run", ":lease", "a b%", "täsk-\N{SNOWMAN}", "..", "x" * 300, "a?b#c"])
 def test_an_id_may_be_anything(api: HttpServer, id: str) -> None:
     path = f"{MAIL}/tasks/{quote(id, safe='')}"
     assert api.post(f"{MAIL}/tasks", {"id": id, "text": "x", "delay": 60}).json["id"] == id
@@ -309,7 +308,7 @@ def test_pages_have_every_message_once_by_state_and_time(
     assert api.get(f"{MAIL}/tasks?after=nothing").json["field"] == "after"
 
 
-@pytest.mark.parametrize(
+@each(
     "after",
     [
         "nothing",
@@ -328,7 +327,7 @@ def test_pages_have_every_message_once_by_state_and_time(
     ],
     ids=lambda text: text[:30],
 )
-@pytest.mark.parametrize("path", [f"{MAIL}/tasks", f"{MAIL}/dead", "/page/queue"])
+@each("path", [f"{MAIL}/tasks", f"{MAIL}/dead", "/page/queue"])
 def test_a_page_token_that_somebody_has_made_is_refused(
     api: HttpServer, center: TimeoutCenter, after: str, path: str
 ) -> None:
@@ -375,7 +374,7 @@ def test_what_is_in_flight_is_deleted_if_that_is_asked_for(
     assert center.counts("mail").in_flight == 0
 
 
-@pytest.mark.parametrize(
+@each(
     "method, path, document, said, known",
     [
         ("DELETE", f"{MAIL}/tasks/one?inflight=true", None, "inflight", "inFlight"),
@@ -551,7 +550,7 @@ def test_a_message_keeps_what_it_has_of_its_own(api: HttpServer, center: Timeout
 # -- bad requests
 
 
-@pytest.mark.parametrize(
+@each(
     "document, field",
     [
         ({}, "text"),
@@ -589,7 +588,7 @@ def test_a_field_that_cannot_be_used_is_named_and_nothing_is_put(
     assert api.get(f"{MAIL}/counts").json["ready"] == 0
 
 
-@pytest.mark.parametrize(
+@each(
     "raw, status",
     [
         (b"{", 400),
@@ -608,7 +607,7 @@ def test_what_is_no_json_is_refused(api: HttpServer, raw: bytes, status: int) ->
     assert api.get("/healthz").status == 200
 
 
-@pytest.mark.parametrize(
+@each(
     "method, path, status",
     [
         ("GET", "/nothing", 404),
@@ -659,7 +658,7 @@ def test_a_body_that_is_not_json_needs_its_type(api: HttpServer) -> None:
     assert (reply.status, reply.json["field"]) == (415, "content-type")
 
 
-@pytest.mark.parametrize(
+@each(
     "raw, status, field",
     [
         (b'{"text":"x","delay":%b}' % (b"9" * 401), 422, "delay"),

@@ -19,6 +19,7 @@ import pytest
 from kombu_toc import TimeoutCenter, center_for
 from kombu_toc.http import new_token
 
+from ..support.cases import each
 from ..support.cluster import Cluster
 from ..support.http_server import HttpServer
 from ..support.servers import Server
@@ -119,7 +120,7 @@ def test_a_compressed_body_is_refused_and_not_kept_as_it_is(
 # -- paths and headers
 
 
-@pytest.mark.parametrize(
+@each(
     "path", ["//v1/queues", "/v1//queues", "/v1/./queues", "/x/../v1/queues", "/v1/queues/", "/V1"]
 )
 def test_a_path_has_one_form(api: HttpServer, path: str) -> None:
@@ -137,7 +138,7 @@ def test_a_method_is_the_one_of_the_request(
     assert center.get("one")
 
 
-@pytest.mark.parametrize(
+@each(
     "name, one, other",
     [
         ("host", "localhost", "evil.example"),
@@ -179,7 +180,7 @@ def test_nothing_is_kept_by_a_cache_or_open_to_other_sites(
 # -- identity
 
 
-@pytest.mark.parametrize(
+@each(
     "id",
     ["a%2fb", "%", "%00", "\0", "a\0b", "a\nb", " ", "../../x", ".", "{x}", "#", "😀", "😀" * 500],
     ids=lambda id: ascii(id)[1:-1][:12],
@@ -261,7 +262,7 @@ def test_a_time_before_now_means_now(api: HttpServer, said: str) -> None:
     assert api.get(f"{MAIL}/counts").json["ready"] == 1
 
 
-@pytest.mark.parametrize(
+@each(
     "said",
     [
         *("0000-01-01T00:00:00Z", "9999-12-31T23:59:60Z", "2256-01-01T00:00:00Z"),
@@ -291,13 +292,13 @@ def test_numbers_in_json_are_kept_as_they_are(api: HttpServer, center: TimeoutCe
     assert str(kept[1]) == "-0.0"
 
 
-@pytest.mark.parametrize("raw", ["true", "1.5", "0", "-0", "1001", "9007199254740993", '"1"'])
+@each("raw", ["true", "1.5", "0", "-0", "1001", "9007199254740993", '"1"'])
 def test_a_limit_is_a_whole_number_within_bounds(api: HttpServer, raw: str) -> None:
     reply = api.post(f"{MAIL}:lease", raw=b'{"limit":%b}' % raw.encode(), headers=JSON)
     assert (reply.status, reply.json["field"]) == (422, "limit")
 
 
-@pytest.mark.parametrize(
+@each(
     "field, value",
     [
         ("visibility", True),

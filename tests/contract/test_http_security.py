@@ -22,6 +22,7 @@ from kombu_toc.http.problems import problem_of
 from kombu_toc.http.queues import page_of_names
 
 from ..support import nursery
+from ..support.cases import each
 from ..support.certificates import Authority
 from ..support.cluster import Cluster
 from ..support.http_server import HttpServer
@@ -171,7 +172,7 @@ def test_a_receipt_gives_no_right_to_another_queue(api: HttpServer, center: Time
     assert center.ack([message]) == 1
 
 
-@pytest.mark.parametrize(
+@each(
     "sent",
     ["", "Bearer", "Bearer ", "Bearer toc_wrong", "Basic dG9jOg==", "Bearer \xe4", "toc_x"],
 )
@@ -322,7 +323,7 @@ def test_who_says_nothing_while_tls_begins_is_cut_off(
         assert client.recv(1) == b""
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "said"),
     [
         (["--key", "KEY"], "--key is of a certificate: name that with --certificate"),
@@ -430,7 +431,7 @@ def alone(server: Server | Cluster) -> Iterator[HttpServer]:
 # -- tokens
 
 
-@pytest.mark.parametrize(
+@each(
     "line, said",
     [
         ("shop", "has a name, a hash, roles and queues"),
@@ -448,7 +449,7 @@ def test_a_line_that_cannot_be_used_is_named_and_not_shown(line: str, said: str)
     assert "toc_secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each(
     "pattern, yes, no",
     [
         ("sms-*", ["sms-", "sms-1", "sms-a\nb"], ["sms", "xsms-1"]),

@@ -15,6 +15,7 @@ from celery_toc import aio
 from kombu_toc import Delivery, NewMessage, TimeoutCenter, TraitError, reshard_topic
 from kombu_toc.model.topic import slot_of
 
+from ..support.cases import each
 from ..support.cluster import Cluster
 from ..support.inspection import check_slots, slot_keys, time_passes
 from ..support.loops import in_loop
@@ -111,7 +112,7 @@ def test_a_receipt_has_the_key(center: TimeoutCenter) -> None:
     assert center.ack([one.receipt]) == 1
 
 
-@pytest.mark.parametrize("key", [1.5, True, [], b"\xff"])
+@each("key", [1.5, True, [], b"\xff"])
 def test_what_is_no_key_is_refused_and_nothing_put(center: TimeoutCenter, key: Any) -> None:
     with pytest.raises(TraitError, match="message 'x': the key must be text, a whole number"):
         center.put("mail", "x", b"", key=key)
@@ -204,7 +205,7 @@ def app(client: redis.Redis, server: Server | Cluster) -> Any:
         yield made
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [
         {"headers": {"x-key": "c-%d"}},
@@ -214,7 +215,7 @@ def app(client: redis.Redis, server: Server | Cluster) -> Any:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["apply_async", "aio.send"])
+@each("asynchronous", [False, True], ids=["apply_async", "aio.send"])
 def test_a_task_has_the_key_that_it_is_sent_with(
     app: Celery, center: TimeoutCenter, options: dict[str, Any], asynchronous: bool
 ) -> None:

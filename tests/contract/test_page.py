@@ -16,6 +16,7 @@ from kombu_toc import FailureBounds, TimeoutCenter
 from kombu_toc.notify.targets import stop_target
 
 from ..meta.test_readme import named
+from ..support.cases import each
 from ..support.http_server import HttpServer
 from ..support.page_visitor import FORM, Visitor, audit, wait_for
 from ..support.servers import Server
@@ -91,9 +92,7 @@ def test_whatever_names_there_are_they_are_shown_as_text_and_can_be_acted_on(
     center.queues.delete(queue)
 
 
-@pytest.mark.parametrize(
-    "id", ["two\nlines", "two\r\nlines", "\u05e9\u05dc\u05d5\u05dd\u200f", "a\0b", "a*", "%0A"]
-)
+@each("id", ["two\nlines", "two\r\nlines", "\u05e9\u05dc\u05d5\u05dd\u200f", "a\0b", "a*", "%0A"])
 def test_a_form_sends_back_just_what_the_page_has_put_into_it(
     local: Visitor, center: TimeoutCenter, id: str
 ) -> None:
@@ -277,7 +276,7 @@ def test_what_cannot_be_taken_back_is_asked_for(local: Visitor, center: TimeoutC
     assert audit(center) == []
 
 
-@pytest.mark.parametrize(
+@each(
     "view, fields, status, text",
     [
         ("do", {"queue": "mail", "act": "cancel", "sure": "1"}, 422, "choose 1 to 1,000"),
@@ -304,7 +303,7 @@ def test_a_bad_form_says_what_is_wrong_and_does_nothing(
     assert audit(center) == []
 
 
-@pytest.mark.parametrize(
+@each(
     "view, status",
     [
         ("?span=year", 422),

@@ -12,6 +12,7 @@ from celery.exceptions import ImproperlyConfigured
 
 import kombu_toc
 
+from ..support.cases import each
 from ..support.servers import Server
 
 
@@ -49,7 +50,7 @@ def test_where_that_cannot_be_the_error_names_what_can(url: str, said: str) -> N
         Celery(backend=url).backend  # noqa: B018
 
 
-@pytest.mark.parametrize(
+@each(
     ("url", "plain"),
     [
         ("toc://", "redis://localhost:6379/0"),

@@ -17,6 +17,7 @@ from kombu import pools
 from celery_toc import timeout_center
 from celery_toc.cli import toc
 
+from ..support.cases import each
 from ..support.cluster import Cluster
 from ..support.servers import Server
 
@@ -67,7 +68,7 @@ def ask(run: Run) -> Run:
     return ask
 
 
-@pytest.mark.parametrize(
+@each(
     ("said", "kept"),
     [
         ("@daily", "0 0 * * *"),
@@ -172,7 +173,7 @@ def test_schedules_are_listed_as_they_fire_filtered_and_in_pages(ask, run):
     assert [line.split()[0] for line in table[1:]] == ["a", "b", "c", "other"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "code", "said"),
     [
         (("show", "nigthly"), 3, "there is no schedule 'nigthly'; do you mean 'nightly'?"),

@@ -19,6 +19,7 @@ from kombu_toc import ReplicationError, ScheduleChange, ScheduleFiring, TimeoutC
 from kombu_toc.center import schedules
 from kombu_toc.http import Token, new_token
 
+from ..support.cases import each
 from ..support.cluster import Cluster
 from ..support.http_server import HttpServer
 from ..support.page_visitor import Visitor
@@ -338,10 +339,8 @@ def test_the_api_has_every_schedule_once(
     assert api.get("/v1/schedules?queue=a&after=b:x").status == 422
 
 
-@pytest.mark.parametrize(
-    "behind, more", [(("a:b", "ñ"), "a%3Ab:%C3%B1"), (("a:b", ""), "a%3Ab"), (None, None)]
-)
-@pytest.mark.parametrize("queue", [None, "a:b"])
+@each("behind, more", [(("a:b", "ñ"), "a%3Ab:%C3%B1"), (("a:b", ""), "a%3Ab"), (None, None)])
+@each("queue", [None, "a:b"])
 def test_an_answer_says_where_a_page_has_ended(
     behind: Any, more: str | None, queue: str | None
 ) -> None:

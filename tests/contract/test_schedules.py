@@ -28,6 +28,7 @@ from celery_toc.worker.schedules import take, take_together
 from kombu_toc import WAITING
 
 from ..chaos.firings import chaos
+from ..support.cases import each
 from ..support.cluster import Cluster
 from ..support.loops import in_loop
 from ..support.servers import Server, SteppedServer
@@ -527,7 +528,7 @@ class MoodyCrontab(crontab):
         return False, 1.0
 
 
-@pytest.mark.parametrize(
+@each(
     "how, said",
     [
         ({"schedule": "daily"}, "says nothing of when"),
@@ -843,7 +844,7 @@ def test_a_range_of_the_past_is_back_filled_once_and_at_a_rate(center: TaskCente
     assert center.schedules.backfill("a", start) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("start", "end", "how", "said"),
     [
         (50, 100, {}, "no range of the past"),

@@ -12,6 +12,7 @@ from kombu import Connection
 
 import kombu_toc
 
+from ..support.cases import each
 from ..support.certificates import Authority, TLSServer, tls_options, tls_program
 from ..support.sentinels import NAME, Deployment
 from .test_connections import round_trip
@@ -60,9 +61,9 @@ def test_an_authority_of_ones_own_is_named_in_the_transport_options(
     round_trip(Connection(url(secure), transport_options={"ssl_ca_certs": authority.file}))
 
 
-@pytest.mark.parametrize("prefix", ["", "ssl_"])
-@pytest.mark.parametrize("requirement", [ssl.CERT_REQUIRED, "CERT_REQUIRED", "required"])
-@pytest.mark.parametrize("scheme", ["toc+redis", "toc+rediss"])
+@each("prefix", ["", "ssl_"])
+@each("requirement", [ssl.CERT_REQUIRED, "CERT_REQUIRED", "required"])
+@each("scheme", ["toc+redis", "toc+rediss"])
 def test_broker_use_ssl_is_understood_as_celerys_users_write_it(
     secure: TLSServer, authority: Authority, prefix: str, requirement: object, scheme: str
 ) -> None:
@@ -70,21 +71,21 @@ def test_broker_use_ssl_is_understood_as_celerys_users_write_it(
     round_trip(Connection(url(secure).replace("toc+rediss", scheme), ssl=given))
 
 
-@pytest.mark.parametrize("requirement", ["CERT_NONE", "none"])
+@each("requirement", ["CERT_NONE", "none"])
 def test_certificates_are_not_checked_if_the_url_says_so(
     secure: TLSServer, requirement: str
 ) -> None:
     round_trip(Connection(url(secure, f"?ssl_cert_reqs={requirement}")))
 
 
-@pytest.mark.parametrize("requirement", [ssl.CERT_NONE, "CERT_NONE", "none", None])
+@each("requirement", [ssl.CERT_NONE, "CERT_NONE", "none", None])
 def test_certificates_are_not_checked_if_broker_use_ssl_says_so(
     secure: TLSServer, requirement: object
 ) -> None:
     round_trip(Connection(url(secure), ssl={"ssl_cert_reqs": requirement}))
 
 
-@pytest.mark.parametrize("ssl", [False, True, {"ssl_cert_reqs": "required"}])
+@each("ssl", [False, True, {"ssl_cert_reqs": "required"}])
 def test_an_unknown_authority_is_not_trusted(secure: TLSServer, ssl: object) -> None:
     text = said(url(secure), ssl=ssl)
     assert f"127.0.0.1:{secure.tls_port}: the server's certificate is not trusted (" in text

@@ -30,6 +30,7 @@ from kombu_toc.center import registry
 from kombu_toc.center.registry import AGING, RELOAD
 from kombu_toc.consumer.poller import REREAD
 
+from ..support.cases import each
 from ..support.cluster import Cluster
 from ..support.fixtures import drain
 from ..support.inspection import check_slots, residue
@@ -72,7 +73,7 @@ def test_limits_are_changed_and_taken_back(center: TimeoutCenter, client: redis.
     assert center.queues.alter("mail") == back, "nothing is changed"
 
 
-@pytest.mark.parametrize(
+@each(
     ("limits", "error", "said"),
     [
         ({"retries": 99}, ConfigurationError, "retries must be a whole number from 0 to 31"),

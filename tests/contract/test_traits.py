@@ -14,6 +14,7 @@ from kombu_toc.center.clock import MAY_NOT
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.center.upkeep import Part, Upkeep, keep
 
+from ..support.cases import each
 from ..support.fixtures import drain
 from ..support.inspection import aged, check_slots, now_us, residue, slot_keys, time_passes
 
@@ -115,7 +116,7 @@ def test_what_goes_away_by_itself_leaves_no_traits_to_a_namesake(center: Timeout
     assert pop_one(center, "reply").visibility is None
 
 
-@pytest.mark.parametrize(
+@each(
     "trait, error",
     [
         ({"visibility": 0}, "message 'x': visibility must be a number of seconds from 1 up, not 0"),

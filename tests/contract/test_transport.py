@@ -28,6 +28,7 @@ from kombu_toc.consumer.upkeeper import sweep
 from kombu_toc.model import message as envelope
 from kombu_toc.transport.publisher import BatchPublishError
 
+from ..support.cases import each
 from ..support.fixtures import drain
 from ..support.inspection import keys_left, slot_keys
 from ..support.proxy import Proxy
@@ -388,7 +389,7 @@ def test_the_eta_header_goes_before_x_delay(connection: Connection) -> None:
     assert found.time_us == 4_102_444_800_000_000
 
 
-@pytest.mark.parametrize(
+@each(
     "headers",
     [
         {"eta": "tomorrow"},

@@ -29,6 +29,7 @@ from kombu_toc.center.pop import mark_calls
 from kombu_toc.center.upkeep import ClaimSweep
 
 from ..meta.test_readme import named
+from ..support.cases import each
 from ..support.inspection import check_slots, now_us
 from ..support.servers import Server
 from .test_reshard import packed
@@ -284,7 +285,7 @@ def test_who_wants_an_error_gets_it_with_the_id(center):
 # -- bad input
 
 
-@pytest.mark.parametrize(
+@each(
     ("said", "message"),
     [
         ({"key": ""}, "message 'a': its unique key is empty"),

@@ -26,6 +26,7 @@ import kombu_toc
 from celery_toc.cli import toc as command
 
 from ..support import nursery
+from ..support.cases import each
 from ..support.inspection import put_call
 from ..support.nodes import ROOT, Worker
 from ..support.tasks import make_app
@@ -514,7 +515,7 @@ def test_status_and_top_tell_how_late_workers_were_and_what_they_did(
 # -- wrong input
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "code", "says"),
     [
         (("show", "missing"), 3, "'missing'"),
@@ -605,7 +606,7 @@ def test_without_a_terminal_to_ask_on_nothing_is_destroyed(
     assert toc.counts("urgent").dead == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("broker", "code", "says"),
     [
         ("toc+redis://:secret@127.0.0.1:1/0", 1, "127.0.0.1:1"),
@@ -641,7 +642,7 @@ def test_a_broker_that_is_down_or_no_timeout_center_is_told_in_a_line(
         assert "secret" not in said.err
 
 
-@pytest.mark.parametrize("name", sorted(command.commands_at))
+@each("name", sorted(command.commands_at))
 def test_every_command_has_help_with_an_example(name: str) -> None:
     context = CLIContext(app=None, no_color=True, workdir=None)
     said = CliRunner(**APART).invoke(command, [name, "--help"], obj=context)

@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from celery_toc.cli import toc as command
 
 from ..support import nursery
+from ..support.cases import each
 from ..support.nodes import ROOT
 from ..support.ports import free_port
 from ..support.tasks import make_app
@@ -88,7 +89,7 @@ def test_served_they_are_there_until_ctrl_c(scheduled: Celery, environment: dict
         program.wait()
 
 
-@pytest.mark.parametrize("address", ["nowhere", "host:", ":99999", "1.2.3.4:http", ":-1"])
+@each("address", ["nowhere", "host:", ":99999", "1.2.3.4:http", ":-1"])
 def test_a_wrong_address_is_one_line_and_wrong_usage(app: Celery, address: str) -> None:
     said = run(app, "--serve", address)
     assert said.exit_code == 2

@@ -27,6 +27,7 @@ import kombu_toc
 from celery_toc import timeout_center
 
 from ..support import nursery
+from ..support.cases import each
 from ..support.inspection import put_call
 from ..support.nodes import ROOT, Worker
 from ..support.servers import Server
@@ -346,7 +347,7 @@ class _OldServer(socketserver.StreamRequestHandler):
             self.wfile.write(reply)
 
 
-@pytest.mark.parametrize("words", [("status",), ("list",), ("top", "--count", "1"), ("purge", "x")])
+@each("words", [("status",), ("list",), ("top", "--count", "1"), ("purge", "x")])
 def test_a_server_that_is_too_old_is_an_error(words: tuple[str, ...]) -> None:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _OldServer) as old:
         old.daemon_threads = True

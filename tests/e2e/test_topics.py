@@ -11,6 +11,7 @@ from celery import Celery
 
 import kombu_toc
 
+from ..support.cases import each
 from ..support.nodes import Worker
 from ..support.workers import Journal, wait_until
 from .test_cli import Answer, answer
@@ -108,7 +109,7 @@ def test_what_limits_starts_and_keys_is_set_shown_and_taken_away(run: Run) -> No
     assert "rate" not in run("topic", "show", "mail").out
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "code", "said"),
     [
         (("set", "celry", "--retries", "3"), 3, "no queue 'celry'; do you mean 'celery'?"),

@@ -32,6 +32,7 @@ from kombu_toc import pack, unpack
 from kombu_toc.http import new_token
 
 from ..support import nursery
+from ..support.cases import each
 from ..support.http_server import HttpServer, peak_of
 from ..support.page_visitor import Visitor, wait_for
 from ..support.servers import Server
@@ -132,7 +133,7 @@ def worker(folder: Path, pool: str = "solo") -> Iterator[None]:
         process.wait(30)
 
 
-@pytest.mark.parametrize(
+@each(
     "fields, options",
     [
         ({"args": [2], "kwargs": {"b": 3}}, {}),
@@ -201,7 +202,7 @@ def test_a_task_runs_and_its_result_and_trace_come_back(
     assert (found["state"], found["result"]) == ("SUCCESS", 5)
 
 
-@pytest.mark.parametrize(
+@each(
     "fields, status, field",
     [
         ({"task": "secret.drop"}, 403, "task"),
@@ -239,7 +240,7 @@ MESSAGE = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     "fields",
     [
         {"json": [[], {}, {}], "headers": HEADERS},
@@ -281,8 +282,8 @@ DEEP = {**HEADERS, "x": "DEEP"}
 ENVELOPE = {"h": DEEP, "p": {}, "t": "application/json", "e": "utf-8"}
 
 
-@pytest.mark.parametrize("depth", [700, 1_500, 100_000])
-@pytest.mark.parametrize("where", ["headers", "body"])
+@each("depth", [700, 1_500, 100_000])
+@each("where", ["headers", "body"])
 def test_what_this_server_cannot_parse_is_not_let_in(
     api: HttpServer, app: Celery, where: str, depth: int
 ) -> None:
@@ -317,7 +318,7 @@ def test_what_only_some_workers_can_parse_is_not_let_in(
     assert (reply.status, reply.json["type"]) == (403, "urn:celery-toc:forbidden"), reply
 
 
-@pytest.mark.parametrize(
+@each(
     "fields",
     [
         {"text": "{" + "[" * 100_000},
@@ -335,7 +336,7 @@ def test_other_messages_are_put(api: HttpServer, fields: dict[str, Any]) -> None
     assert api.post("/v1/queues/celery/tasks", fields).status == 201
 
 
-@pytest.mark.parametrize(
+@each(
     "eta",
     [
         "9999-12-31T23:59:59Z",

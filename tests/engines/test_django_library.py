@@ -21,6 +21,7 @@ from kombu_toc.library.schema import tables
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
+from ..support.cases import each
 from ..support.databases import DatabaseServer
 from ..support.library import engine
 from .test_library_growth import Reading, ends_of, rows_of
@@ -230,7 +231,7 @@ def test_they_write_nothing(ask: Project) -> None:
     assert ask("models.PendingTask.objects.count()") == 4
 
 
-@pytest.mark.parametrize(
+@each(
     "query, found",
     [
         ("", ["id-0", "id-1", "id-4", "id-1"]),
@@ -253,7 +254,7 @@ def test_pending_tasks_are_found_in_the_admin(ask: Project, query: str, found: l
     assert [one for one in page if one != "id-1" or late is found] == late
 
 
-@pytest.mark.parametrize(
+@each(
     "query, found",
     [("", 2), ("q=id-3", 1), ("q=2", 1), ("status__exact=9", 1), ("ended=0", 2), ("ended=7", 2)],
 )

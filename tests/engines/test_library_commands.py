@@ -23,6 +23,7 @@ from kombu_toc.library import rebuild
 from kombu_toc.library.schema import REVISION
 
 from ..meta.test_commands_page import APART, SAMPLES, assert_alike
+from ..support.cases import each
 from ..support.library import close_libraries
 
 PAGE = (Path(__file__).parents[2] / "docs" / "library.md").read_text()
@@ -220,9 +221,7 @@ def test_the_first_example_of_the_page_works(server, client, tmp_path, run):
     pools.reset()
 
 
-@pytest.mark.parametrize(
-    "attributes", [{"a b": "x"}, {"shop": None}, {"shop": "x" * 4000}, {"shop": "\0"}, ["shop"]]
-)
+@each("attributes", [{"a b": "x"}, {"shop": None}, {"shop": "x" * 4000}, {"shop": "\0"}, ["shop"]])
 def test_attributes_that_cannot_be_kept_are_refused(app, run, attributes):
     remind = app.tasks["shop.mail.remind"]
     with pytest.raises(LibraryError, match=r"x-attributes .*nothing was sent"):

@@ -17,6 +17,8 @@ from celery.bin.base import CLIContext
 from celery_toc.cli import toc
 from kombu_toc.client.options import Settings
 
+from ..support.cases import each
+
 ROOT = Path(__file__).parents[2]
 
 PAGES = sorted(
@@ -75,7 +77,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS))
+@each("command", sorted(COMMANDS))
 def test_every_command_of_the_pages_can_be_given(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,12 @@ def each(
     """
     arguments = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
     rows = list(values)
-    named = list(map(ids, rows) if callable(ids) else ids or rows)
+    if not callable(ids):
+        named = list(ids or rows)
+    elif len(arguments) > 1:
+        named = ["-".join(filter(None, map(ids, row))) for row in rows]
+    else:
+        named = list(map(ids, rows))
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         wanted = inspect.signature(test).parameters
