@@ -17,7 +17,6 @@ from kombu_toc.center.calls import PutRequest
 from kombu_toc.model import scores
 from kombu_toc.model.results import DEAD, IN_FLIGHT, WAITING
 
-from ..support.cases import each
 from ..support.inspection import (
     birth_of,
     check_slots,
@@ -255,19 +254,6 @@ def test_a_token_is_known_until_an_hour_after_the_message_was_due(one, client):
     assert one.put("one", "x", b"", token="t", delay=2 * HOUR).outcome == "repeated"
 
 
-@pytest.mark.one_server("commands are counted at it")
-def test_a_plain_put_runs_few_commands(one, client):
-    """One to add it, with the memory of its name, in place of a look and a write."""
-    one.put("one", "first", b"", at=1e9)
-    one.put("one", "warm-up", b"", delay=60)
-    client.config_resetstat()
-    one.put("one", "plain", b"", delay=120)
-    ran = {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
-    assert ran - {"config|resetstat", "config", "info"} == {
-        *("evalsha", "set", "hsetnx", "time", "zrevrangebyscore", "zadd", "zrange")
-    }
-
-
 # -- replace
 
 
@@ -365,19 +351,6 @@ def test_a_receipt_cancels_one_and_an_id_all_copies(one):
     assert residue(one.client) == []
 
 
-def test_two_live_messages_may_share_an_id(one):
-    """Celery's retry republishes the id of the task that still runs."""
-    one.put("one", "x", b"first")
-    first = one.pop("one").messages
-    copy = one.put("one", "x", b"second").id
-    assert copy.startswith("x#")
-    assert one.ack(first) == 1
-    [second] = one.pop("one").messages
-    assert (second.id, second.body) == (copy, b"second")
-    assert one.ack([second]) == 1
-    assert residue(one.client) == []
-
-
 @pytest.mark.parametrize("state", [WAITING, IN_FLIGHT, DEAD])
 def test_ensure_adds_nothing_while_a_message_has_the_id_in_any_state(one, state):
     """D3"""
@@ -415,16 +388,6 @@ def test_a_center_refuses_a_client_that_decodes(server):
         pytest.raises(ConfigurationError, match="decode_responses"),
     ):
         TimeoutCenter(client)
-
-
-@each("id", ["", "ünïcode", "a b\nc", "#", "a#b", "x" * 1000, "{1}", "%s"])
-def test_an_id_may_be_any_text(center, client, id):
-    assert center.put("mail", id, b"1").id == id
-    assert [found.id for found in center.get(id, topic="mail")] == [id]
-    messages = center.pop("mail").messages
-    assert [message.id for message in messages] == [id]
-    assert center.ack(messages) == 1
-    assert residue(client) == []
 
 
 def test_a_body_may_be_any_bytes(one):
@@ -700,33 +663,6 @@ def test_an_acknowledged_message_is_gone(center, client):
     assert residue(client) == []
 
 
-def test_an_acknowledgement_counts_however_late_it_comes(center, client):
-    """A5: also once the lease has ended and the message is back in its store"""
-    center.put("mail", "x", b"", priority=6)
-    messages = center.pop("mail").messages
-    end_lease(center, *messages)
-    assert center.pop("mail", 0).rolled_back == ["x"]
-    assert center.ack(messages) == 1
-    assert residue(client) == []
-
-
-def test_an_acknowledgement_counts_also_after_the_next_delivery(one):
-    one.put("one", "x", b"")
-    first = one.pop("one").messages
-    end_lease(one, *first)
-    assert pop_ids(one) == ["x"]
-    assert one.ack(first) == 1
-    assert residue(one.client) == []
-
-
-def test_a_dead_message_can_still_be_acknowledged(one, client):
-    one.put("one", "x", b"")
-    [message] = one.pop("one").messages
-    one.reject(message, requeue=False)
-    assert one.ack([message]) == 1
-    assert residue(client) == []
-
-
 def test_messages_of_many_topics_are_acknowledged_at_once(center, client):
     for topic in ("a", "b", "c"):
         center.put(topic, "x", b"1")
@@ -969,18 +905,6 @@ def test_a_topic_may_have_a_visibility_timeout_of_its_own(center, client):
 # -- what should not happen
 
 
-def test_an_id_without_a_body_is_named_and_removed(center, client):
-    """D4"""
-    center.put("mail", "x", b"")
-    center.put("mail", "y", b"")
-    client.hdel(center.registry.topic("mail").slot_for("x").body, "x")
-    popped = center.pop("mail", 5)
-    assert popped.bare == ["x"]
-    assert [message.id for message in popped.messages] == ["y"]
-    center.ack(popped.messages)
-    assert residue(client) == []
-
-
 def test_a_server_that_forgot_the_scripts_is_told_them_again(one, client):
     client.script_flush()
     one.put("one", "x", b"")
@@ -1016,22 +940,3 @@ def test_an_empty_batch_is_no_round_trip(center):
     assert center.runner.run_all([]) == []
     assert center.ack([]) == center.release([]) == 0
     assert center.extend([]) == []
-
-
-@pytest.mark.parametrize("act", ["release", "requeue", "extend"])
-def test_a_message_that_was_delivered_again_is_not_taken_from_its_new_holder(one, act):
-    """Its first consumer was stopped for too long: only its acknowledgement counts."""
-    one.put("one", "x", b"")
-    [first] = one.pop("one").messages
-    end_lease(one, first)
-    [second] = one.pop("one").messages
-    if act == "release":
-        assert one.release([first]) == 0
-    elif act == "requeue":
-        assert one.reject(first, requeue=True) is None
-    else:
-        assert one.extend([first]) == [first]
-    [found] = one.get("x", topic="one")
-    assert found.state == IN_FLIGHT
-    assert one.extend([second]) == []
-    assert one.ack([first]) == 1

@@ -170,16 +170,6 @@ def test_what_is_hard_to_show_is_shown_and_holds_nothing_up(
     assert api.post(f"{MAIL}:ack", receipts).json["acknowledged"] == 2
 
 
-@each("id", ["a/b", "a:run", ":lease", "a b%", "täsk-\N{SNOWMAN}", "..", "x" * 300, "a?b#c"])
-def test_an_id_may_be_anything(api: HttpServer, id: str) -> None:
-    path = f"{MAIL}/tasks/{quote(id, safe='')}"
-    assert api.post(f"{MAIL}/tasks", {"id": id, "text": "x", "delay": 60}).json["id"] == id
-    assert api.get(path).json["id"] == id
-    assert api.post(f"{path}:run").status == 200
-    assert api.ask("DELETE", path).json["cancelled"] == 1
-    assert api.get(path).status == 404
-
-
 def test_a_queue_may_have_a_slash_or_a_colon_in_its_name(
     api: HttpServer, center: TimeoutCenter
 ) -> None:
@@ -638,19 +628,6 @@ def test_without_a_library_nothing_is_found_in_it(api: HttpServer) -> None:
             "application/problem+json",
         )
         assert "set toc_library in the broker's URL" in refused.json["detail"]
-
-
-def test_large_bodies_and_headers_are_refused_and_the_server_goes_on(api: HttpServer) -> None:
-    said = {"content-type": "application/json", "content-length": str(17 << 20)}
-    connection = api.connect()
-    connection.putrequest("POST", f"{MAIL}/tasks")
-    for name, value in said.items():
-        connection.putheader(name, value)
-    connection.endheaders()
-    assert connection.getresponse().status == 413
-    connection.close()
-    assert api.get("/v1/queues", headers={"x-much": "x" * 40_000}).status == 431
-    assert api.get("/healthz").status == 200
 
 
 def test_a_body_that_is_not_json_needs_its_type(api: HttpServer) -> None:

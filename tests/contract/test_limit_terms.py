@@ -8,13 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
-from kombu import Connection, Queue
+from kombu import Connection
 
 from kombu_toc import TERMS, ConfigurationError, Limit, TimeoutCenter, reshard_topic
 from kombu_toc.center import registry
 
-from ..support.fixtures import drain
 from ..unit.test_terms import EVERY
 
 pytestmark = pytest.mark.cluster
@@ -108,17 +106,6 @@ def test_what_says_nothing_any_more_is_taken_away_with_the_other(center: Timeout
     assert {"rate", "rate_burst", "key_fair", "key_weights"} & standing(center).keys() == set()
     with pytest.raises(ConfigurationError, match="rate_burst says nothing without rate"):
         center.queues.alter("mail", rate_burst=3)
-
-
-def test_consumers_and_senders_know_within_five_seconds(
-    client: redis.Redis, connect: Connect
-) -> None:
-    connection = connect()
-    with connection.Consumer(Queue("mail"), callbacks=[lambda body, message: None]):
-        TimeoutCenter(client).queues.alter("mail", key_rate="5/s")
-        known = connection.transport.center.registry.known
-        while known("mail").declaration.gates != "R201000.000:1,":
-            drain(connection, timeout=0.1)
 
 
 def test_a_queue_that_is_counted_as_a_whole_has_one_slot_on_a_cluster(

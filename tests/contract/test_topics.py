@@ -396,16 +396,3 @@ def count_reads(patched: pytest.MonkeyPatch, center: TimeoutCenter) -> list[Any]
     hget = center.client.hget
     patched.setattr(center.client, "hget", lambda *args: read.append(args) or hget(*args))
     return read
-
-
-def test_a_consumer_knows_within_five_seconds(client: redis.Redis, connect: Connect) -> None:
-    connection = connect()
-    consumer = connection.Consumer(Queue("mail"), callbacks=[lambda body, message: None])
-    with consumer:
-        drain(connection, timeout=0.1)
-        TimeoutCenter(client).queues.alter("mail", retries=1, visibility=33)
-        began = time.monotonic()
-        known = connection.transport.center.registry.known
-        while known("mail").declaration.visibility != 33:
-            drain(connection, timeout=0.1)
-            assert time.monotonic() - began < 5

@@ -409,12 +409,6 @@ def test_a_message_that_is_picked_has_its_traits_and_expires(center: TimeoutCent
     check_slots(center, "mail")
 
 
-def test_messages_that_are_put_together_have_traits_of_their_own(center: TimeoutCenter) -> None:
-    center.put_many("mail", [NewMessage("x", b"", visibility=200), NewMessage("y", b"")])
-    popped = {one.id: one.visibility for one in center.pop("mail", 2).messages}
-    assert popped == {"x": 200, "y": None}
-
-
 # -- as Kombu sends it
 
 

@@ -93,13 +93,6 @@ def test_a_compressed_body_arrives(connection: Connection) -> None:
         message.ack()
 
 
-def test_an_acknowledged_message_is_gone(connection: Connection, client: redis.Redis) -> None:
-    with connection.SimpleQueue("mail") as queue:
-        queue.put("x")
-        queue.get(timeout=5).ack()
-    assert slot_keys(client) == []
-
-
 def test_acknowledging_several_at_once(connection: Connection, client: redis.Redis) -> None:
     inbox = Inbox(ack=False)
     with Consumer(connection, [Queue("mail")], callbacks=[inbox], prefetch_count=10):
@@ -804,17 +797,6 @@ def test_an_expiring_queue_goes_when_nobody_refreshes_it(
     while keys_left(client):
         time.sleep(0.01)
         sweep(center)
-
-
-def test_a_queue_that_is_used_does_not_expire(connect: Connect) -> None:
-    connection = connect(toc_stale_after=1)
-    queue = Queue("living", Exchange("work", "direct"), "key", auto_delete=True, expires=1)
-    channel = connection.default_channel
-    queue(channel).declare()
-    channel.queues.topic("living")
-    time.sleep(2.5)  # the server's own clock decides what is stale
-    assert sweep(connection.transport.center) == []
-    assert connection.transport.center.registry.declared("living") is not None
 
 
 def test_declaring_a_queue_passively_tells_whether_it_is_there(connection: Connection) -> None:

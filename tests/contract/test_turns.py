@@ -124,6 +124,7 @@ def test_queues_that_are_full_get_equal_shares(
     early: bool,
     loop: bool,
 ) -> None:
+    """X8"""
     names = [f"q{i}" for i in range(number)]
     filler = connect()
     for name in names:

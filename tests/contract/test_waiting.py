@@ -334,25 +334,6 @@ def test_who_waits_asks_the_server_next_to_nothing(quiet: Server) -> None:
     assert 2 <= calls <= 2 + 1.2 * seconds  # both may come just after the count begins
 
 
-def test_somebody_who_keeps_the_topics_up_spares_the_looks(quiet: Server) -> None:
-    with quiet.client() as client, quiet.client() as waits:
-        other = TimeoutCenter(waits, grace=0)
-        other.queues.declare("mail")
-        client.set(other.keys.upkeep, "somebody")
-        with in_thread(other.pop, "mail", wait=30):
-            wait_until(lambda: blocked(client) == 1)
-            client.config_resetstat()
-            # From this question on, it knows for five seconds.
-            wait_until(lambda: calls_of(client, "exists") == 1)
-            asked = time.monotonic()
-            client.config_resetstat()
-            time.sleep(2)  # what is counted is what it does in this time
-            calls = calls_of(client, "evalsha", "eval", "bzpopmin", "exists")
-            # A thread that had no processor for seconds has counted the next question, too.
-            assert calls == 0 or time.monotonic() - asked > 4.5
-            other.put("mail", "end", b"")
-
-
 @pytest.mark.one_server("on a Cluster a look is one call for each slot")
 def test_threads_that_share_a_center_share_the_looks(
     client: redis.Redis, make: Callable[[], TimeoutCenter]

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery, group
 
 from ..support.nodes import Worker
-from ..support.workers import LOOPS, POOLS, Journal
+from ..support.workers import POOLS, Journal
 
 StartWorkers = Callable[..., list[Worker]]
 
@@ -99,21 +99,3 @@ def test_a_queue_does_not_wait_for_the_backlog_of_another(
     assert len([one for one in journal.entries() if one["at"] < few[0]["at"]]) - sent <= 15
     before = [entry for entry in journal.entries() if entry["at"] <= few[-1]["at"]]
     assert len([entry for entry in before if entry["at"] > few[0]["at"]]) <= 12
-
-
-# solo, too: it asks for the next task only when it has executed the last.
-@pytest.mark.parametrize("pool", sorted({*LOOPS, "solo"}))
-@pytest.mark.parametrize("late", [True])
-def test_queues_that_are_full_get_equal_shares_of_the_starts(
-    start_workers: StartWorkers, app: Celery, journal: Journal, pool: str, late: bool
-) -> None:
-    """X8"""
-    queues = ["celery", "urgent", "other"]
-    for queue in queues:
-        send(app, queue, 110, 0.01, queue)
-    start_workers(1, *(*POOLS[pool], "-Q", ",".join(queues)), task_acks_late=late)
-    entries = sorted(journal.wait_for("", 330), key=lambda entry: entry["at"])
-    started = [entry["name"].rpartition("-")[0] for entry in entries]
-    for first in range(200):
-        got = Counter(started[first : first + 100])
-        assert all(0.8 * 100 / 3 <= got[queue] <= 1.2 * 100 / 3 for queue in queues), (first, got)

@@ -95,21 +95,6 @@ def test_one_producers_tasks_start_in_the_order_in_which_they_were_sent(
     assert names == sorted(names)
 
 
-@pytest.mark.nightly(
-    guarded_by="tests/contract/test_center_delivery.py::test_messages_with_one_action_time_keep_their_publish_order_within_a_slot"
-)
-def test_tasks_with_one_eta_start_in_the_order_in_which_they_were_sent(
-    start_workers: StartWorkers, app: Celery, journal: Journal
-) -> None:
-    """K5, for tasks that waited."""
-    start_workers(1, "-c", "1", "-Q", "one-slot")
-    due = at(2)
-    for i in range(300):
-        app.tasks["e2e.note"].apply_async((f"same-{i:04}",), queue="one-slot", eta=due)
-    names = [entry["name"] for entry in journal.wait_for("same-", 300)]
-    assert names == sorted(names)
-
-
 @pytest.mark.one_server("one process is the server")
 @pytest.mark.parametrize("who", ["worker", "server"])
 def test_tasks_start_in_order_although_somebody_stands_still_now_and_then(

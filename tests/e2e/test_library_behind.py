@@ -13,7 +13,7 @@ import kombu_toc
 
 from ..support.library import engine, library_url, new_url, on_engines
 from ..support.nodes import Worker
-from ..support.workers import Journal, wait_until
+from ..support.workers import wait_until
 
 __all__ = ("engine", "library_url", "new_url")  # fixtures
 
@@ -28,38 +28,6 @@ def options(library_url: str) -> dict[str, Any]:
             "toc_topics": {"celery": {"library": "behind"}},
         }
     }
-
-
-@pytest.mark.nightly(
-    guarded_by="tests/e2e/test_library.py::test_what_waits_when_redis_is_lost_runs_on_time_and_once"
-)
-@on_engines("sqlite")
-def test_what_waits_when_redis_is_lost_runs_on_time_and_once(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    options: dict[str, Any],
-) -> None:
-    # Senders need no library.
-    start_workers(2, "-c", "2", **options)
-    assert toc.registry.topic("celery").declaration.library == "behind"
-    now = app.tasks["e2e.add"].delay(1, 2)
-    for number in range(100):
-        app.tasks["e2e.note"].apply_async((f"lost-{number}",), countdown=8 + number / 50)
-    app.conf.update(options)
-    library = celery_toc.timeout_center(app).library
-    assert now.get(timeout=20) == 3
-    wait_until(lambda: library.counts() == {"pending": 100, "succeeded": 1, "not put": 0})
-    wait_until(lambda: not toc.queues.unwritten("celery")[0].entries)
-    toc.client.flushdb()
-    assert library.rebuild().put == 100
-    entries = journal.wait_for("lost-", 100)
-    assert len({entry["name"] for entry in entries}) == len(entries) == 100
-    wait_until(lambda: library.counts() == {"succeeded": 101, "not put": 0}, what=library.counts)
-    [record] = library.history(now.id)
-    assert record.worker
-    assert record.task == "e2e.add"
 
 
 @on_engines("sqlite", "postgresql")

@@ -11,8 +11,6 @@ import pytest
 import redis
 from celery import Celery
 
-from kombu_toc.scripts.call import load
-
 from ..support.inspection import slot_keys
 from ..support.nodes import Worker
 from ..support.proxy import Proxy
@@ -136,31 +134,3 @@ def test_a_worker_warns_once_of_a_server_that_forgets(start_workers: StartWorker
     """Y9"""
     [worker] = start_workers(1, "-P", "solo")
     assert worker.container.logs().count("may lose tasks") == 1
-
-
-@pytest.mark.one_server("the proxy that loses the reply stands before one server")
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_a_task_that_was_being_delivered_when_the_connection_was_cut_runs_soon(
-    start_workers: StartWorkers, server: Server, app: Celery, journal: Journal, pool: str
-) -> None:
-    """It does not wait for its lease to end, and no retry is spent."""
-    with Proxy(server.port) as proxy:
-        [worker] = start_workers(
-            1,
-            *("-P", pool, "-c", "2", "--without-mingle"),  # that alone takes a second
-            broker=proxy.toc_url,
-            broker_transport_options={"visibility_timeout": 20},
-        )
-        app.tasks["e2e.note"].delay("before")
-        journal.wait_for("before", 1)
-        # Whichever pop is next, it finds the task.
-        proxy.freeze()
-        app.tasks["e2e.told"].delay("cut")
-        lost = proxy.drop_replies(load("pop").sha.encode())
-        proxy.thaw()
-        assert lost.wait(10)
-        cut = time.time()
-        entry, _done = journal.wait_for("cut", 2)
-        assert entry["at"] - cut < 10
-        assert not entry["redelivered"]
-        worker.teardown()

@@ -27,7 +27,6 @@ from kombu import pools
 
 import celery_toc
 from celery_toc import timeout_center
-from celery_toc.metrics import metrics_text
 from kombu_toc import pack, unpack
 from kombu_toc.http import new_token
 
@@ -671,20 +670,6 @@ def test_what_runs_is_shown_although_it_is_acknowledged_and_not_in_flight(
     assert "No worker that answers runs a task." in status("--running")
     flying = person.get("queue?queue=celery&state=in-flight").body.decode()
     assert "The overview shows what runs." in flying
-
-
-def test_the_metrics_are_those_of_the_exporter(api: HttpServer, app: Celery) -> None:
-    api.post(TASKS, {"task": "shop.add", "args": [1]})
-    reply = api.get("/metrics")
-    assert reply.headers["content-type"].startswith("text/plain")
-
-    def names(text: str) -> set[str]:
-        return {line.split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
-
-    mine = names(reply.body.decode())
-    assert 'celery_toc_messages{state="ready",topic="celery"}' in mine
-    assert "celery_toc_up" in mine
-    assert names(metrics_text(app)) - mine <= {"celery_toc_events_total"}
 
 
 def test_the_document_has_the_paths_of_the_app(api: HttpServer) -> None:

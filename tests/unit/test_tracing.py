@@ -121,17 +121,6 @@ def test_who_receives_begins_a_trace_and_links_to_the_sender(seen: Seen) -> None
     )
 
 
-@pytest.mark.parametrize("waited", [False, True], ids=["at_once", "later"])
-def test_with_parents_only_what_was_due_at_once_goes_on_in_its_senders_trace(
-    seen: Seen, waited: bool
-) -> None:
-    tracing = seen.tracing("parents")
-    received(tracing, sent(tracing), waited=waited)
-    send, receive = seen.spans["send mail"], seen.spans["receive mail"]
-    assert (receive.context.trace_id == send.context.trace_id) is not waited
-    assert linked(receive) == [send.context.span_id]
-
-
 def test_who_handles_the_message_goes_on_in_the_trace_that_received_it(seen: Seen) -> None:
     tracing = seen.tracing()
     headers = {**sent(tracing), "tracestate": "vendor=1"}
@@ -150,16 +139,6 @@ def test_what_a_consumer_begins_belongs_to_the_span_that_received_its_message(se
         pass
     reception.end()
     assert seen.spans["SELECT"].parent == seen.spans["receive mail"].context
-
-
-def test_who_asks_for_a_message_within_a_span_has_it_there(seen: Seen) -> None:
-    tracing = seen.tracing()
-    headers = sent(tracing)
-    with seen.tracer.start_as_current_span("look"):
-        received(tracing, headers)
-    receive = seen.spans["receive mail"]
-    assert receive.parent == seen.spans["look"].context
-    assert linked(receive) == [seen.spans["send mail"].context.span_id]
 
 
 def test_the_context_that_a_message_has_already_stays(seen: Seen) -> None:
