@@ -108,7 +108,7 @@ def _versions(environment: str) -> dict[str, str]:
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """The page."""
-    rows = sorted(results.values(), key=lambda row: [_order(row[key]) for key in KEYS])
+    rows = sorted(results.values(), key=lambda row: [order(row[key]) for key in KEYS])
     lines = [
         "| Python | Celery | Kombu | redis-py | hiredis | server | passed | failed | date |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -125,7 +125,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         for name in ("Redis ", "Valkey ") if key == "server" else ("",):
             versions = [row[key] for row in rows if row[key] and row[key].startswith(name)]
             if versions:
-                oldest, newest = min(versions, key=_order), max(versions, key=_order)
+                oldest, newest = min(versions, key=order), max(versions, key=order)
                 label = title or name.strip()
                 bounds.append(
                     f"| {label} | {oldest.removeprefix(name)} | {newest.removeprefix(name)} |"
@@ -145,14 +145,14 @@ KEYS = {
 }
 
 
-def _order(version: str) -> tuple[str, list[int]]:
+def order(version: str) -> tuple[str, list[int]]:
     """By name, then by number: 8.10 is newer than 8.6."""
     return version.rpartition(" ")[0], [int(part) for part in re.findall(r"\d+", version)]
 
 
 def _asked_for(kombu: str, redis: str) -> bool:
     """Whether Kombu's or Celery's own extra for Redis allows that redis-py."""
-    version = _order(redis)[1]
+    version = order(redis)[1]
     at_least, below = {
         "5.3": ([4, 5, 2], [6]),
         "5.4": ([4, 5, 2], [6]),

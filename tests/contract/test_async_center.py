@@ -31,7 +31,6 @@ from kombu_toc import (
 )
 
 from ..support.certificates import Authority, TLSServer, tls_program
-from ..support.cluster import Cluster
 from ..support.loops import in_loop, watched
 from ..support.proxy import Proxy
 from ..support.sentinels import NAME, Deployment
@@ -43,12 +42,6 @@ async def center_at(url: str, **options: Any) -> AsyncIterator[AsyncTimeoutCente
     async with AsyncTimeoutCenter.from_url(url, **options) as made:
         made.center.leases.grace = 0
         yield made
-
-
-@pytest.fixture
-def url(client: redis.Redis, server: Server | Cluster) -> str:
-    """Of the shared server, which is empty."""
-    return server.toc_url
 
 
 @pytest.mark.parametrize("slots", [1, 16])

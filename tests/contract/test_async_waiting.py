@@ -18,8 +18,7 @@ from kombu_toc import AsyncTaken, AsyncTimeoutCenter, TimeoutCenter
 from kombu_toc.aio.links import Link
 
 from ..meta.test_readme import named
-from ..support.cluster import Cluster
-from ..support.inspection import announced
+from ..support.inspection import announced, blocked
 from ..support.loops import in_loop, watched
 from ..support.servers import Server
 
@@ -33,21 +32,11 @@ async def center_at(url: str) -> AsyncIterator[AsyncTimeoutCenter]:
         yield made
 
 
-@pytest.fixture
-def url(client: redis.Redis, server: Server | Cluster) -> str:
-    """Of the shared server, which is empty."""
-    return server.toc_url
-
-
 async def until(holds: Callable[[], Any]) -> None:
     deadline = time.monotonic() + 10
     while not holds():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.005)
-
-
-def blocked(client: redis.Redis) -> int:
-    return int(client.info("clients")["blocked_clients"])
 
 
 def test_a_task_waits_for_messages_and_blocks_no_other(

@@ -11,7 +11,6 @@ import re
 import socket
 import statistics
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
@@ -25,26 +24,9 @@ from kombu_toc.exporter import metrics_text
 from kombu_toc.model.message import compress
 
 from ..support.cases import each
-from ..support.cluster import Cluster
 from ..support.http_server import HttpServer
-from ..support.servers import Server
 
 MAIL = "/v1/queues/mail"
-
-
-@pytest.fixture(scope="module")
-def shared(server: Server | Cluster) -> Iterator[HttpServer]:
-    with HttpServer(server.toc_url) as made:
-        yield made
-
-
-@pytest.fixture
-def api(shared: HttpServer, center: TimeoutCenter) -> HttpServer:
-    """A server of the API on the shared server, which is empty."""
-    # It remembers declarations for a moment, which were flushed.
-    for queue in ("mail", "sms"):
-        center.queues.declare(queue)
-    return shared
 
 
 def leased(api: HttpServer, limit: int = 10, **fields: Any) -> list[Any]:

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import quote
@@ -26,20 +26,6 @@ from ..support.servers import Server
 
 MAIL = "/v1/queues/mail"
 JSON = {"content-type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def shared(server: Server | Cluster) -> Iterator[HttpServer]:
-    with HttpServer(server.toc_url) as made:
-        yield made
-
-
-@pytest.fixture
-def api(shared: HttpServer, center: TimeoutCenter) -> HttpServer:
-    """A server of the API on the shared server, which is empty."""
-    for queue in ("mail", "sms"):
-        center.queues.declare(queue)
-    return shared
 
 
 # -- bodies

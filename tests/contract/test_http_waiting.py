@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +29,6 @@ from ..support.loops import in_loop
 from ..support.servers import Server
 
 LEASE = "/v1/queues/mail:lease"
-
-
-@pytest.fixture(scope="module")
-def shared(server: Server | Cluster) -> Iterator[HttpServer]:
-    with HttpServer(server.toc_url) as made:
-        yield made
-
-
-@pytest.fixture
-def api(shared: HttpServer, center: TimeoutCenter) -> HttpServer:
-    center.queues.declare("mail")
-    return shared
 
 
 class Client:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery
 from kombu import Connection, Producer
 
@@ -16,10 +15,8 @@ from kombu_toc import Delivery, NewMessage, TimeoutCenter, TraitError, reshard_t
 from kombu_toc.model.topic import slot_of
 
 from ..support.cases import each
-from ..support.cluster import Cluster
 from ..support.inspection import check_slots, slot_keys, time_passes
 from ..support.loops import in_loop
-from ..support.servers import Server
 
 pytestmark = pytest.mark.cluster
 
@@ -193,16 +190,6 @@ def test_the_key_still_picks_the_slot_when_a_topic_is_resharded(
 
 
 # -- Celery's
-
-
-@pytest.fixture
-def app(client: redis.Redis, server: Server | Cluster) -> Any:
-    with Celery("shop", broker=server.toc_url, set_as_current=False) as made:
-
-        @made.task(name="shop.remind", shared=False)
-        def remind(number: int) -> None: ...
-
-        yield made
 
 
 @each(

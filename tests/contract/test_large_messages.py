@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -218,12 +217,6 @@ def test_messages_are_moved_in_bounded_parts(client: redis.Redis) -> None:
 
 
 # -- slow lines
-
-
-@pytest.fixture
-def proxy(server: Server, client: redis.Redis) -> Iterator[Proxy]:
-    with Proxy(server.port) as made:
-        yield made
 
 
 @one_server

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,12 +21,6 @@ pytestmark = pytest.mark.one_server("the proxy that cuts connections stands befo
 #: Notes in a list that it ran.
 TEXT = "redis.call('RPUSH', KEYS[1], ARGV[1]); return 0"
 NOTE = Script("note", TEXT, hashlib.sha1(TEXT.encode()).hexdigest())
-
-
-@pytest.fixture
-def proxy(server: Server) -> Iterator[Proxy]:
-    with Proxy(server.port) as made:
-        yield made
 
 
 def test_a_script_that_the_server_does_not_know_runs_before_what_is_sent_after_it(

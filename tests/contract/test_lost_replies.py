@@ -24,12 +24,6 @@ POLICY = {"max_retries": 5, "interval_start": 0.3, "interval_step": 0}
 
 
 @pytest.fixture
-def proxy(server: Server, client: redis.Redis) -> Iterator[Proxy]:
-    with Proxy(server.port) as made:
-        yield made
-
-
-@pytest.fixture
 def connection(proxy: Proxy) -> Iterator[Connection]:
     with Connection(proxy.toc_url, transport_options={"socket_timeout": 1}) as made:
         made.connect()

@@ -20,7 +20,6 @@ from kombu_toc.scripts.call import ScriptCall
 
 from ..support.inspection import keys_left, slot_keys
 from ..support.proxy import Proxy
-from ..support.servers import Server
 from ..support.waiting import wait_until
 
 pytestmark = pytest.mark.one_server("the proxy that cuts connections stands before one")
@@ -28,12 +27,6 @@ pytestmark = pytest.mark.one_server("the proxy that cuts connections stands befo
 REPLIES = Queue("me.reply", Exchange("reply", "direct"), "me", exclusive=True, expires=10)
 
 Connect = Callable[..., Connection]
-
-
-@pytest.fixture
-def proxy(server: Server) -> Iterator[Proxy]:
-    with Proxy(server.port) as made:
-        yield made
 
 
 @pytest.fixture

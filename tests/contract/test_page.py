@@ -145,7 +145,7 @@ def test_a_form_counts_only_with_what_the_page_has_put_into_it(
         "POST",
         "/page/do",
         raw=urlencode({"form": local.proof, **asked}).encode(),
-        headers={**local._sent(), **FORM, "origin": "http://evil.example"},
+        headers={**local.sent_along(), **FORM, "origin": "http://evil.example"},
     )
     assert reply.status == 403
     for kind in ("text/plain", "multipart/form-data", "application/json"):
@@ -153,7 +153,7 @@ def test_a_form_counts_only_with_what_the_page_has_put_into_it(
             "POST",
             "/page/do",
             raw=urlencode({"form": local.proof, **asked}).encode(),
-            headers={**local._sent(), "content-type": kind},
+            headers={**local.sent_along(), "content-type": kind},
         )
         assert reply.status == 415
     assert center.get("order-7")

@@ -342,16 +342,6 @@ def test_a_server_that_is_away_is_said_before_a_rate(
 # -- senders
 
 
-@pytest.fixture
-def app(client: redis.Redis, server: Server | Cluster) -> Iterator[Celery]:
-    with Celery("shop", broker=server.toc_url, set_as_current=False) as made:
-
-        @made.task(name="shop.remind", shared=False)
-        def remind(number: int) -> None: ...
-
-        yield made
-
-
 def test_who_sends_a_task_sees_it_at_once_and_it_is_not_sent_again(
     app: Celery, center: TimeoutCenter
 ) -> None:

@@ -28,7 +28,7 @@ from kombu_toc.center.pop_wait import WakeConnection
 from kombu_toc.scripts.call import load
 
 from ..support.cluster import Cluster
-from ..support.inspection import announced, check_slots, now_us, time_passes
+from ..support.inspection import announced, blocked, check_slots, now_us, time_passes
 from ..support.proxy import Proxy
 from ..support.sentinels import Deployment
 from ..support.servers import Server
@@ -83,11 +83,6 @@ class Waiters:
 def make(server: Server | Cluster, client: redis.Redis) -> Callable[[], TimeoutCenter]:
     """Another center on the shared server, which is empty."""
     return lambda: TimeoutCenter(server.client(), grace=0)
-
-
-def blocked(client: redis.Redis) -> int:
-    """How many clients the server keeps waiting."""
-    return int(client.info("clients")["blocked_clients"])
 
 
 @contextmanager

@@ -139,7 +139,7 @@ def test_a_worker_needs_its_rules_and_no_more(
         journal.wait_for("late-done", 1)
         journal.wait_for("refused", 1)
         journal.wait_for("again", 3)
-        assert admin.control.inspect(timeout=3)._request("toc")
+        assert admin.control.broadcast("toc", reply=True, timeout=3)
         center = kombu_toc.center_for(guarded.toc_url)
         wait_until(lambda: center.counts("celery").in_flight == 0)
         client.config_resetstat()

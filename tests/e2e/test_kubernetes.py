@@ -143,8 +143,8 @@ def test_a_worker_is_drained_before_it_is_stopped(
     drain = pod.begin(container("worker.yaml")["lifecycle"]["preStop"]["exec"]["command"])
 
     def is_paused() -> bool:
-        replies = app.control.inspect(timeout=1)._request("toc") or {}
-        return any(reply.get("paused") for reply in replies.values())
+        replies = app.control.broadcast("toc", reply=True, timeout=1)
+        return any(one.get("paused") for reply in replies for one in reply.values())
 
     wait_until(is_paused, 60, pod.said)
     app.send_task("pod_shop.note")

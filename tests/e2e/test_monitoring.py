@@ -49,8 +49,9 @@ def totals(toc: kombu_toc.TimeoutCenter, topic: str = "celery") -> dict[str, int
 
 
 def inspect(app: Celery, worker: Worker) -> dict[str, object]:
-    [answer] = app.control.inspect([worker.hostname()], timeout=5)._request("toc").values()
-    return answer
+    name = worker.hostname()
+    [answer] = app.control.broadcast("toc", destination=[name], reply=True, timeout=5)
+    return answer[name]
 
 
 @pytest.mark.parametrize("pool", list(POOLS))

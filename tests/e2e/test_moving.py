@@ -178,9 +178,7 @@ def old(server: Server, app: Celery, client: redis.Redis) -> Iterator[Celery]:
 def run_until_it_holds(old: Celery, client: redis.Redis, worker: Worker, number: int) -> None:
     """Wait until a worker of the old broker has so many tasks in its memory, and kill it."""
     wait_until(lambda: client.hlen("unacked") == number, 30)
-    for process in worker.container.processes()[::-1]:
-        process.kill()
-    worker.container._process.wait(30)
+    worker.container.end()
 
 
 def test_the_tasks_of_a_killed_worker_run_at_their_time(
@@ -259,9 +257,7 @@ def test_migrate_asks_refuses_and_says_what_is_wrong(
     assert (counted.code, counted.json["found"]) == (1, 1)
     assert "from redis://" in counted.json["refused"]
     run("migrate", server.url, "--dry-run").fails(1, "nothing would be moved", "--force")
-    for process in worker.container.processes()[::-1]:
-        process.kill()
-    worker.container._process.wait(30)
+    worker.container.end()
     client.lpush("celery", "nonsense")
     said = run("migrate", server.url, "--yes")
     said.fails(1, "1 message stays where it is")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,14 +24,9 @@ __all__ = ("engine", "new_url", "options", "store")  # fixtures
 
 
 @pytest.fixture
-def app(server: Any, options: dict[str, Any]) -> Iterator[Celery]:
-    with Celery("shop", broker=server.toc_url, set_as_current=False) as made:
-        made.conf.broker_transport_options = options
-
-        @made.task(name="shop.remind", shared=False)
-        def remind(order: int) -> None: ...
-
-        yield made
+def app(app: Celery, options: dict[str, Any]) -> Celery:
+    app.conf.broker_transport_options = options
+    return app
 
 
 def remind(app: Celery, order: int, **options: Any) -> Any:

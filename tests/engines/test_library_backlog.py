@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ from kombu_toc.library.store import Store
 
 from ..support.databases import MariaDB, PostgreSQL
 from ..support.library import (
+    away,
     broker,
     close_libraries,
     consume,
@@ -41,7 +42,7 @@ from ..support.library import (
 
 pytestmark = pytest.mark.usefixtures("client")
 
-__all__ = ("broker", "engine", "new_url", "options", "store")  # fixtures
+__all__ = ("away", "broker", "engine", "new_url", "options", "store")  # fixtures
 
 #: What takes the days away that history has room for. MySQL's keeps one: an old one.
 WITHOUT_DAYS = {
@@ -72,30 +73,6 @@ def unrecorded(broker) -> Callable[[], int]:
 
     before = count()
     return lambda: count() - before
-
-
-class Away:
-    """Lets chosen databases of a process seem to be away."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.numbers: set[int] = set()
-        self.asked = 0
-        attempt = Database._attempt
-
-        def fails(database: Database, *args: Any) -> Any:
-            if database.number in self.numbers:
-                self.asked += 1
-                raise database._unusable(ConnectionError("it is away"))
-            return attempt(database, *args)
-
-        monkeypatch.setattr(Database, "_attempt", fails)
-
-
-@pytest.fixture
-def away(monkeypatch, store) -> Iterator[Away]:
-    made = Away(monkeypatch)
-    yield made
-    made.numbers.clear()
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_a_database_that_stands_still_holds_up_nobody_for_long(
         began = time.monotonic()
         with pytest.raises(LibraryError, match="cannot be used"):
             publish(connection, "order-2")
-        assert time.monotonic() - began < 30
+        assert 0.5 < time.monotonic() - began < 6
     finally:
         engine.resume()
     publish(connection, "order-3")
@@ -186,23 +186,6 @@ def test_a_database_that_never_answers_holds_up_who_does_not_require_it_once(
     recorder.close()
     assert time.monotonic() - began < 15
     assert "sesame" not in caplog.text
-
-
-@SERVERS
-def test_a_statement_that_stands_still_ends_when_its_time_is_over(
-    redis_server, connect, options, store, engine
-):
-    connection = connect(options, toc_library_timeout=1)
-    publish(connection, "order-1")
-    engine.pause()
-    try:
-        began = time.monotonic()
-        with pytest.raises(LibraryError, match="cannot be used"):
-            publish(connection, "order-1")
-        took = time.monotonic() - began
-    finally:
-        engine.resume()
-    assert 0.5 < took < 6
 
 
 @SERVERS

@@ -25,15 +25,10 @@ __all__ = ("engine", "new_url", "options", "store")  # fixtures
 
 
 @pytest.fixture
-def app(server: Any, options: dict[str, Any]) -> Iterator[Celery]:
-    with Celery("shop", broker=server.toc_url, set_as_current=False) as made:
-        made.conf.broker_transport_options = options
-
-        @made.task(name="shop.remind", shared=False)
-        def remind(order: int = 0) -> None: ...
-
-        yield made
-        recorder_of(made).close()
+def app(app: Celery, options: dict[str, Any]) -> Iterator[Celery]:
+    app.conf.broker_transport_options = options
+    yield app
+    recorder_of(app).close()
 
 
 def recorder_of(app: Celery) -> Any:

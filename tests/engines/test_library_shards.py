@@ -20,10 +20,11 @@ from kombu_toc import LibraryError, NewMessage, center_for, outbox, pack
 from kombu_toc.client.options import DatabaseURL, read_databases
 from kombu_toc.library import statuses
 from kombu_toc.library.schema import LOCATOR
-from kombu_toc.library.shards import Database, Shards
+from kombu_toc.library.shards import Shards
 
 from ..support import nursery
 from ..support.library import (
+    away,
     broker,
     close_libraries,
     consume,
@@ -37,7 +38,7 @@ from ..support.library import (
 
 pytestmark = [pytest.mark.every_engine, pytest.mark.usefixtures("client")]
 
-__all__ = ("broker", "engine", "new_url", "options", "store")  # fixtures
+__all__ = ("away", "broker", "engine", "new_url", "options", "store")  # fixtures
 
 OURS = re.compile(r"\btoc_(?:pending|history)_\d+")
 
@@ -56,28 +57,6 @@ def said() -> Iterator[list[str]]:
     event.listen(Engine, "before_cursor_execute", note)
     yield statements
     event.remove(Engine, "before_cursor_execute", note)
-
-
-class Away:
-    """Lets databases of a process seem to be away."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.numbers: set[int] = set()
-        attempt = Database._attempt
-
-        def fails(database: Database, *args: Any) -> Any:
-            if database.number in self.numbers:
-                raise database._unusable(ConnectionError("it is away"))
-            return attempt(database, *args)
-
-        monkeypatch.setattr(Database, "_attempt", fails)
-
-
-@pytest.fixture
-def away(monkeypatch, store) -> Iterator[Away]:
-    made = Away(monkeypatch)
-    yield made
-    made.numbers.clear()
 
 
 def send(broker: Connection, id: str, biz: str | None, **headers: Any) -> None:

@@ -24,5 +24,5 @@ def test_what_failed_is_in_the_table(failed: list[str], told: str) -> None:
 
 def test_versions_are_ordered_by_number() -> None:
     names = ["Redis 8.10.2", "Valkey 7.2.14", "Redis 8.6.3", "Redis 6.2.14"]
-    found = sorted(names, key=compatibility._order)
+    found = sorted(names, key=compatibility.order)
     assert found == ["Redis 6.2.14", "Redis 8.6.3", "Redis 8.10.2", "Valkey 7.2.14"]

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -23,16 +23,9 @@ from ..e2e.test_reconnect import cut_connections
 from ..support.inspection import slot_keys
 from ..support.nodes import Worker
 from ..support.proxy import Proxy
-from ..support.servers import Server
 from ..support.workers import Journal, wait_until
 
 StartWorkers = Callable[..., list[Worker]]
-
-
-@pytest.fixture
-def proxy(server: Server, client: redis.Redis) -> Iterator[Proxy]:
-    with Proxy(server.port) as proxy:
-        yield proxy
 
 
 def pool_of(worker: Worker) -> list[int]:

@@ -1,4 +1,4 @@
-"""Fixtures: connections of Kombu's to the shared server, and servers of the page."""
+"""Fixtures on the shared server: connections of Kombu's, an app, servers of API and page."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 from kombu import Connection
 
 from kombu_toc import TimeoutCenter
@@ -16,6 +17,7 @@ from kombu_toc.http import new_token
 from .cluster import Cluster
 from .http_server import HttpServer
 from .page_visitor import Visitor
+from .proxy import Proxy
 from .servers import Server
 
 
@@ -36,6 +38,44 @@ def connect(server: Server | Cluster, client: redis.Redis) -> Iterator[Callable[
 @pytest.fixture
 def connection(connect: Callable[..., Connection]) -> Connection:
     return connect()
+
+
+@pytest.fixture
+def proxy(server: Server, client: redis.Redis) -> Iterator[Proxy]:
+    """Stands before the shared server, which is empty."""
+    with Proxy(server.port) as made:
+        yield made
+
+
+@pytest.fixture
+def url(client: redis.Redis, server: Server | Cluster) -> str:
+    """Of the shared server, which is empty."""
+    return server.toc_url
+
+
+@pytest.fixture
+def app(client: redis.Redis, server: Server | Cluster) -> Iterator[Celery]:
+    with Celery("shop", broker=server.toc_url, set_as_current=False) as made:
+
+        @made.task(name="shop.remind", shared=False)
+        def remind(order: int = 0) -> None: ...
+
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared(server: Server | Cluster) -> Iterator[HttpServer]:
+    with HttpServer(server.toc_url) as made:
+        yield made
+
+
+@pytest.fixture
+def api(shared: HttpServer, center: TimeoutCenter) -> HttpServer:
+    """A server of the API on the shared server, which is empty."""
+    # It remembers declarations for a moment, which were flushed.
+    for queue in ("mail", "sms"):
+        center.queues.declare(queue)
+    return shared
 
 
 def drain(connection: Connection, timeout: float = 0.3) -> None:

@@ -219,3 +219,8 @@ def check_slots(center: TimeoutCenter, topic: str) -> None:
         else:
             assert not times, f"slot {slot.number} has announced something and holds nothing"
     assert announced(center, topic) == armed
+
+
+def blocked(client: redis.Redis) -> int:
+    """How many clients the server keeps waiting."""
+    return int(client.info("clients")["blocked_clients"])

@@ -16,7 +16,7 @@ from kombu import Connection, Consumer, Producer, Queue
 
 from kombu_toc.client.options import read_databases
 from kombu_toc.library import migrate, opening
-from kombu_toc.library.shards import Shards
+from kombu_toc.library.shards import Database, Shards
 from kombu_toc.library.store import Store
 
 from .databases import ENGINES, DatabaseServer
@@ -245,3 +245,27 @@ def consume(connection: Connection, number: int, act=lambda message: message.ack
 
 def status_of(store: Store, id: str) -> list[str]:
     return [record.status for record in store.history(id)]
+
+
+class Away:
+    """Lets databases of a process seem to be away; `asked`: how often one was."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.numbers: set[int] = set()
+        self.asked = 0
+        attempt = Database._attempt
+
+        def fails(database: Database, *args: Any) -> Any:
+            if database.number in self.numbers:
+                self.asked += 1
+                raise database._unusable(ConnectionError("it is away"))
+            return attempt(database, *args)
+
+        monkeypatch.setattr(Database, "_attempt", fails)
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch, store: Store) -> Iterator[Away]:
+    made = Away(monkeypatch)
+    yield made
+    made.numbers.clear()

@@ -34,7 +34,7 @@ class Visitor:
         return next(one for name, one in self.cookies.items() if "session" in name)
 
     def get(self, view: str, **headers: str) -> Reply:
-        reply = self.server.get(f"{self.root}/{view}", headers={**self._sent(), **headers})
+        reply = self.server.get(f"{self.root}/{view}", headers={**self.sent_along(), **headers})
         return self._kept(reply)
 
     def post(self, view: str, proof: str | None = None, **fields: Any) -> Reply:
@@ -67,7 +67,7 @@ class Visitor:
         return self._post(form.action, sent)
 
     def _post(self, view: str, body: str) -> Reply:
-        sent = {**self._sent(), **FORM}
+        sent = {**self.sent_along(), **FORM}
         path = f"{self.root}/{view}"
         return self._kept(self.server.ask("POST", path, raw=body.encode(), headers=sent))
 
@@ -82,7 +82,7 @@ class Visitor:
             self.get("")
         return reply
 
-    def _sent(self) -> dict[str, str]:
+    def sent_along(self) -> dict[str, str]:
         said = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
         return {**self.headers, **({"cookie": said} if said else {})}
 
