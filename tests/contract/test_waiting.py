@@ -285,13 +285,14 @@ def test_a_process_that_is_killed_with_claims_delays_its_messages_by_moments(
 ) -> None:
     center.queues.declare("mail", slots=1)
     center.queues.declare("sms", slots=1)
-    center.put("mail", "m", b"", delay=1.5)
     command = [sys.executable, "-c", WAITS, server.toc_url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "waits\n"
+        wait_until(lambda: blocked(client) == 1)
+        due = time.monotonic() + 3
+        center.put("mail", "m", b"", delay=3)
         wait_until(lambda: not announced(center, "mail"))  # it has claimed it
         process.kill()
-    due = time.monotonic() + 1.5
     assert [one.id for one in center.pop(["mail", "sms"], wait=20).messages] == ["m"]
     assert time.monotonic() < due + 3
 
