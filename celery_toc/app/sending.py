@@ -25,6 +25,7 @@ from .task import TaskCenter
 if TYPE_CHECKING:
     from celery import Celery
 
+    from ..schedules.messages import Plan
     from ..schedules.view import Schedule
 
 
@@ -107,9 +108,13 @@ class AsyncSchedules(_Awaited):
         """As :meth:`celery_toc.Schedules.signed`."""
         return AsyncSchedules(self._inner.signed(by), self._center)
 
+    async def plan(self, name: str, task: Any, schedule: Any, **options: Any) -> Plan:
+        """As :meth:`celery_toc.Schedules.plan`. Celery makes the message in a thread."""
+        return await asyncio.to_thread(self._inner.plan, name, task, schedule, **options)
+
     async def put(self, name: str, task: Any, schedule: Any, **options: Any) -> Schedule:
-        """As :meth:`celery_toc.Schedules.put`. Celery makes the message in a thread."""
-        plan = await asyncio.to_thread(self._inner.plan, name, task, schedule, **options)
+        """As :meth:`celery_toc.Schedules.put`."""
+        plan = await self.plan(name, task, schedule, **options)
         return await self._center.call(_without_center, self._inner.keep, plan)
 
     async def each(self, *, queue: str | None = None) -> AsyncIterator[Schedule]:

@@ -21,11 +21,13 @@ from kombu_toc.http import (
     PageExtras,
     Parts,
     Problem,
+    Request,
     ScheduleRow,
     Token,
     Tokens,
     WorkerRow,
     api_for,
+    invalid,
     not_found,
 )
 
@@ -34,9 +36,11 @@ from ..app.broker import broker_of
 from ..app.finished import sources_of
 from ..app.revoke import mark_revoked, remember_revoked
 from ..app.task import Task
-from ..schedules.rules import ScheduleError, UnknownScheduleError
+from ..schedules.reading import check_name
+from ..schedules.rules import ScheduleError, UnknownScheduleError, zone_of
 from . import schedules, tasks
-from .schedules import page_of_schedules
+from .schedules import PUT, keep, page_of_schedules, when_of
+from .tasks import NEW_TASK, Allowed, send
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -50,8 +54,18 @@ logger = logging.getLogger(__name__)
 ASK_EVERY = 5.0
 ANSWER_WITHIN = 1.0
 
+#: Seconds for which it is believed which tasks the workers have registered.
+TASKS_LAST = 60.0
+
 #: act of the page -> method of the schedules, if its name is another one
 _CHANGES = {"skip": "skip_next", "run": "run_now"}
+
+
+#: options of a put that a schedule has by the same names
+_RULES = (
+    *("options", "misfire", "grace", "overlap", "jitter", "start", "end", "max_runs"),
+    *("timezone", "exclude"),
+)
 
 
 def mask_of(app: Celery, more: Sequence[str] = ()) -> Mask:
@@ -69,8 +83,12 @@ class AppExtras(PageExtras):
     has_schedules = True
     has_workers = True
 
-    def __init__(self, app: Celery) -> None:
-        self._app = app
+    def __init__(self, allowed: Allowed) -> None:
+        self._app, self._allowed = allowed.app, allowed
+        #: tasks that workers have registered, and until when that is not asked again
+        self._registered: set[str] = set()
+        self._registered_until = 0.0
+        self._registering = asyncio.Lock()
         self._parameters: dict[str, Sequence[str] | None] = {}
         self._workers: list[WorkerRow] | None = None
         self._asked_at = 0.0
@@ -176,6 +194,50 @@ class AppExtras(PageExtras):
         replies = self._app.control.broadcast(command, reply=True, timeout=ANSWER_WITHIN)
         return {name: said for reply in replies or () for name, said in reply.items()}
 
+    # -- tasks that are sent
+
+    async def tasks(self, may_any: bool) -> tuple[list[str], str]:
+        async with self._registering:
+            if time.monotonic() >= self._registered_until:
+                loop = asyncio.get_running_loop()
+                self._registered = await loop.run_in_executor(self._asks, self._ask_tasks)
+                lasts = TASKS_LAST if self._registered else ASK_EVERY
+                self._registered_until = time.monotonic() + lasts
+        about = ""
+        names = self._registered
+        if not names:
+            names = {name for name in self._app.tasks if not name.startswith("celery.")}
+            about = "No worker has answered: these are the tasks that this process has loaded."
+        if not may_any:
+            names = {name for name in names if self._allowed.allows(name)}
+            about += " The server allows some tasks only: celery toc web --allow NAME allows more."
+        return sorted(names), about.strip()
+
+    def _ask_tasks(self) -> set[str]:
+        try:
+            answers = self._told("registered").values()
+        except Exception as exc:  # the broker is away
+            logger.info("the workers cannot be asked what they have registered: %s", exc)
+            return set()
+        # Each is followed by its rate limit in brackets, if it has one.
+        lists = [said for said in answers if isinstance(said, list)]
+        return {str(one).split(" [")[0] for said in lists for one in said}
+
+    async def _check_task(self, name: str, may_any: bool) -> None:
+        if not may_any:
+            self._allowed.check(name)
+        names, _ = await self.tasks(may_any)
+        if name not in names:
+            raise invalid("task", f"no worker has registered {name[:100]!r}: choose from the list")
+
+    async def send(
+        self, body: dict[str, Any], token: Token, request: Request, may_any: bool
+    ) -> str:
+        fields = NEW_TASK.read(body, "")
+        await self._check_task(fields["task"], may_any)
+        _, queue = await send(self._app, fields, token, request)
+        return queue
+
     # -- schedules
 
     def _schedules(self) -> Any:
@@ -193,8 +255,84 @@ class AppExtras(PageExtras):
             raise _unknown(name)
         return _row(found), [_firing(one) for one in await self._schedules().history(name)]
 
+    async def schedule_fields(self, name: str) -> dict[str, Any]:
+        found = await self._schedules().get(name)
+        if found is None:
+            raise _unknown(name)
+        await self._kept(found)
+        return {
+            "task": found.task,
+            "when": found.text,
+            "args": list(found.args or ()),
+            "kwargs": dict(found.kwargs or {}),
+            "queue": found.queue,
+            "timezone": found.timezone,
+            "misfire": found.misfire,
+            "grace": _span(found.grace),
+            "overlap": found.overlap,
+            "jitter": _span(found.jitter) if found.jitter else "",
+            "start": found.start or "",
+            "end": found.end or "",
+            "maxRuns": found.max_runs or "",
+            "exclude": ", ".join(map(str, found.exclude)),
+        }
+
+    async def _kept(self, found: Schedule) -> dict[str, Any]:
+        """The options of a put that changes nothing. Raises Problem for a schedule that another
+        program puts, and for one that a put by its task's name would take something from."""
+        said = ""
+        if found.owner:
+            said = f"was put by {found.owner!r}: change it there"
+        elif isinstance(found.args, str) or isinstance(found.kwargs, str):
+            said = "has arguments that cannot be read here"
+        elif any(found.message.embedded.values()):
+            said = "has callbacks or a chain, which no form has: change it where it was put"
+        if said:
+            raise Problem("conflict", f"the schedule {found.name!r} {said}")
+        kept = {rule: getattr(found, rule) for rule in _RULES}
+        kept.update(args=found.args or (), kwargs=found.kwargs or {})
+        kept["either_day"] = getattr(found.timing, "either_day", False)
+        plan = await self._schedules().plan(found.name, found.task, found.schedule, **kept)
+        # Its queue was named, unless its route leads to just that message.
+        is_routed = plan.record.fingerprint == found.fingerprint
+        return {**kept, "queue": None if is_routed else found.queue}
+
+    async def put_schedule(
+        self, name: str, body: dict[str, Any], by: str, *, is_new: bool, may_any: bool
+    ) -> None:
+        schedules = self._signed(by)
+        found = await schedules.get(name)
+        if not is_new and found is None:
+            raise _unknown(name)
+        if is_new and found is not None:
+            raise invalid("name", "there is a schedule of this name")
+        more: dict[str, Any] = {}
+        when = None
+        if found is not None:
+            kept = await self._kept(found)
+            more = {option: kept[option] for option in ("args", "kwargs", "options")}
+            if (body.get("queue"), body.get("task")) == (found.queue, found.task):
+                more["queue"] = kept["queue"]
+                del body["queue"]
+            if not {"every", "cron"} & body.keys():
+                when, more["either_day"], body["every"] = found.schedule, kept["either_day"], 1
+        fields = PUT.read(body, "")
+        await self._check_task(fields["task"], may_any)
+        for field, check, said in (
+            ("name", check_name, name),
+            ("timezone", zone_of, fields.get("timezone", "UTC")),
+        ):
+            try:
+                check(said)
+            except ScheduleError as exc:
+                raise invalid(field, str(exc)) from None
+        await keep(schedules, name, fields, when or when_of(fields), found, **more)
+
+    def _signed(self, by: str) -> Any:
+        return self._schedules().signed(f"{by or 'this machine'} (page)")
+
     async def change_schedule(self, name: str, act: str, by: str, *given: float) -> Any:
-        schedules = self._schedules().signed(f"{by or 'this machine'} (page)")
+        schedules = self._signed(by)
         try:
             return await getattr(schedules, _CHANGES.get(act, act))(name, *given)
         except UnknownScheduleError:
@@ -240,6 +378,10 @@ def _row(found: Schedule) -> ScheduleRow:
         found.owner or "",
         [(_us(one.at), one.by, one.what) for one in found.edits],
     )
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"
 
 
 def _firing(found: Firing) -> FiringRow:
@@ -296,7 +438,7 @@ def api_for_app(
         names=names,
         keep_answers=keep_answers,
         beside=beside,
-        extras=AppExtras(app),
+        extras=AppExtras(allowed),
         mask=mask_of(app, tuple(mask)),
         ssl=ssl,
         **options,

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
+from celery.exceptions import QueueNotFound
 from celery.schedules import solar
 from kombu.exceptions import KombuError
 
@@ -207,7 +208,7 @@ def _iso(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat().replace("+00:00", "Z")
 
 
-def _when(fields: dict[str, Any]) -> Any:
+def when_of(fields: dict[str, Any]) -> Any:
     """What Celery knows as a schedule. Raises Problem."""
     if "every" in fields:
         return fields["every"]
@@ -219,6 +220,37 @@ def _when(fields: dict[str, Any]) -> Any:
         return solar(fields["sun"], fields["latitude"], fields["longitude"])
     except (ValueError, ImportError) as exc:
         raise invalid("cron" if "cron" in fields else "sun", str(exc)) from None
+
+
+async def keep(
+    schedules: Any,
+    name: str,
+    fields: dict[str, Any],
+    when: Any,
+    before: Schedule | None,
+    **more: Any,
+) -> Schedule:
+    """Put a schedule. Raises Problem.
+
+    schedules: of an app, awaited
+    fields: as PUT reads them
+    when: as Celery has it
+    before: the schedule that is there
+    more: options of the put that the fields do not have
+    """
+    rules = {rule: fields[rule] for rule in (*_RULES, "start", "end") if rule in fields}
+    rules.update({_NAMES[rule]: fields[rule] for rule in _NAMES if rule in fields})
+    if before is not None and before.owner:
+        raise Problem("conflict", f"the schedule {name!r} was put by {before.owner!r}")
+    try:
+        found: Schedule = await schedules.put(name, fields["task"], when, **{**more, **rules})
+        return found
+    except ScheduleError as exc:
+        raise invalid("", str(exc)) from None
+    except QueueNotFound as exc:
+        raise invalid("queue", str(exc)) from None
+    except (TypeError, KombuError) as exc:
+        raise invalid("args", str(exc)) from None
 
 
 _SCHEDULE = record(
@@ -335,21 +367,10 @@ def operations(app: Celery, allowed: Allowed) -> Operations:
         problems=("conflict",),
     )
     async def put(api: Any, request: Request) -> Answer:
-        name = request.segments[0]
-        fields = request.fields()
+        name, fields = request.segments[0], request.fields()
         allowed.check(fields["task"])
-        when = _when(fields)
-        rules = {rule: fields[rule] for rule in (*_RULES, "start", "end") if rule in fields}
-        rules.update({_NAMES[rule]: fields[rule] for rule in _NAMES if rule in fields})
         before = await _schedules().get(name)
-        if before is not None and before.owner:
-            raise Problem("conflict", f"the schedule {name!r} was put by {before.owner!r}")
-        try:
-            found = await signed(request).put(name, fields["task"], when, **rules)
-        except ScheduleError as exc:
-            raise invalid("", str(exc)) from None
-        except (TypeError, KombuError) as exc:
-            raise invalid("args", str(exc)) from None
+        found = await keep(signed(request), name, fields, when_of(fields), before)
         return answer(shown(found, api.masking_for(request.token)))
 
     @table.add(

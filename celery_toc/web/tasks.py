@@ -33,6 +33,7 @@ from kombu_toc.http import (
     Request,
     Text,
     Time,
+    Token,
     answer,
     id_of,
     invalid,
@@ -85,9 +86,12 @@ class Allowed:
         if name != self.name:
             raise not_found(f"the app is {self.name!r}, not {name!r}")
 
+    def allows(self, task: str) -> bool:
+        return matches(task, self._allow)
+
     def check(self, task: str) -> None:
         """Raises Problem for a task that may not be sent."""
-        if not matches(task, self._allow):
+        if not self.allows(task):
             raise Problem(
                 "forbidden",
                 f"the task {task[:100]!r} is not among those that may be sent: "
@@ -213,16 +217,18 @@ def _may_be_envelope(line: bytes) -> bool:
     return False
 
 
-async def send(allowed: Allowed, request: Request) -> Answer:
-    """Send a task as Celery does."""
-    allowed.check_app(request.segments[0])
-    fields = request.fields()
-    name = fields["task"]
-    allowed.check(name)
-    app, args, kwargs = allowed.app, fields.get("args", []), fields.get("kwargs", {})
+async def send(
+    app: Celery, fields: Mapping[str, Any], token: Token, request: Request
+) -> tuple[str, str]:
+    """Send a task as Celery does; return its id and its queue. Raises Problem.
+
+    fields: as NEW_TASK reads them
+    token: of who sends it
+    """
+    name, args, kwargs = fields["task"], fields.get("args", []), fields.get("kwargs", {})
     options = _options(app, fields, request)
     queue, alone = queue_of(app, name, args, kwargs, options)
-    if not request.token.allows("write", queue if alone else None):
+    if not token.allows("write", queue if alone else None):
         where = f"of queue {queue!r}"
         if not alone:
             where = f"of all queues: an exchange decides where {queue!r} leads to"
@@ -238,9 +244,7 @@ async def send(allowed: Allowed, request: Request) -> Answer:
     except OperationalError as exc:
         detail = "the broker cannot be reached or refuses this for now; try again later"
         raise Problem("broker", detail, headers=retry_after(1)) from exc
-    id = options["task_id"]
-    path = f"apps/{quote(allowed.name, safe='')}/tasks/{quote(id, safe='')}"
-    return answer({"name": path, "id": id, "task": name, "queue": queue}, 201)
+    return options["task_id"], queue
 
 
 @contextmanager
@@ -335,7 +339,13 @@ def operations(allowed: Allowed) -> Operations:
         "sent.",
     )
     async def run_send(api: Any, request: Request) -> Answer:
-        return await send(allowed, request)
+        allowed.check_app(request.segments[0])
+        fields = request.fields()
+        name = fields["task"]
+        allowed.check(name)
+        id, queue = await send(allowed.app, fields, request.token, request)
+        path = f"apps/{quote(allowed.name, safe='')}/tasks/{quote(id, safe='')}"
+        return answer({"name": path, "id": id, "task": name, "queue": queue}, 201)
 
     @table.add(
         "GET",

@@ -638,7 +638,8 @@ class Doing:
     number: how many messages it was done to; -1: it is not about messages, or nobody knows
     """
 
-    def __init__(self) -> None:
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
         self.number = -1
 
 
@@ -683,16 +684,17 @@ class Audit:
     ) -> AsyncIterator[Doing]:
         """Note what is done within, also if it fails on the way: it may be done then, in part or
         as a whole. A Problem says that nothing was done."""
-        doing = Doing()
+        doing = Doing(queue)
         try:
             yield doing
         except Problem:
             raise
         except Exception as exc:
             why = f"failed: {problem_of(exc).detail}"
-            await self.write(who, act, queue, f"{why}; {what}" if what else why, doing.number)
+            what = f"{why}; {what}" if what else why
+            await self.write(who, act, doing.queue, what, doing.number)
             raise
-        await self.write(who, act, queue, what, doing.number)
+        await self.write(who, act, doing.queue, what, doing.number)
 
     def refused(self, who: str, act: str, queue: str, why: str) -> None:
         """Note what was not done because somebody may not do it: for the logger only, or who may do

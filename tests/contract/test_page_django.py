@@ -61,7 +61,8 @@ settings.configure(
 app = Celery("project", broker=broker)
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.set_default()
-app.task(name="shop.pay", shared=False)(lambda order, card: None)
+def pay(order, card): pass
+app.task(name="shop.pay", shared=False)(pay)
 django.setup()
 
 from django.contrib.auth.models import Permission, User
@@ -99,12 +100,12 @@ def of(name):
     return clients.setdefault(name, client(name))
 
 
-def get(name, view, **query):
+def get(name, view, /, **query):
     made = of(name).get(f"/admin/toc/{view}", query)
     return [made.status_code, made.content.decode(), dict(made.headers)]
 
 
-def post(name, view, token=None, **fields):
+def post(name, view, token=None, /, **fields):
     if token is None:
         text = of(name).get("/admin/toc/queue", {"queue": "mail"}).content.decode()
         _, _, rest = text.partition('name="csrfmiddlewaretoken" value="')
@@ -212,6 +213,19 @@ def test_a_superuser_may_do_everything_and_the_admin_is_where_it_was(
     assert ask("post('root', 'pause', queue='mail', act='pause')")[0] == 303
     assert center.queues.paused() == {"mail"}
     assert ask("of('root').get('/admin/').status_code") == 200
+    task = "task='shop.pay', args='[7, 1]'"
+    assert ask("allow('anna', 'read_center')") == 1
+    assert ask(f"post('anna', 'send', {task})")[0] == 403
+    assert ask("allow('anna', 'read_center', 'write_center')") == 2
+    assert ask(f"post('anna', 'send', {task})")[0] == 403  # any task is for who operates
+    assert ask(f"post('root', 'send', {task}, queue='sms')")[0] == 303
+    assert center.counts("sms").ready == 1
+    put = f"{task}, act='put', name='nightly', when='@daily'"
+    assert ask(f"post('anna', 'schedules', {put})")[0] == 403
+    status, text, _ = ask(f"post('root', 'schedules', {put}, grace='soon')")
+    assert status == 422 and 'name="grace" value="soon"' in text
+    assert ask(f"post('root', 'schedules', {put})")[0] == 303
+    assert ask("get('root', 'schedules', name='nightly')")[0] == 200
 
 
 def checked(ask: Project, *names: str) -> str:

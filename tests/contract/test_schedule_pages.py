@@ -4,7 +4,11 @@ are."""
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +17,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_toc import TaskCenter, timeout_center
+from celery_toc import Task, TaskCenter, timeout_center
 from celery_toc.web.schedules import page_of_schedules
 from kombu_toc import ReplicationError, ScheduleChange, ScheduleFiring, TimeoutCenter
 from kombu_toc.center import schedules
@@ -22,7 +26,7 @@ from kombu_toc.http import Token, new_token
 from ..support.cases import each
 from ..support.cluster import Cluster
 from ..support.http_server import HttpServer
-from ..support.page_visitor import Visitor
+from ..support.page_visitor import Visitor, audit
 from ..support.servers import Server
 
 QUEUES = ["a", "a b", "a%b", "a:b", "b{c}", "täsk", "z\0z", "\U0001f600"]
@@ -34,7 +38,17 @@ APP = """
 from celery import Celery
 
 app = Celery("shop", broker={broker!r}, backend="disabled://", set_as_current=False)
-app.task(name="shop.remind", shared=False)(print)
+app.conf.toc_web_mask = ["card"]
+
+
+@app.task(name="shop.remind", shared=False)
+def remind(*args):
+    pass
+
+
+@app.task(name="shop.pay", shared=False)
+def pay(order, card=""):
+    pass
 """
 
 
@@ -274,14 +288,27 @@ def tasks(server: Server | Cluster, client: redis.Redis) -> Iterator[TaskCenter]
     app.close()
 
 
+@pytest.fixture(scope="module")
+def app_server(
+    server: Server | Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[HttpServer]:
+    """The page of the app, for who sits at the machine."""
+    folder = tmp_path_factory.mktemp("app")
+    (folder / "pageshop.py").write_text(APP.format(broker=server.toc_url))
+    path = f"{folder}:{Path(__file__).parents[2]}"
+    command = ("-m", "celery", "-A", "pageshop", "toc", "web")
+    with HttpServer(server.toc_url, command=command, environment={"PYTHONPATH": path}) as made:
+        yield made
+
+
 @pytest.fixture
 def serve(folder: Path, server: Server | Cluster) -> Iterator[Callable[..., HttpServer]]:
     made: list[HttpServer] = []
 
-    def start(*tokens: str) -> HttpServer:
+    def start(*tokens: str, allow: str = "*") -> HttpServer:
         api = HttpServer(
             server.toc_url,
-            *("--allow", "*"),
+            *("--allow", allow),
             command=("-m", "celery", "-A", "pageshop", "toc", "web"),
             environment={
                 "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}",
@@ -407,3 +434,203 @@ def test_a_token_sees_the_schedules_of_its_queues(
     assert visitor.get("schedules?name=mail%2F0").status == 200
     assert visitor.get("schedules?name=zoo%2F0").status == 404
     assert visitor.post("schedules", name="mail/0", act="resume").status == 403
+
+
+# -- on the page
+
+
+def boxes(reply: Any) -> dict[str, str]:
+    """What is in the fields of a form."""
+    text = unescape(reply.body.decode())
+    found = dict(re.findall(r'<input name="(\w+)" value="([^"]*)"', text))
+    found.update(re.findall(r'<textarea name="(\w+)"[^>]*>\n([^<]*)<', text))
+    for name, options in re.findall(r'<select name="(\w+)"[^>]*>(.*?)</select>', text):
+        [found[name]] = re.findall(r"<option selected>(\w+)", options) or [""]
+    return found
+
+
+def test_the_page_puts_changes_and_deletes_a_schedule(
+    tasks: TaskCenter, app_server: HttpServer
+) -> None:
+    visitor = Visitor(app_server)
+    shown = visitor.get("schedules?new=1")
+    assert b'<option value="shop.pay">' in shown.body
+    assert b"these are the tasks that this process has loaded" in shown.body
+    made = {"name": "nightly", "task": "shop.pay", "when": "0 3 * * 1-5", "args": "[7]"}
+    rules = {"kwargs": '{"card": "4111"}', "misfire": "skip", "overlap": "wait", "maxRuns": "9"}
+    rules |= {"timezone": "Europe/Berlin", "grace": "1h30m", "exclude": "2030-12-25, 2031-01-01"}
+    rules |= {"start": "2026-01-31 09:30", "end": "2040-01-01", "jitter": "1.5s"}
+    reply = visitor.post("schedules", act="put", **made, **rules)
+    assert b"nightly is put." in visitor.follow(reply).body
+    found = tasks.schedules.get("nightly")
+    assert found is not None
+    assert (found.task, found.text, found.args, found.kwargs) == (
+        *("shop.pay", "0 3 * * 1-5", [7], {"card": "4111"}),
+    )
+    assert (found.misfire, found.overlap, found.max_runs, found.grace, found.jitter) == (
+        *("skip", "wait", 9, 5400, 1.5),
+    )
+    assert found.start == datetime(2026, 1, 31, 9, 30, tzinfo=timezone.utc)
+    assert (found.timezone, [one.year for one in found.exclude]) == ("Europe/Berlin", [2030, 2031])
+    assert found.edits[0].by == "this machine (page)"
+    # Sent back as it is shown, nothing is changed, and what is hidden stays.
+    shown = visitor.get("schedules?name=nightly&edit=1")
+    assert b"4111" not in shown.body and boxes(shown)["args"] == "[7]"
+    kept = {"act": "put", "name": "nightly", "edit": "1"}
+    assert visitor.post("schedules", **kept, **boxes(shown)).status == 303
+    same = tasks.schedules.get("nightly")
+    assert same is not None and same.fingerprint == found.fingerprint
+    changed = {**boxes(shown), "when": "every 5 min", "end": "", "args": "[8]"}
+    assert visitor.post("schedules", **kept, **changed).status == 303
+    found = tasks.schedules.get("nightly")
+    assert found is not None and (found.text, found.end) == ("every 5 min", None)
+    assert (found.args, found.kwargs) == ([8], {"card": "4111"})
+    shown = visitor.get("schedules?name=nightly&delete=1")
+    assert b"What has fired already goes on" in shown.body and tasks.schedules.get("nightly")
+    reply = visitor.send(shown, "Delete")
+    assert b"nightly is deleted." in visitor.follow(reply).body
+    assert tasks.schedules.get("nightly") is None
+    acts = [(one[0], one[1], one[3]) for one in audit(tasks.center)]
+    assert acts == [
+        ("this machine", act, "nightly") for act in ["put schedule"] * 3 + ["delete schedule"]
+    ]
+
+
+GOOD = {"name": "x", "task": "shop.remind", "when": "30s", "args": "[1]", "grace": "1m"}
+
+
+@pytest.mark.parametrize(
+    "view, field, typed, text",
+    [
+        ("schedules", "name", "", "It is missing"),
+        ("schedules", "name", "taken", "There is a schedule of this name"),
+        ("schedules", "task", "shop.none", "No worker has registered 'shop.none'"),
+        ("schedules", "when", "0 3 * *", "'0 3 * *' has 4 fields, not five"),
+        ("schedules", "when", "0s", "It must be from 0.001"),
+        ("schedules", "args", '{"a": 1}', "It must be array, not object"),
+        ("schedules", "kwargs", "{", "It is not JSON"),
+        ("schedules", "timezone", "Mars/Base", "'Mars/Base' is no time zone"),
+        ("schedules", "grace", "soon", "'soon' "),
+        ("schedules", "overlap", "never", "It must be one of"),
+        ("schedules", "start", "soon", "'soon' is not a time"),
+        ("schedules", "maxRuns", "many", "It must be a whole number"),
+        ("schedules", "exclude", "christmas", "It must be days such as"),
+        ("schedules", "", "", "it ends before it starts"),
+        ("send", "task", "shop.none", "No worker has registered 'shop.none'"),
+        ("send", "args", "[", "It is not JSON"),
+        ("send", "kwargs", "[]", "It must be object, not array"),
+        ("send", "eta", "soon", "'soon' is not a time"),
+        ("send", "args", "[1, 2, 3]", "takes from 1 to 2 positional arguments"),
+    ],
+)
+def test_a_form_that_cannot_be_used_comes_back_with_what_was_typed(
+    tasks: TaskCenter,
+    app_server: HttpServer,
+    view: str,
+    field: str,
+    typed: str,
+    text: str,
+) -> None:
+    tasks.schedules.put("taken", "shop.remind", 60)
+    visitor = Visitor(app_server)
+    visitor.get("schedules")
+    good = {**GOOD, "act": "put"}
+    if "positional" in text:
+        good["task"] = "shop.pay"
+    good.update({field: typed} if field else {"start": "2031-01-01", "end": "2030-01-01"})
+    reply = visitor.post(view, **good)
+    assert reply.status == 422, reply
+    shown = unescape(reply.body.decode())
+    assert text in shown
+    marked = re.findall(r'name="(\w+)"[^>]* aria-invalid="true" aria-describedby="wrong"', shown)
+    assert marked == ([field] if field else [])
+    there = boxes(reply)
+    assert all(
+        there[name] == said for name, said in good.items() if name in there and said != "never"
+    )
+    assert len(there) == (15 if view == "schedules" else 5)
+    assert audit(tasks.center) == [] and tasks.schedules.count() == 1
+    assert tasks.counts("celery").ready == 0
+
+
+def test_the_page_sends_a_task_once(tasks: TaskCenter, app_server: HttpServer) -> None:
+    visitor = Visitor(app_server)
+    shown = visitor.get("send?queue=mail")
+    assert boxes(shown)["queue"] == "mail"
+    [id] = re.findall(r'name="id" value="([^"]+)"', shown.body.decode())
+    form = {
+        "id": id,
+        "act": "send",
+        "task": "shop.pay",
+        "args": "[7]",
+        "kwargs": '{"card": "4111"}',
+    }
+    for said in (b"shop.pay was sent.", b"It was sent before."):
+        reply = visitor.post("send", **form, eta="2h", queue="mail")
+        there = visitor.follow(reply)
+        assert said in there.body and b"4111" not in there.body
+    [found] = tasks.scan("mail", where=lambda task: task.name == "shop.pay").messages
+    sent = Task(tasks.app, found)
+    assert (sent.id, sent.args, sent.kwargs) == (id, [7], {"card": "4111"})
+    assert abs(found.time_us / 1e6 - time.time() - 7200) < 60
+    assert tasks.counts("mail").scheduled == 1
+    assert [one[:4] for one in audit(tasks.center)] == [
+        ["this machine", "send", "mail", f"shop.pay {id}"]
+    ]
+
+
+def test_who_may_start_what_on_the_page(
+    tasks: TaskCenter, serve: Callable[..., HttpServer]
+) -> None:
+    secrets, lines = {}, []
+    for name, roles, queues in (
+        ("reader", "read", "*"),
+        ("mail", "read,write", "mail"),
+        ("all", "read,write,operate", "*"),
+    ):
+        secrets[name], line = new_token(name, roles, queues)
+        lines.append(line)
+    api = serve(*lines, allow="shop.remind")
+    tasks.schedules.put("there", "shop.remind", 60)
+
+    def visitor(name: str) -> Visitor:
+        made = Visitor(api)
+        assert made.sign_in(secrets[name]).status == 303
+        return made
+
+    remind = {"task": "shop.remind", "args": "[7]", "act": "send"}
+    reader, mail, everyone = visitor("reader"), visitor("mail"), visitor("all")
+    assert b'href="send"' not in reader.get("").body and b'href="send"' in mail.get("").body
+    assert reader.get("send").status == 403 and reader.post("send", **remind).status == 403
+    for view in ("schedules?new=1", "schedules?name=there&edit=1", "schedules?name=there&delete=1"):
+        assert mail.get(view).status == 403 and everyone.get(view).status == 200
+    assert mail.post("schedules", **{**GOOD, "act": "put"}).status == 403
+    assert mail.post("schedules", name="there", act="delete").status == 403
+    shown = mail.get("send").body
+    assert b'"shop.remind"' in shown and b'"shop.pay"' not in shown and b"--allow NAME" in shown
+    assert mail.post("send", **remind, queue="mail").status == 303
+    assert mail.post("send", **remind, queue="sms").status == 403
+    for one, form in ((mail, {}), (everyone, {}), (everyone, {"queue": "mail"})):
+        assert one.post("send", **{**remind, "task": "shop.pay"}, **form).status == 403
+    assert everyone.post("schedules", **{**GOOD, "task": "shop.pay", "act": "put"}).status == 403
+    assert everyone.post("send", proof="forged", **remind).status == 403
+    assert tasks.counts("mail").ready == 1 and tasks.schedules.count() == 1
+    assert [one[:3] for one in audit(tasks.center) if one[1] == "send"] == [
+        ["mail", "send", "mail"]
+    ]
+
+
+def test_a_schedule_that_the_form_cannot_have_is_not_changed_by_it(
+    tasks: TaskCenter, app_server: HttpServer
+) -> None:
+    then = tasks.app.signature("shop.remind", args=[2])
+    tasks.schedules.put("chained", tasks.app.signature("shop.remind", link=then), 60)
+    tasks.schedules.put("owned", "shop.remind", 60, owner="a program")
+    visitor = Visitor(app_server)
+    visitor.get("schedules")
+    for name, text in (("chained", "callbacks or a chain"), ("owned", "by 'a program'")):
+        before = tasks.schedules.get(name)
+        shown = visitor.get(f"schedules?name={name}&edit=1")
+        assert shown.status == 409 and text in unescape(shown.body.decode())
+        reply = visitor.post("schedules", **{**GOOD, "act": "put", "edit": "1", "name": name})
+        assert reply.status == 409 and tasks.schedules.get(name) == before

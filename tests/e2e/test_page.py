@@ -273,7 +273,7 @@ def test_a_time_that_cannot_be_read_is_told_and_nothing_is_moved(
     choose(browser, id)
     browser.type("form[data-chooses] input[name=at]", "soon")
     browser.press("Reschedule", "form[data-chooses]")
-    browser.wait_text("'soon' is no time: say a span from now such as 1h30m")
+    browser.wait_text("'soon' is not a time up to the year 2255")
     assert center.get(id) == [before]
 
 
@@ -565,6 +565,45 @@ def test_schedules_are_paused_resumed_skipped_and_run(
     ]
 
 
+def test_a_task_is_sent_and_a_schedule_is_put_changed_and_deleted(
+    browser: Browser, page: str, app: Celery, center: Any
+) -> None:
+    browser.open(page)
+    browser.press("Send a task", "main")
+    browser.type("input[name=task]", "shop.mail.remind")
+    browser.type("input[name=eta]", "soon")
+    browser.type("textarea[name=args]", "[7]")
+    browser.press("Send", "main")
+    browser.wait_text("'soon' is not a time", "#wrong")
+    field = browser.find("input[name=eta]")
+    assert field.get_property("value") == "soon"
+    assert field == browser.driver.switch_to.active_element
+    browser.type("input[name=eta]", "1h30m")
+    browser.press("Send", "main")
+    browser.wait_text("shop.mail.remind was sent.")
+    assert center.counts("mail").scheduled == 1
+    browser.open(f"{page}schedules")
+    browser.press("New schedule", "main")
+    browser.type("input[name=name]", "nightly")
+    browser.type("input[name=task]", "shop.cancel_unpaid")
+    browser.type("input[name=when]", "0 3 * * *")
+    browser.type("textarea[name=args]", "[7]")
+    browser.press("Put", "main")
+    browser.wait_text("nightly is put.")
+    browser.press("Edit", "#schedule")
+    browser.press("More rules")
+    browser.type("input[name=jitter]", "5s")
+    browser.press("Change", "main")
+    browser.wait_text("nightly is changed.")
+    assert center.schedules.get("nightly").jitter == 5
+    browser.press("Delete", "#schedule")
+    browser.press("Delete", "main")
+    browser.wait_text("nightly is deleted.")
+    assert center.schedules.get("nightly") is None
+    acts = [entry[1] for entry in entries(browser, page)[:4]]
+    assert acts == ["delete schedule", "put schedule", "put schedule", "send"]
+
+
 def test_the_keyboard_goes_everywhere(browser: Browser, page: str, app: Celery) -> None:
     ids = [remind(app, order, HOUR + order) for order in range(3)]
     browser.open(f"{page}queue?queue=mail")
@@ -590,7 +629,7 @@ def test_the_keyboard_goes_everywhere(browser: Browser, page: str, app: Celery) 
 #: Links of the navigation that are not seen as a whole.
 BEYOND = """
 return [...document.querySelectorAll("nav a")].map(one => [one.innerText,
-  one.getBoundingClientRect()]).filter(([, at]) => at.left < 0 || at.right > 390)
+  one.getBoundingClientRect()]).filter(([, at]) => at.left < 0 || at.right > arguments[0])
   .map(([text]) => text)
 """
 
@@ -603,39 +642,96 @@ return [...document.querySelectorAll("main a, main button, main input, main sele
 """
 
 
-def test_it_is_usable_on_a_phone_and_in_the_dark(
-    browser: Browser, page: str, app: Celery, dead: list[str]
+#: Buttons that have a line of their form to themselves, below others.
+ALONE = """
+const found = [];
+for (const group of document.querySelectorAll("main form, main .acts")) {
+  const parts = [...group.querySelectorAll("button, a.button, input:not([type=hidden]), select")]
+    .filter(one => one.checkVisibility() && one.closest("form, .acts") === group);
+  const lines = new Map();
+  for (const one of parts) {
+    const line = Math.round(one.getBoundingClientRect().bottom / 4);
+    const near = [line, line - 1, line + 1].find(at => lines.has(at)) ?? line;
+    lines.set(near, [...(lines.get(near) ?? []), one]);
+  }
+  const widths = parts.map(one => one.getBoundingClientRect().width);
+  for (const line of [...lines.values()].slice(1)) {
+    const [one] = line;
+    if (line.length === 1 && one.matches("button, a.button") && !one.matches(".main")
+        && one.getBoundingClientRect().width < Math.max(...widths)) found.push(one.innerText);
+  }
+}
+return found;
+"""
+
+#: Texts whose contrast is less than WCAG's AA asks for, and edges of fields.
+FAINT = """
+const read = text => text.match(/[\\d.]+/g).map(Number);
+const bright = ([r, g, b]) => [r, g, b].map(one => one / 255)
+  .map(one => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, one, at) => sum + one * [0.2126, 0.7152, 0.0722][at], 0);
+const ratio = (one, other) => {
+  const [low, high] = [bright(one), bright(other)].sort((a, b) => a - b);
+  return (high + 0.05) / (low + 0.05);
+};
+const behind = one => {
+  for (; one; one = one.parentElement) {
+    const said = getComputedStyle(one).backgroundColor;  // that of a row under the mouse is mixed
+    const color = read(said);
+    if (said.startsWith("rgb") && (color.length < 4 || color[3] > 0)) return color;
+  }
+};
+const found = [];
+for (const one of document.querySelectorAll("body *")) {
+  if (!one.checkVisibility() || one.disabled) continue;
+  const style = getComputedStyle(one);
+  const says = [...one.childNodes].some(part => part.nodeType === 3 && part.data.trim());
+  if (says && !one.closest("svg") && ratio(read(style.color), behind(one)) < 4.5)
+    found.push(one.outerHTML);
+  if (one.matches("input:not([type=checkbox]), select, textarea")) {
+    const hint = getComputedStyle(one, "::placeholder").color;
+    if (ratio(read(hint), behind(one)) < 4.5) found.push(`hint of ${one.name}`);
+    if (ratio(read(style.borderTopColor), behind(one.parentElement)) < 3)
+      found.push(`edge of ${one.name}`);
+  }
+}
+return found;
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_usable_at_every_width_in_light_and_dark(
+    browser: Browser, page: str, app: Celery, dead: list[str], center: Any, scheme: str
 ) -> None:
     remind(app, 1, to="a" * 200)
+    center.schedules.put("remind-all-the-customers", "shop.mail.remind", HOUR, args=[7])
     command = browser.driver.execute_cdp_cmd
-    command(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True},
-    )
-    command(
-        "Emulation.setEmulatedMedia",
-        {"features": [{"name": "prefers-color-scheme", "value": "dark"}]},
+    media = [{"name": "prefers-color-scheme", "value": scheme}]
+    command("Emulation.setEmulatedMedia", {"features": media})
+    views = (
+        *("", "queue?queue=mail", "queue?queue=mail&state=dead", "queue?queue=mail&state=all"),
+        *("dead", "limits", "limits?queue=mail", "schedules", "schedules?new=1", "send", "audit"),
+        *(f"message?queue=mail&id={dead[0]}", "schedules?name=remind-all-the-customers"),
     )
     try:
-        views = (
-            "",
-            "queue?queue=mail",
-            "dead",
-            "limits",
-            "limits?queue=mail",
-            "schedules",
-            "audit",
-        )
-        for view in views:
-            browser.open(page + view)
-            width = browser.run("return document.documentElement.scrollWidth")
-            assert width <= 390, view
-            # Nothing has to be pushed aside to be found, and a finger meets what it points at.
-            assert browser.run(BEYOND) == [], view
-            assert browser.run(SMALL) == [], view
+        for width in (360, 768, 1280, 1920):
+            size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500}
+            command("Emulation.setDeviceMetricsOverride", size)
+            for view in views:
+                browser.open(page + view)
+                browser.run("document.querySelectorAll('details').forEach(one => one.open = true)")
+                for box in browser.all("#messages input[name=id]")[:1]:
+                    box.click()
+                assert browser.run("return document.documentElement.scrollWidth") <= width, view
+                # Nothing has to be pushed aside to be found, and a finger meets what it points at.
+                assert browser.run(BEYOND, width) == [], view
+                assert width > 800 or browser.run(SMALL) == [], view
+                assert browser.run(ALONE) == [], (width, view)
+                assert browser.run(FAINT) == [], (width, view)
+        command("Emulation.setDeviceMetricsOverride", {**size, "width": 360, "mobile": True})
         browser.open(f"{page}queue?queue=mail")
         color = browser.run("return getComputedStyle(document.body).backgroundColor")
-        assert color == "rgb(20, 23, 26)"
+        assert color == ("rgb(20, 23, 26)" if scheme == "dark" else "rgb(251, 251, 250)")
         row = browser.find("#messages tbody tr td[data-label=Task]")
         assert row.is_displayed()
         assert browser.find("#messages .badge").rect["width"] < row.rect["width"] / 2

@@ -52,6 +52,7 @@ async def overview(tools: Tools, ask: Ask) -> View:
         {
             "drawn": drawn,
             "are_many": len(rows) > MOST,
+            "sends": "write" in ask.visitor.token.roles,
             "asked": asked,
             "workers": await tools.extras.workers() if asked else None,
             "processes": sorted(processes.items()),

@@ -45,6 +45,7 @@ VIEWS: Mapping[str, Viewing] = {
     "dead": overview.dead,
     "limits": queue.limits,
     "schedules": schedules.schedules,
+    "send": schedules.send,
     "library": records.library,
     "search": search.search,
     "audit": records.audit,
@@ -59,6 +60,7 @@ FORMS: Mapping[str, Viewing] = {
     "failures": failures.change,
     "limits": queue.change_limits,
     "schedules": schedules.change,
+    "send": schedules.send_task,
 }
 
 
@@ -177,7 +179,7 @@ class Page:
             return []
         found = [("", "Overview"), ("failures", "Failures"), ("dead", "Dead letters")]
         found.append(("limits", "Limits"))
-        if self.tools.extras.has_schedules and "read" in visitor.token.roles:
+        if "read" in visitor.token.roles:
             found.append(("schedules", "Schedules"))
         if visitor.may("read", None):
             if self.tools.api.has_library:

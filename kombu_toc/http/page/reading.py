@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ...model.message import MOST
 from ...model.results import DEAD, IN_FLIGHT, Cancelled, Found
 from ..messages import EXPANDED, DecompressionBudget
+from ..request import Request
 from ..tokens import HIDDEN, Mask, Masking, Token
 
 # -- messages as the page shows them
@@ -341,10 +342,43 @@ class PageExtras:
         raise NotImplementedError
 
     async def change_schedule(self, name: str, act: str, by: str, *given: float) -> Any:
-        """Pause, resume, skip or run a schedule, or back-fill it. Raises Problem.
+        """Pause, resume, skip, run, delete or back-fill a schedule. Raises Problem.
 
         by: who does it
         given: of a back-fill, the first and the last moment, in seconds since the epoch
+        """
+        raise NotImplementedError
+
+    async def schedule_fields(self, name: str) -> dict[str, Any]:
+        """A schedule by the names of the fields of its form: text, but for `args` and `kwargs`.
+        Raises Problem if there is none, or if no form can have it."""
+        raise NotImplementedError
+
+    async def put_schedule(
+        self, name: str, body: dict[str, Any], by: str, *, is_new: bool, may_any: bool
+    ) -> None:
+        """Put a schedule. Raises Problem.
+
+        body: as the HTTP API takes it. Of one that is not new, what it lacks of ``every`` and
+            ``cron``, ``args`` and ``kwargs`` stays
+        by: who does it
+        may_any: whether the task may be any that a worker has registered
+        """
+        raise NotImplementedError
+
+    async def tasks(self, may_any: bool) -> tuple[list[str], str]:
+        """Names of the tasks that may be started, and what is to be said of them.
+
+        may_any: whether these are all that workers have registered
+        """
+        return [], ""
+
+    async def send(
+        self, body: dict[str, Any], token: Token, request: Request, may_any: bool
+    ) -> str:
+        """Send a task; return its queue. Raises Problem.
+
+        body: as the HTTP API takes it
         """
         raise NotImplementedError
 

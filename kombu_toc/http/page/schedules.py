@@ -1,14 +1,21 @@
-"""Recurring tasks: when they fire, and what can be done to them."""
+"""What starts tasks: schedules, with what can be done to them, and a task that is sent by hand."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import re
+from collections.abc import Callable, Mapping
+from datetime import date
+from typing import Any, NamedTuple
+from uuid import uuid4
 
-from ..problems import invalid, not_found
+from ...model.timetext import read_span
+from ..problems import Problem, invalid, not_found
 from ..request import Answer
+from ..tokens import Masking
 from .render import Ask, View, redirect
 from .tools import Tools, check_any, check_role
-from .words import link, read_time
+from .words import iso, link, read_time
 
 #: Schedules of a page, and milliseconds after which it is looked at again.
 PAGE = 100
@@ -27,6 +34,8 @@ async def schedules(tools: Tools, ask: Ask) -> View:
     """The schedules of all queues that the visitor may look at, or one with its latest firings."""
     _check(tools)
     check_any(ask, "read")
+    if {"new", "edit", "delete"} & ask.query.keys():
+        return await _form_of(tools, ask)
     now_us = await tools.now_us()
     shown: dict[str, Any] = {"acts": ACTS if ask.visitor.may("operate", None) else {}}
     if name := ask.query.get("name", ""):
@@ -43,15 +52,20 @@ async def schedules(tools: Tools, ask: Ask) -> View:
 
 def _check(tools: Tools) -> None:
     if not tools.extras.has_schedules:
-        raise not_found("schedules are of an app of Celery: celery -A shop toc web shows them")
+        raise not_found(
+            "schedules and tasks are of an app of Celery, and this server has none: "
+            "celery -A shop toc web shows and sends them"
+        )
 
 
-async def change(tools: Tools, ask: Ask) -> Answer:
-    """Pause, resume, skip or run one."""
+async def change(tools: Tools, ask: Ask) -> View | Answer:
+    """Put, pause, resume, skip, run, back-fill or delete one."""
     _check(tools)
     check_role(ask, "operate", None)
     name, act = ask.field("name"), ask.field("act")
     who = ask.visitor.name
+    if act == "put":
+        return await _put(tools, ask)
     given: tuple[float, ...] = ()
     to = link("schedules", name=name) if ask.field("back") else "schedules"
     if act == "backfill":
@@ -61,14 +75,276 @@ async def change(tools: Tools, ask: Ask) -> Answer:
             raise invalid("start", "it must be a time: 2026-01-31 09:30, or 2 days ago")
         end = read_time(ask.field("end"), "end", now)
         given = (start,) if end is None else (start, end)
-    elif act not in ACTS:
+    elif act not in ACTS and act != "delete":
         raise invalid("act", f"it must be one of {', '.join(ACTS)}")
     async with tools.audit.doing(who, f"{act} schedule", what=name):
         done = await tools.extras.change_schedule(name, act, who, *given)
     if act == "backfill":
         return redirect(ask, to, f"{name}: {len(done)} firings of the past were sent.")
+    if act == "delete":
+        return redirect(ask, "schedules", f"{name} is deleted.")
     return redirect(ask, to, f"{name} {_is(act)}{ACTS[act][1]}.")
 
 
 def _is(act: str) -> str:
     return "is " if act in ("pause", "resume") else ""
+
+
+# -- forms: what is typed becomes the body that the HTTP API takes
+
+
+class Field(NamedTuple):
+    """A field of a form, by its name in the HTTP API.
+
+    read: what was typed, the name of the field, and Redis's clock; a part of the body
+    hint: an example
+    choices: all that it can be; the first one is the default
+    """
+
+    name: str
+    title: str
+    read: Callable[[str, str, float], Any]
+    hint: str = ""
+    choices: tuple[str, ...] = ()
+    needed: bool = False
+
+
+def _text(said: str, field: str, now: float) -> str:
+    return said
+
+
+def _json(said: str, field: str, now: float) -> Any:
+    try:
+        return json.loads(said)
+    except (ValueError, RecursionError) as exc:
+        raise invalid(field, f"it is not JSON: {exc}") from None
+
+
+def _time(said: str, field: str, now: float) -> str:
+    return iso(round((read_time(said, field, now) or 0) * 1e6))
+
+
+def _seconds(said: str, field: str, now: float) -> float:
+    try:
+        return read_span(said)
+    except ValueError as exc:
+        raise invalid(field, str(exc)) from None
+
+
+def _whole(said: str, field: str, now: float) -> int:
+    if not re.fullmatch(r"\d{1,15}", said, re.ASCII):
+        raise invalid(field, "it must be a whole number")
+    return int(said)
+
+
+def _days(said: str, field: str, now: float) -> list[str]:
+    try:
+        return [date.fromisoformat(day).isoformat() for day in re.split(r"[\s,]+", said)]
+    except ValueError:
+        raise invalid(field, "it must be days such as 2026-12-25, 2027-01-01") from None
+
+
+def _when(said: str, field: str, now: float) -> Mapping[str, Any]:
+    """An interval, or a crontab."""
+    if re.match(r"every\b|\d+(\.\d+)?\s*[a-z]", said):
+        return {"every": _seconds(said.removeprefix("every").strip(), field, now)}
+    return {"cron": said}
+
+
+_TASK = Field("task", "Task", _text, "shop.mail.remind", needed=True)
+_ARGUMENTS = (
+    Field("args", "Arguments", _json, '[7, "anna"]'),
+    Field("kwargs", "Arguments by name", _json, '{"late": true}'),
+)
+_QUEUE = Field("queue", "Queue", _text, "the one that it is routed to")
+
+SEND = (_TASK, Field("eta", "When", _time, "now; 1h30m; 2026-01-31 09:30"), _QUEUE, *_ARGUMENTS)
+PUT = (
+    Field("name", "Name", _text, "nightly", needed=True),
+    _TASK,
+    Field("when", "Fires", _when, "every 30s; 0 3 * * *; @daily", needed=True),
+    _QUEUE,
+    *_ARGUMENTS,
+)
+RULES = (
+    Field("timezone", "Time zone of a crontab", _text, "Europe/Berlin"),
+    Field("misfire", "What was missed", _text, choices=("once", "skip", "all")),
+    Field("grace", "Is missed if later than", _seconds, "60s"),
+    Field("overlap", "While one still runs", _text, choices=("allow", "skip", "wait", "cancel")),
+    Field("jitter", "Up to so much later", _seconds, "0s"),
+    Field("start", "Not before", _time, "1d; 2026-01-31 09:30"),
+    Field("end", "Not after", _time, "2026-12-31"),
+    Field("maxRuns", "Ends after runs", _whole, "10"),
+    Field("exclude", "Not on these days", _days, "2026-12-25, 2027-01-01"),
+)
+
+
+def _typed(fields: tuple[Field, ...], ask: Ask) -> dict[str, str]:
+    return {one.name: ask.field(one.name) for one in fields}
+
+
+def _body(fields: tuple[Field, ...], typed: Mapping[str, str], now: float) -> dict[str, Any]:
+    """What was typed, as the HTTP API takes it; what is empty is left out. Raises Problem."""
+    body: dict[str, Any] = {}
+    for one in fields:
+        said = typed[one.name].strip()
+        if one.needed and not said:
+            raise invalid(one.name, "it is missing")
+        if said:
+            value = one.read(said, one.name, now)
+            body.update(value if one.read is _when else {one.name: value})
+    return body
+
+
+def _may_any(tools: Tools, ask: Ask) -> bool:
+    """Whether a visitor may start every task: who operates all queues without a token, at this
+    machine or within Django. Others may start those that the server was told to allow."""
+    without_token = not tools.api.tokens or ask.visitor.is_trusted
+    return without_token and ask.visitor.may("operate", None)
+
+
+async def _form(
+    tools: Tools,
+    ask: Ask,
+    title: str,
+    fields: tuple[Field, ...],
+    typed: Mapping[str, str],
+    problem: Problem | None = None,
+    rules: tuple[Field, ...] = (),
+    **more: Any,
+) -> View:
+    """A form, with what was typed, and what is wrong with it."""
+    tasks, about = await tools.extras.tasks(_may_any(tools, ask)) if fields else ([], "")
+    wrong = detail = ""
+    if problem is not None:
+        wrong = {"every": "when", "cron": "when"}.get(problem.field, problem.field)
+        wrong = wrong if any(one.name == wrong for one in (*fields, *rules)) else ""
+        detail = problem.detail.removeprefix(f"{problem.field}: ")
+    values = {
+        **{"about": about, "kept": {}, "danger": False},
+        **{"fields": fields, "rules": rules, "typed": typed, "tasks": tasks},
+        **{
+            "wrong": wrong,
+            "detail": detail,
+            "queues": _queues(ask, await tools.center.queues.names()),
+        },
+        **more,
+    }
+    status = 200 if problem is None else problem.status
+    return View(title, "form", values, typed=True, status=status)
+
+
+def _queues(ask: Ask, names: Any) -> list[str]:
+    return sorted(name for name in names if ask.visitor.may("write", name))[:500]
+
+
+async def send(tools: Tools, ask: Ask) -> View:
+    """The form that sends a task."""
+    _check(tools)
+    check_any(ask, "write")
+    typed = {**dict.fromkeys((one.name for one in SEND), ""), **ask.query}
+    return await _send_form(tools, ask, typed, str(uuid4()))
+
+
+async def _send_form(
+    tools: Tools, ask: Ask, typed: Mapping[str, str], id: str, problem: Problem | None = None
+) -> View:
+    back = link("queue", queue=typed["queue"]) if typed["queue"] else "./"
+    kept = {"id": id}  # a form that is sent twice sends one task while that waits
+    more: dict[str, Any] = {"action": "send", "act": "send", "button": "Send", "back": back}
+    return await _form(tools, ask, "Send a task", SEND, typed, problem, kept=kept, **more)
+
+
+async def send_task(tools: Tools, ask: Ask) -> View | Answer:
+    """Send a task."""
+    _check(tools)
+    check_any(ask, "write")
+    typed, id = _typed(SEND, ask), ask.field("id") or str(uuid4())
+    what = f"{typed['task'].strip()} {id}"
+    try:
+        body = {**_body(SEND, typed, await tools.now_us() / 1e6), "id": id}
+        there = await tools.center.get(id)
+        if there:
+            return redirect(
+                ask, link("message", queue=there[0].topic, id=id), "It was sent before."
+            )
+        async with tools.audit.doing(ask.visitor.name, "send", what=what) as doing:
+            doing.queue = body.get("queue", "")
+            doing.queue = await tools.extras.send(
+                body, ask.visitor.token, ask.request, _may_any(tools, ask)
+            )
+    except Problem as problem:
+        if problem.kind in ("forbidden", "broker"):
+            raise
+        return await _send_form(tools, ask, typed, id, problem)
+    return redirect(ask, link("message", queue=doing.queue, id=id), f"{body['task']} was sent.")
+
+
+async def _form_of(tools: Tools, ask: Ask) -> View:
+    """The form that puts, edits or deletes a schedule."""
+    check_role(ask, "operate", None)
+    name = ask.query.get("name", "")
+    if "new" in ask.query:
+        return await _put_form(tools, ask, dict.fromkeys((one.name for one in (*PUT, *RULES)), ""))
+    row, _ = await tools.extras.schedule(name)
+    back = link("schedules", name=name)
+    if "delete" in ask.query:
+        about = "Its next firing goes with it. What has fired already goes on."
+        if row.owner:
+            about += f" It was put by {row.owner}, and may come back from there."
+        more: dict[str, Any] = {"action": "schedules", "act": "delete", "button": "Delete"}
+        more.update(danger=True, kept={"name": name}, back=back, about=about)
+        return await _form(tools, ask, f"Delete {name}", (), {}, **more)
+    return await _put_form(tools, ask, await _shown(tools, name), name)
+
+
+async def _shown(tools: Tools, name: str) -> dict[str, str]:
+    """A schedule as it would be typed. Arguments of which something is hidden are left out."""
+    said = await tools.extras.schedule_fields(name)
+    masking = Masking(tools.mask, tools.extras.parameters)
+    masked = {
+        "args": masking.args(said["task"], said["args"]),
+        "kwargs": masking.kwargs(said["kwargs"]),
+    }
+    for part, shown in masked.items():
+        try:
+            is_whole = shown == said[part] and not isinstance(shown, str)
+            said[part] = json.dumps(shown, ensure_ascii=False) if shown and is_whole else ""
+        except (TypeError, ValueError):
+            said[part] = ""
+    return {one: str(value) for one, value in said.items()}
+
+
+async def _put_form(
+    tools: Tools, ask: Ask, typed: Mapping[str, str], name: str = "", problem: Problem | None = None
+) -> View:
+    """name: of the schedule that is edited; empty: it is a new one"""
+    more: dict[str, Any] = {"action": "schedules", "act": "put", "back": "schedules"}
+    more["button"] = "Change" if name else "Put"
+    if name:
+        more.update(kept={"name": name, "edit": "1"}, back=link("schedules", name=name))
+    title, fields = (f"Change {name}", PUT[1:]) if name else ("New schedule", PUT)
+    return await _form(tools, ask, title, fields, typed, problem, RULES, **more)
+
+
+async def _put(tools: Tools, ask: Ask) -> View | Answer:
+    fields: tuple[Field, ...] = (*PUT, *RULES)
+    typed, is_new = _typed(fields, ask), not ask.field("edit")
+    name = ask.field("name").strip() if is_new else ask.field("name")
+    try:
+        if not is_new and typed["when"] == (await tools.extras.schedule(name))[0].rule:
+            fields = tuple(one for one in fields if one.name != "when")
+        body = _body(fields, typed, await tools.now_us() / 1e6)
+        body.pop("name")
+        who = ask.visitor.name
+        async with tools.audit.doing(who, "put schedule", what=name):
+            await tools.extras.put_schedule(
+                name, body, who, is_new=is_new, may_any=_may_any(tools, ask)
+            )
+    except Problem as problem:
+        if problem.kind in ("forbidden", "broker", "not-found"):
+            raise
+        return await _put_form(tools, ask, typed, "" if is_new else name, problem)
+    return redirect(
+        ask, link("schedules", name=name), f"{name} is {'put' if is_new else 'changed'}."
+    )
