@@ -234,10 +234,7 @@ for number = 1, taken do
   if place % 4 == 1 then
     envelopes[slot] = redis.call('HMGET', KEYS[slot * width - width + 3], unpack(ids, place, math.min(place + 3, #ids)))
   end
-  if place % 1000 == 1 then
-    tokens[slot] = redis.call('HMGET', KEYS[slot * width - steps], unpack(ids, place, math.min(place + 999, #ids)))
-  end
-  local envelope, token = envelopes[slot][(place - 1) % 4 + 1], tokens[slot][(place - 1) % 1000 + 1]
+  local envelope = envelopes[slot][(place - 1) % 4 + 1]
   budget = budget - (envelope and #envelope or 0)
   if envelope and budget < 0 and number > 1 then -- also what is smaller and comes later
     for last = 4 * taken, i + 3, -4 do
@@ -249,6 +246,10 @@ for number = 1, taken do
     taken, left = number - 1, 1
     break
   end
+  if place % 1000 == 1 then
+    tokens[slot] = redis.call('HMGET', KEYS[slot * width - steps], unpack(ids, place, math.min(place + 999, #ids)))
+  end
+  local token = tokens[slot][(place - 1) % 1000 + 1]
   if envelope then
     local low = score % 1000
     local retries = low < 32 and low or untried
