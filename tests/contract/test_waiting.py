@@ -346,6 +346,20 @@ def test_threads_that_share_a_center_share_the_looks(
     assert blocked(client) == 0
 
 
+def test_somebody_who_keeps_the_topics_up_spares_the_looks(
+    center: TimeoutCenter, client: redis.Redis, make: Callable[[], TimeoutCenter]
+) -> None:
+    center.queues.declare("mail")
+    client.set(center.keys.upkeep, "somebody")
+    with in_thread(make().pop, "mail", wait=6):
+        wait_until(lambda: blocked(client) == 1)
+        client.config_resetstat()
+        wait_until(lambda: calls_of(client, "exists") >= 1)  # from then on it knows
+        client.config_resetstat()
+        time.sleep(2)  # what is counted is what it does in this time
+        assert calls_of(client, "evalsha", "eval", "set") == 0
+
+
 @pytest.mark.one_server("on a Cluster a look is one call for each slot")
 def test_of_all_processes_that_wait_one_looks(
     client: redis.Redis, make: Callable[[], TimeoutCenter]
