@@ -347,7 +347,10 @@ class _Judge:
             if begun.body is not None and bodies and begun.body not in bodies:
                 self._break(BODY, id, "its body is another one")
             there = sum(put.asked.at <= begun.at for put in puts)
-            is_new = fresh < there and begun.redelivered is False
+            due = message.dues(begun.at)[fresh : fresh + 1]
+            # If it is not due yet, an earlier copy has come back; if none could, it is early.
+            is_due = begun.server is None or not due or due[0] <= begun.server
+            is_new = fresh < there and begun.redelivered is False and is_due
             causes = (
                 (earlier, cause)
                 for earlier in set(range(number)) - spent

@@ -567,7 +567,7 @@ def show_all(
 ) -> None:
     """Show the messages that were found under an id, what is recorded of others, and of a task
     without a message what became of it."""
-    failed = session.ask(session.center.failures.get, id, topic=queue)
+    failed = [] if found else session.ask(session.center.failures.get, id, topic=queue)
     sources = [] if found else sources_of(session.app, session.center, id)
     messages = [describe(session, session.center.task(each), whole=True) for each in found]
     if session.as_json:

@@ -137,7 +137,12 @@ class Session:
         try:
             return question(*args, **kwargs)
         except kombu_toc.PartialError as exc:
-            self.missing += [slots for slots in exc.missing if slots not in self.missing]
+            for one in exc.missing:
+                same = [m for m in self.missing if (m.topic, m.server) == (one.topic, one.server)]
+                for other in same:  # another question of the same command
+                    self.missing.remove(other)
+                slots = sorted({*one.slots}.union(*(other.slots for other in same)))
+                self.missing.append(one._replace(slots=tuple(slots)))
             return cast(T, exc.results)
 
     def json(self, document: dict[str, Any]) -> None:

@@ -160,6 +160,9 @@ GOOD: list[tuple[str, str | None, History]] = [
     ("failed over", v.FORGOT,
      put(queue="q:3") + run() + fault(v.FORGOT, 1.5, "q:3", until=3.0) + run(at=4)),
     ("put twice", None, put() + put(at=0.5, delay=1.0) + run() + run(at=1.6)),
+    ("the first of two puts came back before the second was due", v.FORGOT,
+     put() + run() + fault(v.FORGOT, 1.5, "c") + put(at=2.0, delay=1.0)
+     + run(at=2.5, redelivered=False) + run(at=3.1, redelivered=False)),
     ("put and not answered", None, put()[:1] + put("b") + run("b")),
     ("cancelled", None, TWO + act(v.CANCEL, "a", 0.5, "p", "yes") + run("b")),
     ("cancelled when it came back", v.KILLED,
