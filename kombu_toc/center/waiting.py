@@ -273,6 +273,8 @@ class _Pop:
             keys = self._shared.keys
             looks.asked(bool(self._shared.runner.client.exists(keys.upkeep)), now)
             found = looks.due(self._topics, now)
+        for topic in found:  # before the server is asked: threads share the looks
+            looks.looked(topic, now)
         return [topic for topic in found if self._looks_for_all(topic, now)]
 
     def _looks_for_all(self, topic: str, now: float) -> bool:

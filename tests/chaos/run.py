@@ -561,9 +561,9 @@ class Run:
 def _slot_keys(client: redis.Redis) -> Iterator[str]:
     for key in client.keys("toc:{*:*}:*"):
         name = key.decode()
-        # What expires holds none of the tasks: recent publishes that are remembered, and the
-        # reply queues of workers that were killed.
-        passing = any(part in name for part in (":sent", ":given", ":ended", "pidbox"))
+        # What expires holds none of the tasks: recent publishes that are remembered, the list of
+        # failed tasks, and the reply queues of workers that were killed.
+        passing = any(part in name for part in (":sent", ":given", ":ended", ":fail", "pidbox"))
         if passing and client.ttl(key) != -1:  # or gone by now
             continue
         yield name

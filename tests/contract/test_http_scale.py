@@ -75,6 +75,8 @@ def library(server: Server, tmp_path: Path) -> Iterator[Path]:
     """A library with what is due in two and in three hours; what is due in half an hour is in
     Redis."""
     made = tmp_path / "library.db"
+    with server.client() as client:
+        client.flushall()
     center = center_for(server.toc_url, toc_library=f"sqlite:///{made}")
     center.queues.declare("far", horizon=HOUR)
     for hours in (0.5, 2, 3):
