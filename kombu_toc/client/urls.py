@@ -26,6 +26,9 @@ _SECRET = re.compile(
     r"|([?&](?:password|ssl_password)=)[^&#;]*"
 )
 
+# Several hosts, then path and query. `urlsplit` refuses [::1] beside another host in newer Pythons.
+_HOSTS_AND_TAIL = re.compile(r"([^/?]*)(.*)", re.DOTALL)
+
 
 def mask_password(url: str, mask: str = "**") -> str:
     """The URL without its passwords."""
@@ -102,13 +105,10 @@ def read_url(url: str) -> Address:
 
 def _read_cluster(rest: str, shown: str) -> Address:
     """``toc+cluster://user:password@h1:7000,h2:7000``: one or more nodes of a Cluster."""
-    netloc, slash, tail = rest.partition("/")
-    if not slash:
-        netloc, mark, query = netloc.partition("?")
-        tail = mark + query
+    netloc, tail = _HOSTS_AND_TAIL.findall(rest)[0]
     login, _, hosts = netloc.rpartition("@")
     login = f"{login}@" if login else ""
-    each = [read_url(f"redis://{login}{host}/{tail}") for host in hosts.split(",") if host]
+    each = [read_url(f"redis://{login}{host}{tail}") for host in hosts.split(",") if host]
     if not each:
         raise ConfigurationError(f"{shown}: name a node, as in toc+cluster://host:7000")
     address = each[0]
@@ -149,8 +149,9 @@ def _read_sentinels(url: str, shown: str) -> Address:
         if scheme.removeprefix("toc+") != "sentinel":
             raise ConfigurationError(f"{shown}: sentinels stand among others; name them alone")
         try:
-            parts = urlsplit("//" + rest)
-            for one in parts.netloc.split(","):
+            netloc, tail = _HOSTS_AND_TAIL.findall(rest)[0]
+            parts = urlsplit("//" + tail)
+            for one in netloc.split(","):
                 host = urlsplit("//" + one)
                 hosts.append((unquote(host.hostname or "localhost"), host.port or SENTINEL_PORT))
                 if host.username:
