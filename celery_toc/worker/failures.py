@@ -240,6 +240,10 @@ def _text(exc: BaseException | None) -> str:
     return "" if exc is None else f"{type(exc).__name__}: {exc}"
 
 
+def _leave_in_flight() -> None:
+    """In place of a killed request's `acknowledge`: its message comes back."""
+
+
 @cache
 def _telling(base: type) -> type:
     """A request class that stores the task's failure in its message before that is rejected."""
@@ -249,6 +253,17 @@ def _telling(base: type) -> type:
     class Request(base):  # type: ignore[misc]  # Celery has no types
         tells_failures = True
         keeps_traceback = False
+
+        def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> Any:
+            # Celery takes a greenlet that it has killed for one that has succeeded, also where the
+            # signal is handled in that greenlet, which ends it before this returns.
+            if pool.is_green and self.task.acks_late:
+                self.acknowledge = _leave_in_flight
+            try:
+                return super().cancel(pool, *args, **kwargs)
+            except Exception:  # the signal is handled in a hub, which kills nobody
+                self.__dict__.pop("acknowledge", None)
+                raise
 
         def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
             exc = _raised(exc_info)

@@ -193,6 +193,28 @@ def test_a_cold_shutdown_gives_back_at_once_what_was_not_begun(
 
 
 @SOFT
+@pytest.mark.every_pool
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_a_greenlet_that_a_cold_shutdown_kills_is_not_acknowledged(
+    start_workers: StartWorkers,
+    app: Celery,
+    journal: Journal,
+    client: redis.Redis,
+    pool: str,
+) -> None:
+    """The signal is handled in whichever greenlet runs: most of the time one of the tasks."""
+    worker = start(start_workers, *POOLS[pool])
+    for number in range(3):
+        app.tasks["e2e.toil"].delay(f"toil-{number}", 6)
+    journal.wait_for("toil-", 3)
+    tell(worker, signal.SIGQUIT)
+    assert ended(worker, 40)
+    start(start_workers, *POOLS["prefork"])
+    wait_until(lambda: slot_keys(client) == [])
+    assert set(runs(journal)) == {f"toil-{n}{end}" for n in range(3) for end in ("", "-done")}
+
+
+@SOFT
 @pytest.mark.parametrize("pool", QUEUING)
 def test_a_soft_shutdown_gives_back_at_once_what_was_not_begun(
     start_workers: StartWorkers,

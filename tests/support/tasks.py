@@ -48,6 +48,7 @@ def make_app(broker: str, backend: str, **settings: Any) -> Celery:
     app.task(name="e2e.refuse", bind=True, acks_late=True)(refuse)
     app.task(name="e2e.fail_unacknowledged", acks_late=True, acks_on_failure_or_timeout=False)(fail)
     app.task(name="e2e.hang", bind=True, acks_late=True)(hang)
+    app.task(name="e2e.toil", bind=True, acks_late=True)(toil)
     app.task(name="e2e.fail_late", acks_late=True)(fail)
     app.task(name="e2e.flaky")(flaky)
     app.task(name="e2e.flaky_late", acks_late=True)(flaky)
@@ -218,6 +219,16 @@ def hang(self: Task, name: str, seconds: float) -> str:
 def linger(self: Task, *_: Any) -> None:
     """The task has succeeded, and is not acknowledged yet."""
     time.sleep(60)
+
+
+def toil(self: Task, name: str, seconds: float) -> None:
+    """Keep the processor busy for that long, if it is not delivered again."""
+    end = time.monotonic() + seconds
+    write(name=name)
+    while not self.request.delivery_info.get("redelivered") and time.monotonic() < end:
+        sum(range(200_000))
+        time.sleep(0)
+    write(name=f"{name}-done")
 
 
 def told(self: Task, name: str, seconds: float = 0.0) -> None:
