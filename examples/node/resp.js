@@ -1,16 +1,20 @@
 // A connection that speaks Redis's protocol, without dependencies.
 "use strict";
 const net = require("net");
+const tls = require("tls");
 
 /** A connection that speaks Redis's protocol; replies are Buffers, numbers, arrays and null. */
 class Connection {
-  constructor(address) {
+  /** secure: true, or what `tls.connect` takes, for a server that speaks TLS */
+  constructor(address, { secure, username = "default", password } = {}) {
     const [, host, port] = /^(.*):(\d+)$/.exec(address);
     this.waiting = [];
     this.rest = Buffer.alloc(0);
-    this.socket = net.connect(Number(port), host);
+    const to = { host, port: Number(port) };
+    this.socket = secure ? tls.connect({ ...secure, ...to }) : net.connect(to);
     this.socket.on("data", (data) => this.#read(data));
     for (const end of ["error", "close"]) this.socket.on(end, (error) => this.#end(error));
+    if (password) this.send("AUTH", username, password).catch((error) => this.#end(error));
   }
   send(...parts) {
     if (this.error) return Promise.reject(this.error);

@@ -31,12 +31,17 @@ function slotOf({ prefix, name, steps }, number) {
 class TimeoutCenter {
   /**
    * protocol: what `python -m kombu_toc.scripts` writes
-   * address: host:port, of one server or of a node of a Cluster
+   * address: host:port, of one server or of a node of a Cluster; or rediss://user:password@host:port
    * prefix: `global_keyprefix`, and "toc:"
+   * secure: what `tls.connect` takes, such as { ca }
    */
-  constructor(protocol, address, { prefix = "toc:", cluster = false } = {}) {
+  constructor(protocol, address, { prefix = "toc:", cluster = false, secure } = {}) {
     if (protocol.protocol !== 1) throw new Error(`this client does not know protocol ${protocol.protocol}`);
-    Object.assign(this, { protocol, prefix, cluster, home: address, nodes: {}, places: {} });
+    const url = new URL(address.includes("://") ? address : `redis://${address}`);
+    const home = `${url.hostname}:${url.port || 6379}`;
+    Object.assign(this, { protocol, prefix, cluster, home, nodes: {}, places: {} });
+    const [username, password] = [url.username, url.password].map((part) => decodeURIComponent(part) || undefined);
+    this.how = { secure: secure ?? url.protocol === "rediss:", username, password };
     this.name = randomBytes(9).toString("base64url");
     this.count = 0;
   }
@@ -51,7 +56,7 @@ class TimeoutCenter {
     const tag = /\{(.*?)\}/.exec(key)[1];
     const address = this.places[tag] ?? this.home;
     const name = parts[0].startsWith("B") ? `${address}/blocking` : address;
-    if (!this.nodes[name] || this.nodes[name].error) this.nodes[name] = new Connection(address);
+    if (!this.nodes[name] || this.nodes[name].error) this.nodes[name] = new Connection(address, this.how);
     try {
       return await this.nodes[name].send(...parts);
     } catch (error) {

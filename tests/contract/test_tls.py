@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +20,8 @@ from ..support.cases import each
 from ..support.certificates import Authority, TLSServer, tls_options, tls_program
 from ..support.sentinels import NAME, Deployment
 from .test_connections import round_trip
+
+NODE = Path(__file__).parents[2] / "examples" / "node"
 
 
 @pytest.fixture(scope="module")
@@ -199,3 +205,30 @@ def test_a_sentinel_that_speaks_tls_is_told_for_what_it_is(
     assert "sentinel_ssl=true" in text
     text = said(f"{deployment.toc_url}&ssl=true&sentinel_ssl=true")
     assert "certificate is not trusted" in text
+
+
+def test_a_client_in_node_checks_the_certificate_and_logs_in(
+    secure: TLSServer, authority: Authority, tmp_path: Path
+) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("there is no Node.js")
+    rights = "on >p:w ~toc:{toc}:* ~toc:{node-reminders:* +@all -@dangerous"
+    secure.client().execute_command("ACL", "SETUSER", "node", *rights.split())
+    protocol = tmp_path / "protocol.json"
+    with protocol.open("wb") as file:
+        subprocess.run([sys.executable, "-m", "kombu_toc.scripts"], check=True, stdout=file)
+
+    def remind(login: str, **trusted: str) -> tuple[str, str]:
+        ended = subprocess.run(
+            ["node", NODE / "remind.js", protocol, f"rediss://{login}localhost:{secure.tls_port}"],
+            env={**os.environ, **trusted},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return ended.stdout, ended.stderr
+
+    trusted = {"NODE_EXTRA_CA_CERTS": str(authority.file)}
+    assert remind("node:p%3Aw@", **trusted) == ("reminded: order 42\n", "")
+    assert "WRONGPASS" in remind("node:other@", **trusted)[1]
+    assert "certificate" in remind("node:p%3Aw@")[1]
