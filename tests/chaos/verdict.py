@@ -228,12 +228,19 @@ def history(entries: Sequence[dict[str, Any]], events: Sequence[Event]) -> list[
     found = [fault for event in events for fault in event.faults()]
     sent: dict[str, dict[str, Any]] = {}
     retrying: dict[tuple[str, int], int] = {}
-    for entry in sorted(entries, key=lambda entry: entry["at"]):
+    entries = sorted(entries, key=lambda entry: entry["at"])
+    # When the process of each entry wrote the next one of its task.
+    until: list[float] = []
+    following: dict[tuple[str, int], float] = {}
+    for entry in reversed(entries):
+        until.append(following.get((entry["id"], entry["pid"]), entry["at"]))
+        following[entry["id"], entry["pid"]] = entry["at"]
+    for entry, until_at in zip(entries, reversed(until), strict=True):
         id, pid, at = entry["id"], entry["pid"], entry["at"]
         retries = entry.get("retries", 0)
         name = f"{id}+{retries}" if retries else id
 
-        note = partial(_note, found, events, at)
+        note = partial(_note, found, events, at, until_at)
         match entry["what"]:
             case "sending":
                 queue, key = entry["queue"], entry.get("key", "")
@@ -266,6 +273,7 @@ def _note(
     found: list[verify.Event],
     events: Sequence[Event],
     at: float,
+    until: float,
     process: Any,
     what: str,
     stage: str,
@@ -273,10 +281,10 @@ def _note(
     **more: Any,
 ) -> None:
     """Add a line. About the time of a step, the server's clock may have shown either time: of what
-    is asked to be put the sooner one counts, else the later one."""
+    is asked to be put the sooner one counts, until its sender goes on; else the later one."""
     soon = what == verify.PUT and stage == verify.ASKED
     since = at - (STEPPING if soon else ON_ITS_WAY)
-    steps = [event for event in events if event.step and event.at <= at]
+    steps = [event for event in events if event.step and event.at <= (until if soon else at)]
     times = [since, *(event.at for event in steps if event.at > since)]
     ahead = [sum(event.step for event in steps if event.at <= time) for time in times]
     clock = at + (min(ahead) if soon else max(ahead))

@@ -87,6 +87,14 @@ def test_a_run_before_its_time_is_early_unless_the_servers_clock_was_set_forward
     assert verdict(counted, events=[Event(1.5, "clock forward", "clock", step=7.0)]).faultless
 
 
+def test_what_is_put_while_the_servers_clock_is_set_back_may_be_due_by_either_clock() -> None:
+    again = (1.05, "retrying", {"again": 1, "countdown": 1.0})
+    put = task("a", (1, "started", {}), again, (1.5, "finished", {}), *run(3.4, retries=1), times=1)
+    forward = Event(-9, "clock forward", "clock", step=7.0)
+    assert verdict(put, events=[forward, Event(1.2, "clock back", "clock", step=-7.0)]).faultless
+    assert verdict(put, events=[forward, Event(1.6, "clock back", "clock", step=-7.0)]).early
+
+
 def test_what_was_on_its_way_when_the_servers_clock_was_set_back_is_not_early() -> None:
     forward = Event(0, "clock forward", "clock", step=7.0)
     delivered = task("a", *run(4), eta=10.0)
