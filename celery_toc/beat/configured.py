@@ -16,7 +16,7 @@ from kombu.exceptions import KombuError
 
 import kombu_toc
 
-from ..schedules.reading import decides_itself, read_exclusions
+from ..schedules.rules import decides_itself, read_exclusions
 
 if TYPE_CHECKING:
     from celery import Celery

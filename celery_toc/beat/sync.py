@@ -23,7 +23,7 @@ from celery.schedules import crontab, schedule, solar
 
 import kombu_toc
 
-from ..schedules.reading import check_name, read_schedule, read_zone
+from ..schedules.rules import check_name, read_schedule, read_zone
 from ..schedules.schedules import TOGETHER
 from . import configured
 from .configured import UNUSABLE, Entry, NotTakenError, Read, Refused, without_marks

@@ -14,7 +14,6 @@ from celery.backends.base import DisabledBackend
 from kombu_toc import Cancelled, Found
 
 from ..app.revoke import mark_revoked, remember_revoked
-from . import options
 from .exits import FAILED, NOT_FOUND, TOO_LATE, Group
 from .messages import (
     bounds,
@@ -27,9 +26,18 @@ from .messages import (
     show_page,
     state_of,
 )
-from .options import SPAN, complete_dead_id, complete_id, queue_option, yes_option
 from .screen import counted, skipped
-from .session import Session, command
+from .session import (
+    SPAN,
+    Session,
+    command,
+    complete_dead_id,
+    complete_id,
+    iso_us,
+    local_iso,
+    queue_option,
+    yes_option,
+)
 
 # -- which messages
 
@@ -164,9 +172,9 @@ def _described(session: Session, filters: Filters, queue: str | None) -> str:
         said.append(f"in {queue!r}")
     since, until = bounds(session, filters.since, filters.until)
     if since is not None:
-        said.append(f"due from {options.local_iso(since, session.zone)} on")
+        said.append(f"due from {local_iso(since, session.zone)} on")
     if until is not None:
-        said.append(f"due before {options.local_iso(until, session.zone)}")
+        said.append(f"due before {local_iso(until, session.zone)}")
     return "".join(f" {part}" for part in said)
 
 
@@ -447,7 +455,7 @@ def reschedule(
         _move_ids(session, ids, given.queue, when)
     else:
         to = session.now + (countdown or 0.0) if at is None else at
-        to_text = f"to {options.local_iso(to, session.zone)}"
+        to_text = f"to {local_iso(to, session.zone)}"
         _move_matching(session, given, to, f"Reschedule {{}} {to_text}?", yes)
 
 
@@ -484,7 +492,7 @@ def _move_ids(
         session.complain(f"too late: {id!r} is gone", TOO_LATE)
     results = []
     for each in in_order(ids, moved):
-        due = options.iso_us(each.time_us)
+        due = iso_us(each.time_us)
         state = each.state.replace(" ", "-")
         if state == "waiting":
             state = "scheduled" if each.time_us > session.now * 1e6 and when else "ready"
@@ -500,7 +508,7 @@ def _move_ids(
         if not each.moved:
             session.complain(f"too late: {each.id!r} is {each.state}", TOO_LATE)
         elif not session.as_json:
-            at = options.local_iso(each.time_us / 1e6, session.zone) if due and when else "now"
+            at = local_iso(each.time_us / 1e6, session.zone) if due and when else "now"
             session.screen.say(f"{each.id} in {each.topic!r} is due {at}.")
     if session.as_json:
         session.screen.json({"results": results})
@@ -526,7 +534,7 @@ def _move_matching(
     if not number:
         session.screen.say("No messages match.")
         return
-    done = "now" if to is None else options.local_iso(to, session.zone)
+    done = "now" if to is None else local_iso(to, session.zone)
     session.screen.say(f"Rescheduled {counted(moved, 'message')}, due {done}.")
     if late:
         session.complain(f"too late for {counted(late, 'message')}: a worker has it", TOO_LATE)

@@ -11,9 +11,8 @@ import kombu_toc
 
 from .exits import NOT_FOUND, PARTIAL, USAGE, Failure, Group
 from .messages import cut, described_failure, failure_fields, local_time, paging
-from .options import queue_option, yes_option
 from .screen import Column, counted
-from .session import Session, command
+from .session import Session, command, queue_option, yes_option
 
 failures = Group(
     "failures",

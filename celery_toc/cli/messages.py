@@ -14,12 +14,21 @@ import kombu_toc
 from kombu_toc import FailedTask, Found, Record
 
 from .. import Task
-from ..app.finished import sources_of
-from . import options
+from ..app.task import sources_of
 from .exits import FAILED, NOT_FOUND, PARTIAL, USAGE, Failure
-from .options import complete_id, queue_option, yes_option
 from .screen import Cell, Column, clean, counted
-from .session import Session, command
+from .session import (
+    Session,
+    command,
+    complete_id,
+    distance,
+    iso_us,
+    local,
+    local_iso,
+    queue_option,
+    span,
+    yes_option,
+)
 
 # -- celery toc find and history
 
@@ -192,7 +201,7 @@ def _show(
 
 
 def _moment(session: Session, us: int) -> str | None:
-    return options.local_iso(us / 1e6, session.zone) if us else None
+    return local_iso(us / 1e6, session.zone) if us else None
 
 
 def described(record: kombu_toc.Record) -> dict[str, Any]:
@@ -202,15 +211,15 @@ def described(record: kombu_toc.Record) -> dict[str, Any]:
         "queue": record.topic,
         "task": record.task,
         "status": record.status,
-        "time": options.iso_us(record.action_us),
+        "time": iso_us(record.action_us),
         "biz_type": record.biz_type,
         "biz_id": record.biz_id,
         "attributes": record.attributes,
         "attempts": record.attempts,
         "worker": record.worker,
         "error": record.error,
-        "created": options.iso_us(record.created_us),
-        "changed": options.iso_us(record.modified_us),
+        "created": iso_us(record.created_us),
+        "changed": iso_us(record.modified_us),
     }
 
 
@@ -259,7 +268,7 @@ def describe(session: Session, task: Task, *, whole: bool = False) -> dict[str, 
         "slot": found.slot,
         "priority": _priority(session, found),
         "state": state_of(session, found),
-        "time": options.iso_us(found.time_us),
+        "time": iso_us(found.time_us),
         "retries_left": _retries_left(session, found),
         "far": found.far,
         "key": found.key,
@@ -267,7 +276,7 @@ def describe(session: Session, task: Task, *, whole: bool = False) -> dict[str, 
         "visibility": found.visibility,
         "max_lease": found.max_lease,
         "expiration": found.expiration,
-        "expires": options.iso_us(found.expires_us or 0),
+        "expires": iso_us(found.expires_us or 0),
         "args": _values(task.args),
         "kwargs": _values(task.kwargs),
         "argsrepr": _repr(task.headers, "argsrepr", task.args),
@@ -372,14 +381,14 @@ def local_time(session: Session, seconds: float) -> str:
     """A time: ISO 8601 with its offset in plain text. On a terminal the offset is left out, because
     a line below the table names the time zone, and so is today's date."""
     if not session.screen.is_terminal:
-        return options.local_iso(seconds, session.zone)
-    text = options.local(seconds, session.zone)
-    today = options.local(session.now, session.zone)[:10]
+        return local_iso(seconds, session.zone)
+    text = local(seconds, session.zone)
+    today = local(session.now, session.zone)[:10]
     return text[11:] if text[:10] == today else text
 
 
 def _signed(seconds: float) -> str:
-    return options.span(seconds) if seconds >= 0 else f"-{options.span(-seconds)}"
+    return span(seconds) if seconds >= 0 else f"-{span(-seconds)}"
 
 
 def cut(text: str) -> str:
@@ -389,7 +398,7 @@ def cut(text: str) -> str:
 
 def in_a_line(session: Session, shown: dict[str, Any], seconds: float) -> str:
     """A message in one line, for a question."""
-    when = f", {options.distance(seconds - session.now)}" if seconds else ""
+    when = f", {distance(seconds - session.now)}" if seconds else ""
     name = shown["task"] or "(no task)"
     return f"{name} {shown['id']} in {shown['queue']!r}: {shown['state']}{when}"
 
@@ -610,7 +619,7 @@ def described_failure(one: FailedTask) -> dict[str, Any]:
         "exception": one.exception,
         "error": one.error,
         "args": one.args,
-        "failed": options.iso_us(one.failed_us),
+        "failed": iso_us(one.failed_us),
         "worker": one.worker or None,
         "runtime": one.runtime,
         "retries": one.retries,
@@ -623,11 +632,11 @@ def described_failure(one: FailedTask) -> dict[str, Any]:
 def failure_fields(session: Session, one: FailedTask) -> list[tuple[str, Any]]:
     """A failed task in full, a line for each property."""
     why = "its arguments are hidden" if one.masked else "it was too large"
-    runtime = None if one.runtime is None else options.span(one.runtime)
+    runtime = None if one.runtime is None else span(one.runtime)
     return [
         *(("id", one.id), ("task", one.task), ("queue", one.topic)),
         ("state", "failed, dead" if one.dead else "failed"),
-        ("failed", options.local_iso(one.failed_us / 1e6, session.zone)),
+        ("failed", local_iso(one.failed_us / 1e6, session.zone)),
         *(("worker", one.worker or None), ("runtime", runtime), ("retries", one.retries or None)),
         ("args", one.args or None),
         ("retry", None if one.retryable else f"not possible: {why}"),
@@ -653,8 +662,8 @@ def _recorded(session: Session, record: Record) -> list[tuple[str, Any]]:
 def _fields(session: Session, message: dict[str, Any], seconds: float) -> list[tuple[str, Any]]:
     when = "now: it was rolled back"
     if seconds:
-        away = options.distance(seconds - session.now)
-        when = f"{options.local_iso(seconds, session.zone)} ({away})"
+        away = distance(seconds - session.now)
+        when = f"{local_iso(seconds, session.zone)} ({away})"
     fields = [
         ("id", message["id"]),
         ("task", message["task"]),

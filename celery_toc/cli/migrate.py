@@ -10,9 +10,8 @@ import kombu_toc
 
 from ..schedules.view import Schedule
 from .exits import FAILED, USAGE, Failure
-from .options import yes_option
 from .screen import Column, Progress, counted
-from .session import Session, command
+from .session import Session, command, yes_option
 
 #: Added to the error that somebody consumes: what can be done.
 OVERRIDE = "; --force moves what is there all the same"

@@ -33,13 +33,24 @@ from ..beat.sync import (
     read_redbeat,
     redbeat_definitions,
 )
-from ..schedules.reading import read_cron
-from ..schedules.rules import UnknownScheduleError
-from . import options as times
+from ..schedules.rules import UnknownScheduleError, read_cron
 from .exits import FAILED, NOT_FOUND, USAGE, Failure, Group
-from .options import SPAN, complete_queue, complete_schedule, queue_option, yes_option
 from .screen import Cell, Column, counted, listed, plural
-from .session import Session, command
+from .session import (
+    SPAN,
+    Session,
+    command,
+    complete_queue,
+    complete_schedule,
+    distance,
+    iso,
+    local,
+    local_iso,
+    milliseconds,
+    queue_option,
+    span,
+    yes_option,
+)
 
 # -- celery toc schedule
 
@@ -183,10 +194,10 @@ def show_fields(session: Session, found: Any, coming: list[datetime]) -> None:
         ("queue", found.queue),
         ("arguments", _arguments(found)),
         ("options", _shown_options(found.options)),
-        ("misfire", f"{found.misfire}, if later than {times.span(found.grace)}"),
+        ("misfire", f"{found.misfire}, if later than {span(found.grace)}"),
         ("overlap", found.overlap),
         ("not on", ", ".join(map(str, found.exclude)) or None),
-        ("jitter", times.span(found.jitter) if found.jitter else None),
+        ("jitter", span(found.jitter) if found.jitter else None),
         ("starts", _moment(session, found.start)),
         ("ends", _moment(session, found.end)),
         ("runs", f"{found.runs} of {found.max_runs}" if found.max_runs else found.runs),
@@ -362,14 +373,14 @@ def _firing(found: Any) -> dict[str, Any]:
 
 
 def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else times.iso(moment.timestamp())
+    return None if moment is None else iso(moment.timestamp())
 
 
 def _moment(session: Session, moment: datetime | None) -> str | None:
     if moment is None:
         return None
     seconds = moment.timestamp()
-    shown = times.local if session.screen.is_terminal else times.local_iso
+    shown = local if session.screen.is_terminal else local_iso
     return shown(seconds, session.zone)
 
 
@@ -388,7 +399,7 @@ def _shown_options(options: Any) -> str | None:
 
 
 def _line(session: Session, found: Any) -> list[Any]:
-    left = None if found.next is None else times.distance(found.next.timestamp() - session.now)
+    left = None if found.next is None else distance(found.next.timestamp() - session.now)
     return [
         found.name,
         found.text,
@@ -406,7 +417,7 @@ def _history_line(session: Session, found: Any) -> list[Any]:
     return [
         _moment(session, found.planned),
         outcome,
-        None if found.late is None else times.milliseconds(found.late),
+        None if found.late is None else milliseconds(found.late),
         found.id,
         found.reason or None,
     ]

@@ -11,11 +11,9 @@ import kombu_toc
 from kombu_toc import Fault
 
 from ..app.broker import visibility_warnings
-from . import options
 from .exits import FAILED, FAULTS, PARTIAL, USAGE, Failure
-from .options import queues_argument, yes_option
 from .screen import Cell, Column, counted, listed, scaled
-from .session import Session, command
+from .session import Session, command, milliseconds, queues_argument, span, yes_option
 from .topic import text_of
 
 # -- celery toc status
@@ -224,8 +222,8 @@ def line(row: dict[str, Any], *, far: bool = False) -> list[Any]:
         row["in_flight"],
         Cell(row["dead"], "red" if row["dead"] else ""),
         *([_far(row)] if far else []),
-        Cell(options.span(oldest), "yellow" if oldest >= 1 else "") if oldest else None,
-        *(None if row[late] is None else options.milliseconds(row[late]) for late in LATE),
+        Cell(span(oldest), "yellow" if oldest >= 1 else "") if oldest else None,
+        *(None if row[late] is None else milliseconds(row[late]) for late in LATE),
         consumers,
         None if size is None else _bytes(size),
     ]
@@ -486,14 +484,14 @@ def _rows(usage: kombu_toc.Usage) -> list[list[Any]]:
         rest: list[Any] = [None] * 3
         if not number:
             oldest = usage.oldest_us / 1e6
-            rest = [usage.waiting, usage.keys_waiting, options.span(oldest) if oldest else None]
+            rest = [usage.waiting, usage.keys_waiting, span(oldest) if oldest else None]
         rows.append(
             [
                 usage.topic,
                 one.name.replace("_", " "),
                 text_of(one.name, one.value),
                 Cell(used, "yellow" if is_full and usage.waiting else ""),
-                options.milliseconds(one.opens_us / 1e6) if one.opens_us else None,
+                milliseconds(one.opens_us / 1e6) if one.opens_us else None,
                 *rest,
             ]
         )

@@ -14,10 +14,8 @@ import redis
 
 import kombu_toc
 
-from . import options
-from .options import SPAN, queues_argument
 from .screen import Column, Terminal, clean, counted, drawn_table, fitted, plain_table, styled
-from .session import Session, command
+from .session import SPAN, Session, command, iso, local, queues_argument, span
 from .status import COLUMNS as STATUS_COLUMNS
 from .status import line, server_of, survey, title
 
@@ -76,19 +74,19 @@ def view(
     blocks: whether the terminal has block characters
     """
     coming = snapshot["coming"]
-    span, due = coming["span_seconds"], coming["due"]
+    ahead, due = coming["span_seconds"], coming["due"]
     lines = [styled(clean(heading)[:width], "bold", colors)]
     if trouble:
         lines.append(styled(clean(trouble)[:width], "red", colors))
     comes = (
-        f"coming due  {sum(due):,} within {options.span(span)}, at most {max(due):,} in "
-        f"{options.span(span / len(due))}"
+        f"coming due  {sum(due):,} within {span(ahead)}, at most {max(due):,} in "
+        f"{span(ahead / len(due))}"
     )
     chart = [
         "",
         comes[:width],
         *(styled(bar[:width], "cyan", colors) for bar in bars(due, HEIGHT, blocks=blocks)),
-        styled(_axis(span)[:width], "dim", colors),
+        styled(_axis(ahead)[:width], "dim", colors),
     ]
     rows = snapshot["topics"]
     fitting = fitted(COLUMNS, [cells(row) for row in rows], width)
@@ -139,10 +137,10 @@ def bars(numbers: Sequence[int], height: int, *, blocks: bool = True) -> list[st
     ]
 
 
-def _axis(span: float) -> str:
+def _axis(ahead: float) -> str:
     """Four times, below the bars."""
     part = WIDTH // 4
-    marks = [f"+{options.span(span * number / 4)}" if number else "now" for number in range(4)]
+    marks = [f"+{span(ahead * number / 4)}" if number else "now" for number in range(4)]
     return "".join(mark.ljust(part) for mark in marks)
 
 
@@ -229,7 +227,7 @@ class _Snapshots:
         if self.away is None:
             return ""
         said = " ".join(str(self.away).split()) or type(self.away).__name__
-        gone = options.span(time.monotonic() - self._away_since)
+        gone = span(time.monotonic() - self._away_since)
         return f"Redis has been away for {gone}, trying again: {said}"
 
     def _take(self) -> dict[str, Any]:
@@ -247,7 +245,7 @@ class _Snapshots:
             found = measured.get(row["queue"])
             row["per_second"] = {name: found and self._rate(found, name) for name in RATES}
         return {
-            "time": options.iso(now),
+            "time": iso(now),
             "topics": rows,
             "coming": {
                 "span_seconds": self._span,
@@ -308,7 +306,7 @@ def _live(session: Session, snapshots: _Snapshots, interval: float, count: int |
 
             def draw() -> list[str]:
                 size = shutil.get_terminal_size()
-                at = options.local(snapshots.now, session.zone)[11:]
+                at = local(snapshots.now, session.zone)[11:]
                 return view(
                     f"{heading}  {at}",
                     snapshots.latest,

@@ -12,9 +12,8 @@ import click
 import kombu_toc
 
 from .exits import FAILED, NOT_FOUND, Failure, Group
-from .options import SPAN, complete_queue, queues_argument, yes_option
 from .screen import Cell, Column, counted, listed, skipped
-from .session import Session, command
+from .session import SPAN, Session, command, complete_queue, queues_argument, yes_option
 
 COLUMNS = (
     Column("queue", fold=True),

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 
 from kombu_toc import ConfigurationError
 
-from . import control, pools, requests, sending, worker
+from . import control, sending, worker
 
-__all__ = ("control", "pools", "refusing", "requests", "sending", "worker")
+__all__ = ("control", "refusing", "sending", "worker")
 
 logger = logging.getLogger(__name__)
 

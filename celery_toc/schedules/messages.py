@@ -20,15 +20,16 @@ from kombu.utils import json as kombu_json
 import kombu_toc
 
 from . import state
-from .reading import (
+from .rules import (
+    ScheduleError,
     check_name,
     read_exclusions,
     read_schedule,
     read_seconds,
     read_time,
     read_zone,
+    to_datetime,
 )
-from .rules import ScheduleError, to_datetime
 from .state import Record, firing_id
 
 if TYPE_CHECKING:

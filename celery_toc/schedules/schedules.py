@@ -21,8 +21,7 @@ import kombu_toc
 from ..compat.sending import QuickMessages
 from . import state
 from .messages import Plan, Wanted, firing_of, plan_of
-from .reading import read_time
-from .rules import ScheduleError, UnknownScheduleError, to_datetime
+from .rules import ScheduleError, UnknownScheduleError, read_time, to_datetime
 from .state import Record, Step, firing_id
 from .view import Firing, Listed, Schedule, SchedulesByName, firing_of_line
 

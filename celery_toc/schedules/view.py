@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import kombu_toc
 
-from .reading import schedule_of, utc
-from .rules import Cron, Every, Sun, Timing, to_datetime
+from .rules import Cron, Every, Sun, Timing, schedule_of, to_datetime, utc
 from .state import BY_HAND, LEFT_OUT, LOST, SKIPPED, STARTED, Record, firing_id
 
 if TYPE_CHECKING:

@@ -33,11 +33,9 @@ from kombu_toc.http import (
 
 from .. import aio, timeout_center
 from ..app.broker import broker_of
-from ..app.finished import sources_of
 from ..app.revoke import mark_revoked, remember_revoked
-from ..app.task import Task
-from ..schedules.reading import check_name
-from ..schedules.rules import ScheduleError, UnknownScheduleError, zone_of
+from ..app.task import Task, sources_of
+from ..schedules.rules import ScheduleError, UnknownScheduleError, check_name, zone_of
 from . import schedules, tasks
 from .schedules import PUT, keep, page_of_schedules, when_of
 from .tasks import NEW_TASK, Allowed, send

@@ -34,8 +34,7 @@ from kombu_toc.http import (
 
 from .. import aio
 from ..schedules import state
-from ..schedules.reading import read_cron
-from ..schedules.rules import ScheduleError, UnknownScheduleError
+from ..schedules.rules import ScheduleError, UnknownScheduleError, read_cron
 from .tasks import Allowed
 
 if TYPE_CHECKING:
@@ -288,7 +287,7 @@ _ONE = (*_ALL, "{schedule}")
 
 def operations(app: Celery, allowed: Allowed) -> Operations:
     """The operations of an app's schedules."""
-    table = Operations()
+    table = Operations("schedules")
 
     @table.add(
         "GET",

@@ -323,7 +323,7 @@ _TASKS = ("v1", "apps", "{app}", "tasks")
 
 def operations(allowed: Allowed) -> Operations:
     """The operations of an app."""
-    table = Operations()
+    table = Operations("tasks")
 
     @table.add(
         "POST",

@@ -16,7 +16,7 @@ from celery.utils.log import get_logger
 
 import kombu_toc
 
-from ..compat.requests import install_failure_reasons
+from ..compat.worker import install_failure_reasons
 
 # -- A task that fails for good goes to DeadQueue, where the app or the task asks for it
 #

@@ -20,7 +20,7 @@ import kombu_toc
 from ..beat.configured import is_of_a_beat
 from ..beat.sync import Outcome, Sync
 from ..schedules import state
-from ..schedules.reading import utc
+from ..schedules.rules import utc
 from ..schedules.schedules import change_of, run_step
 from ..schedules.state import DROP, RUN, WAIT, Record
 

@@ -31,9 +31,8 @@ import kombu_toc
 from .. import compat
 from ..app.broker import visibility_warnings
 from ..compat.worker import install_soft_shutdown
-from . import failures, pool, requests, schedules
-from .pool import Pace, PoolPolicy
-from .requests import SubmittedRequests
+from . import failures, pool, schedules
+from .pool import Pace, PoolPolicy, SubmittedRequests
 from .schedules import BeatSchedule
 
 logger = get_logger(__name__)
@@ -71,17 +70,17 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
         # Strategies bind the timer's method when the Tasks step starts, before this one.
         kombu_toc.CompatPart.check_names()
         compat.worker.check_worker_state()
-        self._accepts_early = compat.requests.install_due_times(
+        self._accepts_early = compat.worker.install_due_times(
             c,
-            timer_of=lambda timers: requests.PastTimers(
-                timers, lambda: compat.pools.time_limits(c.pool), lambda: c.qos
+            timer_of=lambda timers: pool.PastTimers(
+                timers, lambda: compat.worker.time_limits(c.pool), lambda: c.qos
             ),
-            handle_of=requests.begin_when_due,
-            after_strategy=requests.forget_what_has_ended,
+            handle_of=pool.begin_when_due,
+            after_strategy=pool.forget_what_has_ended,
         )
         failures.explain(c)
-        compat.requests.install_acks_at_once(c)
-        compat.requests.install_quick_times(c)
+        compat.worker.install_acks_at_once(c)
+        compat.worker.install_quick_times(c)
         compat.worker.install_connect_pause(c, state.maybe_shutdown)
 
     def include_if(self, c: Any) -> bool:

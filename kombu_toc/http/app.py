@@ -15,7 +15,7 @@ from ..client.errors import is_demoted, is_temporary
 from ..library.opening import center_for
 from ..model.results import Found
 from ..version import __version__
-from . import failures, guard, library, pull, queues, scale, tasks
+from . import guard, library, pull, queues, tasks
 from .fields import TEXT, Object, Text, record
 from .idempotency import REPLAYED, Idempotency, as_answer
 from .messages import DecompressionBudget, shown_found, shown_masked
@@ -112,7 +112,7 @@ def _problem(status: int, kinds: list[str]) -> dict[str, Any]:
 
 def _described(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {
-        "operationId": f"{one.run.__module__.rpartition('.')[2]}.{one.method.lower()}"
+        "operationId": f"{one.subject}.{one.method.lower()}"
         f".{'.'.join(part.strip('{}') for part in one.path[1:]) or one.path[0]}"
         f"{'.' if one.verb else ''}{one.verb}",
         "summary": one.summary,
@@ -581,14 +581,15 @@ def _check_role(request: Request, operation: Operation) -> None:
 # -- what is of no queue
 
 OPERATIONS = Operations(
+    "app",
     (
         *tasks.OPERATIONS,
         *pull.OPERATIONS,
         *queues.OPERATIONS,
-        *failures.OPERATIONS,
+        *library.FAILED,
         *library.OPERATIONS,
-        *scale.OPERATIONS,
-    )
+        *queues.SCALE,
+    ),
 )
 
 _STATUS = record("status", status=TEXT)

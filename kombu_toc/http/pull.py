@@ -64,7 +64,7 @@ REJECT = Object(
 
 _QUEUE = ("v1", "queues", "{queue}")
 
-OPERATIONS = Operations()
+OPERATIONS = Operations("pull")
 
 
 def _settled(name: str, about: str, **more: Any) -> dict[str, Any]:

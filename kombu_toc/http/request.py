@@ -375,6 +375,7 @@ class Operation:
     #: makes an answer whole that was kept in part, for a request that is repeated
     again: Callable[[Any, Request, Answer], Awaitable[Answer]] | None = None
     act: str = ""  #: what the audit log calls it; empty: it is not there
+    subject: str = ""  #: what its id begins with in the OpenAPI document
 
     @property
     def shown_path(self) -> str:
@@ -390,7 +391,11 @@ class Operation:
 
 
 class Operations(list[Operation]):
-    """Operations, each described where the function stands that does it."""
+    """Operations on a subject, each described where the function stands that does it."""
+
+    def __init__(self, subject: str, operations: Iterable[Operation] = ()) -> None:
+        super().__init__(operations)
+        self.subject = subject
 
     def add(
         self,
@@ -408,7 +413,7 @@ class Operations(list[Operation]):
         status: of the answer
         more: as in :class:`Operation`
         """
-        more = {"answers": {status: returns}, **more}
+        more = {"answers": {status: returns}, "subject": self.subject, **more}
 
         def named(run: Run) -> Run:
             self.append(Operation(method, path, run, summary, **more))

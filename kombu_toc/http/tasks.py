@@ -86,7 +86,7 @@ _TASKS = ("v1", "queues", "{queue}", "tasks")
 _ONE = (*_TASKS, "{id}")
 _MOVED = {**PUT_TASK, "properties": {**PUT_TASK["properties"], "scheduleTime": TIME}}
 
-OPERATIONS = Operations()
+OPERATIONS = Operations("tasks")
 
 
 @OPERATIONS.add(

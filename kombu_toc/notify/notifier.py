@@ -23,21 +23,24 @@ from ..errors import ConfigurationError, EnvelopeError, TocError
 from ..model.delivery import origin_in
 from ..model.results import DEAD, Delivery, Popped
 from .message import COMPRESSED, SecretsFile, content_of, headers_of, host_of, normal
-from .queue import (
+from .targets import (
     AGAIN,
     DONE,
     GONE,
     LEASE,
+    Addresses,
     Keeper,
     Lane,
     Presence,
     Settler,
+    Target,
     Verdict,
     backoff_of,
     judge,
+    read_targets,
     shown,
+    stop_target,
 )
-from .targets import Addresses, Target, read_targets, stop_target
 
 # -- the notifier
 

@@ -19,8 +19,7 @@ from aiohttp.client_proto import ResponseHandler
 
 from ..compat.http_protocol import body_of, use_protocol
 from ..version import __version__
-from .queue import KEPT, Answer, TimeLimit, shown
-from .targets import Addresses
+from .targets import KEPT, Addresses, Answer, TimeLimit, shown
 
 # -- reads the answers of targets
 

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
+import logging
+import os
 import re
+import socket
+import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from functools import lru_cache, partial
+from math import inf
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
-from ..errors import ConfigurationError
+from redis.exceptions import RedisError
+
+from ..aio.center import AsyncTimeoutCenter
+from ..center.calls import announce_presence
+from ..center.runner import BROKEN
+from ..center.waiting import passes
+from ..client.programs import one_line
+from ..consumer.holdings import PRESENCE_INTERVAL, PRESENCE_MS
+from ..errors import ConfigurationError, TocError
 from ..model.limits import interval_us
+from ..model.results import Delivery
 from ..model.topic import Declaration
 from ..scripts.call import text
 
 if TYPE_CHECKING:
     from ..center.center import TimeoutCenter
-
 
 # -- the targets of topics
 
@@ -269,3 +287,520 @@ class Hosts:
             self._queues.pop(host, None)
         if not self._under_way[host]:
             del self._under_way[host]
+
+
+# -- what is under way to each target, and what may be fetched for it. Times are handed in
+
+
+# -- acknowledges, rejects and releases what was sent; tries again while the leases last
+
+T = TypeVar("T")
+
+#: Seconds between two attempts: at first, and at most.
+FIRST_PAUSE, MOST_PAUSE = 0.05, 1.0
+
+
+class Settler:
+    """Settles messages.
+
+    patience: the seconds for which it is tried, while the broker cannot be used
+    """
+
+    def __init__(self, center: AsyncTimeoutCenter, patience: float) -> None:
+        self._center = center
+        self._patience = patience
+        self._acks: list[tuple[Delivery, asyncio.Future[None]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def ack(self, message: Delivery) -> None:
+        """Acknowledge a message, together with others that are acknowledged just now."""
+        done = asyncio.get_running_loop().create_future()
+        self._acks.append((message, done))
+        if self._task is None:
+            self._task = asyncio.create_task(self._ack_all())
+        await done
+
+    async def _ack_all(self) -> None:
+        try:
+            while self._acks:
+                some, self._acks = self._acks, []
+                messages = [message for message, _ in some]
+                await self._try(partial(self._center.ack, messages), messages)
+                for _, done in some:
+                    if not done.done():
+                        done.set_result(None)
+        finally:
+            self._task = None
+
+    async def reject(self, message: Delivery, **how: Any) -> str | None:
+        """Give a message back after a failure; returns its state, None if it is not held any
+        more or that is not known."""
+        return await self._try(partial(self._center.reject, message, **how), [message])
+
+    async def release(self, message: Delivery) -> None:
+        """Give a message back as it was."""
+        await self._try(partial(self._center.release, message), [message])
+
+    async def _try(self, settle: Callable[[], Awaitable[T]], messages: list[Delivery]) -> T | None:
+        loop = asyncio.get_running_loop()
+        until, pause = loop.time() + self._patience, FIRST_PAUSE
+        while True:
+            began = loop.time()  # or one that fails because the process stood still is the last
+            try:
+                return await settle()
+            except Exception as exc:
+                if (
+                    began + pause > until
+                    or not isinstance(exc, (RedisError, *BROKEN))
+                    or not passes(exc)
+                ):
+                    logger.warning(
+                        "%d messages that were sent are sent again when their leases end: %s",
+                        *(len(messages), exc),
+                    )
+                    return None
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MOST_PAUSE)
+
+
+# -- renews the leases of what is under way
+
+#: Seconds of a lease, unless requests are so short that it may be shorter.
+LEASE = 15.0
+
+#: How often leases are renewed while they last.
+TIMES = 5
+
+
+class Keeper:
+    """Renews leases. It belongs to one event loop.
+
+    lease: their seconds
+    """
+
+    def __init__(self, center: AsyncTimeoutCenter, lease: float) -> None:
+        self._center = center
+        self._lease = lease
+        #: what is under way, by its identity: since the latest beat, and for longer
+        self._new: dict[int, Delivery] = {}
+        self._old: dict[int, Delivery] = {}
+        self._beat_at = inf
+        #: until when what is fetched may have been fetched before this process stood still
+        self._unsure_until = -inf
+        self._failing = False
+
+    def hold(self, message: Delivery) -> None:
+        """Renew its lease from now on."""
+        self._new[id(message)] = message
+
+    def drop(self, message: Delivery) -> None:
+        """Renew it no more."""
+        if self._new.pop(id(message), None) is None:
+            self._old.pop(id(message), None)
+
+    async def run(self) -> None:
+        """Renew leases until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        self._beat_at = loop.time()
+        while True:
+            await asyncio.sleep(self._lease / TIMES)
+            if self.is_unsure():
+                self._old.update(self._new)  # what is new may be as old as the others
+            old = list(self._old.values())
+            self._old.update(self._new)
+            self._new.clear()
+            if old:
+                await self._renew(old)
+            self._notice(loop.time())
+            self._beat_at = loop.time()
+
+    def _notice(self, now: float) -> None:
+        """If the process stood still, a lease may have ended that it takes for a new one."""
+        if now - self._beat_at > self._lease / 2:
+            self._unsure_until = now + self.unsure_for
+
+    def is_unsure(self) -> bool:
+        """Whether leases may have ended, because the process stood still not long ago."""
+        now = asyncio.get_running_loop().time()
+        self._notice(now)
+        return now < self._unsure_until
+
+    @property
+    def unsure_for(self) -> float:
+        """Seconds for which it is unsure, after it stood still."""
+        return self._lease / TIMES
+
+    async def has(self, message: Delivery) -> bool:
+        """Whether a message that was just fetched may be sent: not if another process has it."""
+        return not self.is_unsure() or await self._renew([message])
+
+    async def _renew(self, messages: Sequence[Delivery]) -> bool:
+        """Renew these leases; whether it is known that none had ended."""
+        try:
+            lost = await self._center.extend(messages, self._lease)
+        except Exception as exc:  # whatever it is, the next beat may renew them
+            if not self._failing:
+                logger.warning("cannot renew the leases of what is sent just now: %s", exc)
+            self._failing = True
+            return False
+        self._failing = False
+        return not lost
+
+
+# -- tells others which queues a notifier sends
+
+
+class Presence:
+    """What a notifier has told of itself."""
+
+    def __init__(self, center: AsyncTimeoutCenter) -> None:
+        self._center = center
+        self._told = ""
+        self._due = -inf
+
+    async def tell(self, queues: Iterable[str]) -> None:
+        """It sends these just now; nothing is done if that was told a moment ago."""
+        now = asyncio.get_running_loop().time()
+        names = sorted(queues)
+        statement = json.dumps([socket.gethostname(), os.getpid(), *names]) if names else ""
+        if statement == self._told and (not statement or now < self._due):
+            return
+        before = [self._told] if self._told not in ("", statement) else []
+        keys = self._center.keys
+        try:
+            await self._center.runner.run(announce_presence(keys, statement, before, PRESENCE_MS))
+        except (RedisError, *BROKEN, TocError) as exc:
+            logger.debug("nobody is told what is sent here: %s", exc)
+            return
+        self._told, self._due = statement, now + PRESENCE_INTERVAL
+
+
+# -- the time of a request
+
+#: Seconds for which the event loop may still read what has come when the time is over.
+MOMENT = 0.01
+
+
+class TimeLimit:
+    """The time of a request, which a ``with`` block is. When it is over, the task is cancelled and
+    the block ends; if the headers of an answer have come, only the reading of its rest ends.
+
+    The loop reads what has come before that. If that is nothing, and this process stood still, the
+    request has as much time again as its end was late, `seconds` at most: what stopped this process
+    may have stopped the target too, or lost what it has sent, which its system then sends again.
+
+    seconds: the time
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        #: the answer whose headers have come; it is closed when the time is over
+        self.answer: Any = None
+        #: whether the time is over
+        self.is_over = False
+        self._is_extended = self._has_cancelled = False
+        self._cancelled_before = 0
+
+    def __enter__(self) -> TimeLimit:
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        if sys.version_info >= (3, 11):
+            self._cancelled_before = task.cancelling()
+        self._ends = self._loop.time() + self._seconds
+        self._step: asyncio.Handle = self._loop.call_at(self._ends, self._read_on)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        self._step.cancel()
+        if not self._has_cancelled:
+            return False
+        if sys.version_info >= (3, 11) and self._task.uncancel() > self._cancelled_before:
+            return False  # somebody else has cancelled it, too
+        return kind is not None and issubclass(kind, asyncio.CancelledError)
+
+    def _read_on(self) -> None:
+        """The time is over: let the loop read what has come."""
+        late = self._loop.time() - self._ends
+        self._step = self._loop.call_later(MOMENT, self._hand_over, late)
+
+    def _hand_over(self, late: float) -> None:
+        """Let the task have what was read in this turn of the loop. If it were cancelled now, it
+        would not get that."""
+        self._step = self._loop.call_soon(self._end, late)
+
+    def _end(self, late: float) -> None:
+        if self.answer is not None:
+            self.is_over = True
+            self.answer.close()
+        elif late > MOMENT and not self._is_extended:
+            self._is_extended = True
+            self._step = self._loop.call_later(min(late, self._seconds), self._read_on)
+        else:
+            self.is_over = self._has_cancelled = True
+            self._task.cancel()
+
+
+# -- what becomes of a message by what its target has answered
+
+#: Seconds after which a message comes again at the latest, whatever a target says.
+MAX_BACKOFF = 86_400.0
+
+#: Seconds after which it comes again at the earliest.
+LEAST_BACKOFF = 1.0
+
+#: Seconds for which nothing else is sent to a target that wants to be left alone, at most.
+MAX_REST = 60.0
+
+#: Bytes of an answer that are kept.
+KEPT = 500
+
+
+class Answer(NamedTuple):
+    """What a target has answered."""
+
+    status: int
+    reason: str = ""
+    retry_after: str = ""
+    begin: bytes = b""  #: its first bytes
+
+
+#: What becomes of a message.
+DONE, AGAIN, GONE = "done", "again", "gone"
+
+
+class Verdict(NamedTuple):
+    """What becomes of a message."""
+
+    what: str  #: DONE; AGAIN: it is rejected; GONE: its target wants nothing any more
+    reason: str = ""  #: why, in a few words
+    error: str = ""  #: the same with what was answered
+    backoff: float | None = None  #: seconds until it comes again; None: as its topic says
+    rest: float = 0.0  #: seconds for which the target wants to be left alone
+
+
+def judge(answer: Answer | str, target: str, now: datetime) -> Verdict:
+    """What becomes of a message.
+
+    answer: or why there is none
+    target: where it was sent to
+    now: for a time at which the target wants to be asked again
+    """
+    where = shown(target)
+    if isinstance(answer, str):
+        return Verdict(AGAIN, answer, f"{where}: {answer}")
+    if 200 <= answer.status < 300:
+        return Verdict(DONE)
+    reason = f"HTTP {answer.status}"
+    if 300 <= answer.status < 400:
+        reason += " (redirects are not followed)"
+    said = "".join(
+        c if c.isprintable() or c == "\n" else "\ufffd"
+        for c in answer.begin[:KEPT].decode("utf-8", "replace")
+    )
+    error = f"{where}: {reason} {answer.reason}".rstrip() + (f"\n{said}" if said else "")
+    if answer.status == 410:
+        return Verdict(GONE, reason, error)
+    if answer.status in (429, 503):
+        seconds = seconds_of(answer.retry_after, now)
+        if seconds is not None:
+            return Verdict(AGAIN, reason, error, seconds, min(seconds, MAX_REST))
+    return Verdict(AGAIN, reason, error)
+
+
+def seconds_of(retry_after: str, now: datetime) -> float | None:
+    """The header ``Retry-After`` in seconds; None if it says nothing."""
+    text = retry_after.strip()
+    if text.isascii() and text.isdigit():
+        return min(max(float(text[:9]), LEAST_BACKOFF), MAX_BACKOFF)
+    try:
+        at = parsedate_to_datetime(text)
+        if at.tzinfo is None:
+            at = at.replace(tzinfo=timezone.utc)
+        seconds = (at - now).total_seconds()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    return min(max(seconds, LEAST_BACKOFF), MAX_BACKOFF)
+
+
+def backoff_of(failures: int, first: float, longest: float) -> float:
+    """Seconds until a message comes again whose topic does not say."""
+    return float(min(first * 2 ** min(failures, 30), max(longest, first)))
+
+
+def shown(target: str) -> str:
+    """A target as it is logged and kept: a query may have what is secret."""
+    found = urlsplit(target)
+    return f"{found.scheme}://{found.netloc}{found.path}" + ("?..." if found.query else "")
+
+
+# -- what is under way to each target, and what may be fetched for it
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a lane waits for more room than a little: so a fetch brings several messages.
+GATHER = 0.01
+
+#: Bytes of messages that may be under way to one target; and of what compressed ones of these have
+#: become, beside one.
+MOST_BYTES = 32 << 20
+
+#: Seconds that a message of a queue with a rate waits for its turn here, at most: its rate may have
+#: been another one, and the clock that it is counted by may have been set.
+MOST_TURN = 1.0
+
+#: Seconds between two lines in the log about a target that fails.
+SAY_EVERY = 60.0
+
+
+class Lane:
+    """A queue and its target.
+
+    room: how many of its messages may be under way in this process
+    on_room: called when it may be fetched for again, after it could not be, and when it must not be
+        any more
+    """
+
+    def __init__(
+        self, queue: str, target: str, room: int, on_room: Callable[[], None] = lambda: None
+    ) -> None:
+        self.queue = queue
+        self.target = target
+        self.limit = room
+        self.on_room = on_room
+        self.under_way = 0
+        #: those that messages name; what waits for these leaves its room to others
+        self.hosts = Hosts(self._tell)
+        self._bytes = 0
+        #: bytes of what was compressed, and who waits until these are fewer
+        self._expanded = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        #: whether its target wants nothing any more, or it has none any more
+        self.closed = False
+        #: whether it was left out of a fetch
+        self.left_out = False
+        #: seconds for which its topic has its messages wait after a failure; 0: it does not say
+        self.own_backoff = 0.0
+        self.longest_backoff = 0.0
+        #: seconds that are between two messages at least; and when the next may be sent
+        self.spacing = 0.0
+        self._next_at = -inf
+        self._rests_until = -inf
+        self._short_since = -inf
+        self._failed = self._dead = 0
+        self._says_again = -inf
+
+    def __repr__(self) -> str:
+        return f"<Lane of {self.queue!r}, {self.under_way} under way>"
+
+    @property
+    def room(self) -> int:
+        """How many more may be fetched."""
+        full = self._bytes + self._expanded >= MOST_BYTES
+        busy = self.under_way - min(self.hosts.waiting, MOST_WAITING)
+        return 0 if full else max(self.limit - busy, 0)
+
+    def begin(self, now: float, size: int = 0) -> None:
+        """One more is under way, of so many bytes."""
+        self.under_way += 1
+        self._bytes += size
+        if self.room < self._enough:
+            self._short_since = now
+
+    def end(self, size: int = 0) -> None:
+        """One has ended."""
+        self.under_way -= 1
+        self._bytes -= size
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.left_out:
+            self.on_room()
+
+    @asynccontextmanager
+    async def expanding(self) -> AsyncIterator[Callable[[int], None]]:
+        """In this block a message is expanded and sent. It begins when others have left memory for
+        it; what it yields is told the bytes."""
+        while self._expanded >= MOST_BYTES:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            await turn
+        sizes: list[int] = []
+
+        def tell(size: int) -> None:
+            self._expanded += size
+            sizes.append(size)
+
+        try:
+            yield tell
+        finally:
+            self._expanded -= sum(sizes)
+            while self._waiting:
+                turn = self._waiting.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+
+    @property
+    def _enough(self) -> int:
+        return max(self.limit // 4, 1)
+
+    def ready_at(self) -> float:
+        """From when on it may be fetched for; infinity: when something has ended."""
+        if self.closed or not self.room:
+            return inf
+        if self.room >= self._enough:
+            return self._rests_until
+        return max(self._rests_until, self._short_since + GATHER)
+
+    def turn(self, now: float) -> float:
+        """Seconds until the next message may be sent, which has its turn then: nothing makes up
+        for a moment in which the process stood still."""
+        at = max(now, min(self._next_at, now + MOST_TURN))
+        self._next_at = at + self.spacing
+        return at - now
+
+    def rest(self, until: float) -> None:
+        """Its target wants to be left alone until then."""
+        self._rests_until = max(self._rests_until, until)
+        self.on_room()
+
+    def wants(self, now: float) -> bool:
+        """Whether its target wants to be sent something."""
+        return not self.closed and now >= self._rests_until
+
+    def close(self) -> None:
+        """Fetch nothing for it any more."""
+        self.closed = True
+        self.hosts.close()
+        self.on_room()
+
+    # -- what is said about it
+
+    def failed(self, why: str, now: float, *, dead: bool) -> None:
+        """A message was not taken.
+
+        dead: whether it is a dead letter now
+        """
+        self._failed += 1
+        self._dead += dead
+        if now >= self._says_again:
+            self._says_again = now + SAY_EVERY
+            logger.warning(
+                "queue %s: its target does not take messages (%d failed, %d of them dead now): %s",
+                one_line(self.queue),
+                *(self._failed, self._dead, one_line(" ".join(why.split())[:300])),
+            )
+
+    def worked(self) -> None:
+        """A message was taken."""
+        if self._failed:
+            name = one_line(self.queue)
+            logger.info("queue %s: %s takes messages again", name, shown(self.target))
+            self._failed = self._dead = 0
+            self._says_again = -inf

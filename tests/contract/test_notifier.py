@@ -32,7 +32,7 @@ from kombu_toc import (
 from kombu_toc.aio.links import Link
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.notify import Notifier, new_secret
-from kombu_toc.notify.queue import LEASE, Keeper, Settler
+from kombu_toc.notify.targets import LEASE, Keeper, Settler
 
 from ..support import waiting
 from ..support.cluster import Cluster

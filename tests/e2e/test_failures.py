@@ -138,7 +138,7 @@ def test_show_says_what_became_of_an_id_without_a_message(
 def test_a_source_that_does_not_answer_is_named(
     app: Celery, toc: kombu_toc.TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_toc.app.finished.WITHIN", 0.5)
+    monkeypatch.setattr("celery_toc.app.task.WITHIN", 0.5)
     toc.queues.declare("celery")
     app.conf.result_backend = "redis://127.0.0.1:1/0"
     answer(app, "show", "unknown").fails(3, "never saw it", "no answer from the result backend")

@@ -215,7 +215,7 @@ def test_redis_pys_names_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
 @each("name", ["_cache", "outbound_buffer", "_pool"])
 def test_a_worker_does_not_start_with_a_pool_whose_books_have_another_name(name: str) -> None:
     """It would give back a message while a process executes its task."""
-    from celery_toc.compat.pools import SentTasks
+    from celery_toc.compat.worker import SentTasks
 
     books = {"_cache": {}, "outbound_buffer": [], "_pool": [], "mark_as_worker_lost": print}
     pool = SimpleNamespace(_pool=SimpleNamespace(**books), flush=None)

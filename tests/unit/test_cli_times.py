@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from celery_toc.cli import options
+from celery_toc.cli import session
 from kombu_toc import read_span, read_time
 
 from ..support.cases import each
@@ -83,8 +83,8 @@ def test_what_is_no_time_is_refused_with_both_ways_to_write_one(text):
     ],
 )
 def test_people_are_shown_two_units_at_most(seconds, text):
-    assert options.span(seconds) == text
+    assert session.span(seconds) == text
 
 
 def test_json_has_utc_to_the_millisecond():
-    assert options.iso(NOW + 0.1239) == "2030-03-17T17:46:40.123Z"
+    assert session.iso(NOW + 0.1239) == "2030-03-17T17:46:40.123Z"

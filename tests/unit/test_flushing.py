@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_toc.compat.pools import SentTasks
+from celery_toc.compat.worker import SentTasks
 
 pytestmark = pytest.mark.versions
 

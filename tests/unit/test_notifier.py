@@ -30,7 +30,7 @@ from kombu_toc import LIMITS, ConfigurationError, Delivery, EnvelopeError, pack
 from kombu_toc.model import scores
 from kombu_toc.model.topic import Declaration
 from kombu_toc.notify import SecretsFile, new_secret
-from kombu_toc.notify import queue as settling
+from kombu_toc.notify import targets as settling
 from kombu_toc.notify.message import (
     MAX_EXPANDED,
     MAX_ID,
@@ -42,7 +42,7 @@ from kombu_toc.notify.message import (
     type_of,
     webhook_id,
 )
-from kombu_toc.notify.queue import (
+from kombu_toc.notify.targets import (
     AGAIN,
     DONE,
     GATHER,
@@ -56,6 +56,8 @@ from kombu_toc.notify.queue import (
     MOST_TURN,
     SAY_EVERY,
     TIMES,
+    Addresses,
+    AddressRefused,
     Answer,
     Keeper,
     Lane,
@@ -66,7 +68,6 @@ from kombu_toc.notify.queue import (
     seconds_of,
     shown,
 )
-from kombu_toc.notify.targets import Addresses, AddressRefused
 
 from ..support.cases import each
 

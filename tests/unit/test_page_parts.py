@@ -16,18 +16,15 @@ from hypothesis import strategies as st
 
 from kombu_toc import Page
 from kombu_toc.http import Mask, PageExtras, Problem, tasks
-from kombu_toc.http.page import dead_letter_groups as groups_module
-from kombu_toc.http.page import words
-from kombu_toc.http.page.dead_letter_groups import DeadLetterGroups
+from kombu_toc.http.page import snapshots as groups_module
 from kombu_toc.http.page.jobs import Job
 from kombu_toc.http.page.page import _fields_of
 from kombu_toc.http.page.queue import _back, _come
 from kombu_toc.http.page.reading import Reader, last_line
-from kombu_toc.http.page.render import templates
+from kombu_toc.http.page.render import link, read_time, span, templates
 from kombu_toc.http.page.selection import Selection
 from kombu_toc.http.page.sessions import read_cookie
-from kombu_toc.http.page.snapshots import SPANS, edges_of
-from kombu_toc.http.page.words import link, read_time
+from kombu_toc.http.page.snapshots import SPANS, DeadLetterGroups, edges_of
 from kombu_toc.http.request import Request
 from kombu_toc.http.tokens import Audit
 
@@ -118,7 +115,7 @@ def test_a_time_that_cannot_be_read_names_the_field_and_the_way_out(text: str) -
     ],
 )
 def test_a_span_has_its_two_largest_units(seconds: float, text: str) -> None:
-    assert words.span(seconds) == text
+    assert span(seconds) == text
 
 
 def test_charts_take_anything() -> None:
@@ -134,8 +131,8 @@ def test_charts_take_anything() -> None:
 def test_the_bars_of_a_span_are_among_what_is_counted() -> None:
     edges = edges_of(frozenset(("minute", "week")))
     assert edges[0] == 0 and edges == sorted(set(edges))
-    for span in SPANS.values():
-        assert span.whole in edges
+    for one in SPANS.values():
+        assert one.whole in edges
     assert SPANS["week"].whole == 7 * 86_400 and SPANS["day"].whole == 86_400
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery.worker import state
 
-from celery_toc.worker.requests import SubmittedRequests
+from celery_toc.worker.pool import SubmittedRequests
 
 pytestmark = pytest.mark.versions
 

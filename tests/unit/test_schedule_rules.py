@@ -11,12 +11,12 @@ import ephem
 import pytest
 from celery.schedules import crontab, schedule, solar
 
-from celery_toc.schedules.reading import read_schedule
 from celery_toc.schedules.rules import (
     Cron,
     Every,
     ScheduleError,
     Timing,
+    read_schedule,
     timing_of,
     to_datetime,
     to_us,

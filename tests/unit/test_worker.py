@@ -16,9 +16,8 @@ from celery.worker.request import Request
 from kombu.asynchronous.timer import Timer
 from kombu.common import QoS
 
-from celery_toc.compat import requests
-from celery_toc.worker.pool import Pace, PoolPolicy, is_timed
-from celery_toc.worker.requests import PastTimers, begin_when_due
+from celery_toc.compat import worker as compat
+from celery_toc.worker.pool import Pace, PastTimers, PoolPolicy, begin_when_due, is_timed
 from celery_toc.worker.step import Shutdown
 from kombu_toc import Delivery, Message
 
@@ -188,7 +187,7 @@ def request_classes(app: Celery, fails: bool = False) -> dict[str, type[Request]
             raise KeyError("of an app's own strategy")
 
     consumer = SimpleNamespace(app=app, update_strategies=update_strategies)
-    requests.install_quick_times(consumer)
+    compat.install_quick_times(consumer)
     consumer.update_strategies()
     return seen
 

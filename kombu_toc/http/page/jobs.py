@@ -21,8 +21,8 @@ from ...model.results import Found
 from ..problems import Problem, not_found, problem_of, retry_after
 from ..tokens import Audit
 from . import selection as marks
-from . import words
 from .reading import Reader, state_of
+from .render import iso
 from .selection import ACTS, Actions, Marks, Selection, narrowed, read_part, those_of
 
 logger = logging.getLogger(__name__)
@@ -301,7 +301,7 @@ class Jobs:
     async def _note(self, job: Job, what: str) -> None:
         """Write into the audit log what becomes of a job that was confirmed."""
         if job.is_meant:
-            to = "" if job.at is None else f" to {words.iso(round(job.at * 1e6))}"
+            to = "" if job.at is None else f" to {iso(round(job.at * 1e6))}"
             said = f"{what}: {job.selection.described()}{to}"
             begun = what == "begins"
             await self._audit.write(

@@ -1,4 +1,4 @@
-"""One message in full; and what is kept beside Redis: the task library, and the audit log."""
+"""One message in full; and failed tasks, the task library and the audit log."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ...model.failures import FailedTask
 from ...model.library import STATUSES, Record
 from ...model.results import IN_FLIGHT, Found, Usage
-from ..library import read_attributes, shown_record
+from ..library import MOST_FAILURES, read_attributes, shown_failures, shown_record
 from ..problems import invalid, not_found
 from ..request import Answer
-from . import words
-from .failures import acts_of, failures_of
+from ..tokens import Masking
 from .reading import DIED, FLYING, READY, SCHEDULED, Shown
-from .render import Ask, View
-from .selection import ACTS
-from .tools import Tools, check_role
-from .words import read_time
+from .render import Ask, View, counted, link, read_time, redirect, span
+from .selection import ACTS, Act
+from .tools import Tools, check_any, check_role
 
 # -- what is kept beside Redis and of people
 
-#: Records of a page, and entries of the log.
+#: Records and failed tasks of a page, and entries of the log.
 PAGE = 100
 
 #: The name of an entry of the log.
@@ -182,7 +181,7 @@ def _waits(shown: Shown, usage: Usage) -> list[str]:
         if one.name.startswith("key_") and shown.found.key is None:
             continue
         used = f"{one.used} of {one.of}" if one.of is not None else f"{one.used} keys"
-        opens = f", opens in {words.span(one.opens_us / 1e6)}" if one.opens_us else ""
+        opens = f", opens in {span(one.opens_us / 1e6)}" if one.opens_us else ""
         said.append(f"{one.name} {one.value}: {used}{opens}")
     return said
 
@@ -211,3 +210,116 @@ async def _history(tools: Tools, ask: Ask, id: str) -> list[Record]:
         return []
     found: list[Record] = await tools.api.ask_library("history", id)
     return found
+
+
+# -- failed tasks: by task and exception, and one by one; retry and delete
+
+
+#: Milliseconds after which failed tasks are looked at again.
+EVERY_FAILURES = 5_000
+
+#: Groups that are shown.
+GROUPS = 200
+
+FAILURE_ACTS = {
+    one.name: one
+    for one in (
+        Act("retry", "Retry", "operate", (), "retried", False),
+        Act("forget", "Delete", "operate", (), "deleted", True),
+    )
+}
+
+
+async def failures(tools: Tools, ask: Ask) -> View:
+    """Failed tasks: their groups, or those of one group, the latest first."""
+    check_any(ask, "read")
+    queue, task = ask.query.get("queue", ""), ask.query.get("task", "")
+    exception = ask.query.get("exception", "")
+    now_us = await tools.now_us()
+    shown: dict[str, Any] = {"queue": queue, "task": task, "exception": exception}
+    if queue and (task or exception):
+        await tools.queue_of(ask, "read", queue)
+        try:
+            page = await tools.center.failures.find(
+                queue,
+                task=task or None,
+                exception=exception or None,
+                limit=PAGE,
+                messages=bool(tools.mask),
+                after=ask.query.get("after") or None,
+            )
+        except ValueError:
+            raise invalid("after", "no page goes on there; begin with the first one") from None
+        shown["failures"] = await failures_of(tools, page.failures)
+        shown["after"], shown["acts"] = page.after, acts_of(ask, queue)
+    else:
+        groups = [
+            one
+            for one in await tools.failure_groups()
+            if ask.visitor.may("read", one.topic) and queue in ("", one.topic)
+        ]
+        shown["groups"] = [(one, acts_of(ask, one.topic)) for one in groups[:GROUPS]]
+        shown["left"] = len(groups) - GROUPS
+    title = " of ".join(filter(None, (exception or "Failures", task or queue)))
+    return View(title, "failures", shown, "failures", EVERY_FAILURES, now_us=now_us)
+
+
+def acts_of(ask: Ask, queue: str) -> list[Act]:
+    """What a visitor may do to failures of a queue."""
+    return [act for act in FAILURE_ACTS.values() if ask.visitor.may(act.role, queue)]
+
+
+async def failures_of(
+    tools: Tools, failures: Sequence[FailedTask]
+) -> list[tuple[FailedTask, dict[str, Any]]]:
+    """Failures, and what may be shown of each."""
+    masking = Masking(tools.mask, tools.extras.parameters) if tools.mask else None
+    shown = await shown_failures(failures, masking, tools.reader)
+    return list(zip(failures, shown, strict=True))
+
+
+async def change_failures(tools: Tools, ask: Ask) -> View | Answer:
+    """Retry or delete those that were chosen, or a group."""
+    act = FAILURE_ACTS.get(ask.field("act"))
+    if act is None:
+        raise invalid("act", f"it must be one of {', '.join(FAILURE_ACTS)}")
+    name = await tools.queue_of(ask, act.role, ask.field("queue"))
+    task, exception = ask.field("task"), ask.field("exception")
+    ids = list(dict.fromkeys(ask.fields.get("id", [])))
+    if not (task or ids) or len(ids) > MOST_FAILURES:
+        raise invalid("id", f"choose 1 to {MOST_FAILURES:,} failed tasks")
+    which = {"ids": ids} if ids else {"task": task, "exception": exception}
+    what = ", ".join(ids[:20]) or f"{exception} of {task}"
+    if act.asks and not ask.field("sure"):
+        return View(
+            f"{act.title} failures?",
+            "forget",
+            {"queue": name, "task": task, "exception": exception, "ids": ids, "what": what},
+        )
+    back = link("failures", queue=name, task=task, exception=exception)
+    if ask.field("back") == "message" and len(ids) == 1:
+        back = link("message", queue=name, id=ids[0])
+    async with tools.audit.doing(ask.visitor.name, act.name, name, what) as doing:
+        try:
+            if act.name == "forget":
+                doing.number = await tools.center.failures.delete(
+                    name, limit=MOST_FAILURES, **which
+                )
+                said = f"{counted(doing.number, 'failure')} deleted."
+            else:
+                done = await tools.api.acting.failures.retry(name, limit=MOST_FAILURES, **which)
+                doing.number = done.number
+                said = f"{counted(done.number, 'task')} retried."
+                for number, why in (
+                    (done.not_kept, "without a message: cannot be retried"),
+                    (done.gone, "retried before"),
+                    (done.expires, "without its expiry, which had passed"),
+                    (done.unique, "without holding its unique key"),
+                    (done.chords, "of a group or chord, which stays as it is"),
+                ):
+                    said += f" {number:,} {why}." if number else ""
+        finally:
+            tools.forget(name)
+    if doing.number == MOST_FAILURES and not ids:
+        said += " There may be more: press again."
+    return redirect(ask, back, said)

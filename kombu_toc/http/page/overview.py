@@ -1,20 +1,20 @@
-"""All queues: what each holds, what comes due, and who works; and why messages were given up on."""
+"""All queues: what each holds, what comes due, and who works; why messages were given up on; and
+the search box of every page."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...center.topics import MOST_FAR
 from ..problems import invalid
-from . import words
-from .dead_letter_groups import LOOKED, LOOKED_IN_ALL
-from .render import Ask, View, render
+from ..request import Answer
+from .render import Ask, View, counted, link, redirect, render, span
 from .selection import ACTS
-from .snapshots import ENDS, SPANS, Row, Snapshot
-from .tools import Tools
+from .snapshots import ENDS, LOOKED, LOOKED_IN_ALL, SPANS, Row, Snapshot
+from .tools import Tools, check_any
 
 #: Milliseconds after which a viewer looks again.
 EVERY = 1_000
@@ -34,7 +34,7 @@ async def overview(tools: Tools, ask: Ask) -> View:
     far = {row.queue: known[row.queue] for row in rows if row.queue in known}
     trouble = ""
     if tools.snapshots.trouble is not None:
-        gone = words.span(tools.snapshots.age())
+        gone = span(tools.snapshots.age())
         trouble = f"{tools.snapshots.trouble.said}. What is shown is {gone} old; it is tried again."
     drawn = tools.snapshots.drawn(
         snapshot,
@@ -73,9 +73,9 @@ def _of_queues(
     name: of the span that is drawn
     far: what is in the task library only, of each queue with a horizon; None: it is not known
     """
-    span = SPANS[name]
-    edges = [span.seconds * place for place in range(span.bars + 1)]
-    numbers = [0] * span.bars
+    drawn = SPANS[name]
+    edges = [drawn.seconds * place for place in range(drawn.bars + 1)]
+    numbers = [0] * drawn.bars
     if name in snapshot.spans:
         ends = [sum(row.due.get(edge, 0) for row in rows) for edge in edges]
         numbers = [max(later - sooner, 0) for sooner, later in itertools.pairwise(ends)]
@@ -86,7 +86,7 @@ def _of_queues(
     )
     return {
         "cards": [
-            ("ready", ready, f"oldest {words.span(oldest)}" if oldest else ""),
+            ("ready", ready, f"oldest {span(oldest)}" if oldest else ""),
             ("scheduled", scheduled, ""),
             ("in flight", flying, "not acknowledged"),
             ("dead", dead, ""),
@@ -103,8 +103,7 @@ def _of_queues(
         "chosen": name,
         "numbers": numbers,
         "labels": [
-            f"{words.counted(number, 'message')} in {words.span(start)} to "
-            f"{words.span(start + span.seconds)}"
+            f"{counted(number, 'message')} in {span(start)} to {span(start + drawn.seconds)}"
             for number, start in zip(numbers, edges, strict=False)
         ],
         "far": sorted(far.items()),
@@ -170,3 +169,71 @@ async def dead(tools: Tools, ask: Ask) -> View:
         max(EVERY_DEAD, round((time.monotonic() - began) * 10_000)),
         now_us=now_us,
     )
+
+
+# -- the search box of every page: an id, a business id, a task's name, or a queue
+
+
+#: Hits of each kind that are shown.
+MOST_HITS = 50
+
+
+class Hit(NamedTuple):
+    """Something that was found.
+
+    to: the address of its view
+    """
+
+    what: str
+    name: str
+    queue: str
+    to: str
+
+
+async def search(tools: Tools, ask: Ask) -> View | Answer:
+    """What has a text as its id, business id, task or queue; the only one at once."""
+    check_any(ask, "read")
+    text = ask.query.get("q", "").strip()
+    hits = dict.fromkeys(await _hits(tools, ask, text)) if text else {}
+    if len(hits) == 1:
+        return redirect(ask, next(iter(hits)).to)
+    shown = {"hits": list(hits), "has_library": tools.api.has_library}
+    return View(text or "Search", "search", shown)
+
+
+async def _hits(tools: Tools, ask: Ask, text: str) -> list[Hit]:
+    may = ask.visitor.may
+    ids = [(one.topic, one.id) for one in await tools.center.get(text)]
+    ids += [(one.topic, one.id) for one in await tools.center.failures.get(text)]
+    hits: list[Hit] = []
+    if tools.api.has_library and may("read", None):
+        ids += [(one.topic, one.id) for one in await tools.api.ask_library("history", text)]
+        page = await tools.api.ask_library("find", biz_id=text, limit=MOST_HITS)
+        if page.records:
+            hits.append(Hit("Business id", text, "", link("library", biz=text)))
+    hits += [
+        Hit("Message", id, queue, link("message", queue=queue, id=id))
+        for queue, id in dict.fromkeys(ids)
+        if may("read", queue)
+    ][:MOST_HITS]
+    queues = await tools.center.queues.names(prefix=text, limit=MOST_HITS)
+    queues = [name for name in queues if may("read", name)]
+    hits += [Hit("Queue", name, name, link("queue", queue=name)) for name in queues]
+    hits += [
+        Hit(
+            f"{one.number:,} failed, {one.exception}",
+            one.task,
+            one.topic,
+            link("failures", queue=one.topic, task=one.task, exception=one.exception),
+        )
+        for one in await tools.failure_groups()
+        if text.lower() in one.task.lower() and may("read", one.topic)
+    ][:MOST_HITS]
+    if "." in text or tools.extras.parameters(text) is not None:
+        rows = (await tools.snapshots.read("hour")).rows
+        hits += [
+            Hit("Waiting, of this task", text, row.queue, link("queue", queue=row.queue, task=text))
+            for row in rows
+            if row.counts.ready + row.counts.scheduled and may("read", row.queue)
+        ][:MOST_HITS]
+    return hits

@@ -13,8 +13,7 @@ from urllib.parse import parse_qsl
 from ..problems import Problem, not_found, problem_of, retry_after
 from ..request import Answer, Gone, Operation, Request
 from ..tokens import Mask
-from . import failures, message, overview, queue, schedules, search
-from . import message as records
+from . import message, overview, queue, schedules
 from .reading import PageExtras
 from .render import FILES, HEADERS, HTML, Ask, View, decoded, file_of, page_of, redirect, render
 from .sessions import LASTS, Visitor, cookie_header
@@ -41,14 +40,14 @@ VIEWS: Mapping[str, Viewing] = {
     "queue": queue.queue,
     "message": message.message,
     "job": queue.job,
-    "failures": failures.failures,
+    "failures": message.failures,
     "dead": overview.dead,
     "limits": queue.limits,
     "schedules": schedules.schedules,
     "send": schedules.send,
-    "library": records.library,
-    "search": search.search,
-    "audit": records.audit,
+    "library": message.library,
+    "search": overview.search,
+    "audit": message.audit,
 }
 
 #: What forms are sent to.
@@ -57,7 +56,7 @@ FORMS: Mapping[str, Viewing] = {
     "all": queue.begin_all,
     "pause": queue.pause,
     "job": queue.control,
-    "failures": failures.change,
+    "failures": message.change_failures,
     "limits": queue.change_limits,
     "schedules": schedules.change,
     "send": schedules.send_task,

@@ -18,13 +18,11 @@ from ...scripts.call import text
 from ..problems import Problem, invalid, not_found
 from ..request import Answer
 from ..tokens import HIDDEN, Mask
-from . import words
 from .jobs import ASKING, COUNTING, DONE, FAILED, LOST, RUNNING, STOPPED, Job
 from .reading import DIED, FLYING, READY, SCHEDULED
-from .render import Ask, View, redirect
+from .render import Ask, View, counted, iso, link, number, read_time, redirect, skipped
 from .selection import ACTS, ALL_WAITING, ANY, FIELDS, Act, Listing, Selection, find
 from .tools import Tools, check_role
-from .words import link, read_time
 
 #: Messages of a page, and milliseconds after which it is looked at again.
 PAGE = 100
@@ -76,7 +74,7 @@ async def queue(tools: Tools, ask: Ask) -> View | Answer:
             "states": [
                 (
                     state,
-                    f"{title} {words.number(numbers[state])}",
+                    f"{title} {number(numbers[state])}",
                     link("queue", **tabs, state=state),
                 )
                 for state, title in _STATES
@@ -147,7 +145,7 @@ async def do(tools: Tools, ask: Ask) -> View | Answer:
         return await _ask_if_meant(tools, ask, act, there, now_us, back)
     what = ", ".join(ids[:20]) + (f" and {len(ids) - 20} more" if len(ids) > 20 else "")
     if at is not None:
-        what += f" to {words.iso(round(at * 1e6))}"
+        what += f" to {iso(round(at * 1e6))}"
     async with tools.audit.doing(ask.visitor.name, act.name, name, what) as doing:
         try:
             done = await tools.actions.run(act.name, there, at)
@@ -155,11 +153,11 @@ async def do(tools: Tools, ask: Ask) -> View | Answer:
             tools.forget(name)
         doing.number = done.number
     late = len(ids) - done.number
-    said = f"{words.counted(done.number, 'message')} {act.done}."
+    said = f"{counted(done.number, 'message')} {act.done}."
     if late > 0:
         said += f" Too late for {late:,}: a worker has it, or it is gone."
     if done.skipped:
-        said += f" {words.skipped(done.skipped)}"
+        said += f" {skipped(done.skipped)}"
     return redirect(ask, back, said)
 
 
@@ -169,7 +167,7 @@ async def _ask_if_meant(
     if not there:
         raise not_found("these messages are gone: they are done, or somebody else was first")
     return View(
-        f"{act.title} {words.counted(len(there), 'message')}?",
+        f"{act.title} {counted(len(there), 'message')}?",
         "sure",
         {
             "act": act,
@@ -261,21 +259,21 @@ async def job(tools: Tools, ask: Ask) -> View | Answer:
 def _come(job: Job) -> str:
     """How far it has come."""
     act = ACTS[job.act]
-    done = f"{words.counted(job.number, 'message')} {act.done}"
+    done = f"{counted(job.number, 'message')} {act.done}"
     missing = job.matching - job.number - job.late
     gone = f" {missing:,} more that were counted are gone, or were moved meanwhile."
-    skipped = f" {words.skipped(*job.skipped)}" if job.skipped[1] else ""
+    others = f" {skipped(*job.skipped)}" if job.skipped[1] else ""
     return {
         COUNTING: f"Counting: {job.matching:,} so far, of {job.looked:,} that were looked at.",
-        ASKING: f"{words.counted(job.matching, 'message')} "
+        ASKING: f"{counted(job.matching, 'message')} "
         f"{'matches' if job.matching == 1 else 'match'}.",
         RUNNING: f"{job.number:,} of {job.matching:,} {act.done}.",
         DONE: f"Done: {done}."
         + (gone if missing > 0 else "")
-        + skipped
+        + others
         + (" More match than were counted: begin it again for those." if job.more else ""),
-        STOPPED: f"Stopped: {done}.{skipped}",
-        FAILED: f"Failed after {words.counted(job.number, 'message')}: {job.said}",
+        STOPPED: f"Stopped: {done}.{others}",
+        FAILED: f"Failed after {counted(job.number, 'message')}: {job.said}",
         LOST: f"Its process is gone; {done} until then. Begin it again for the others.",
     }[job.phase]
 

@@ -4,16 +4,18 @@ what would turn text around is written as its number."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlencode
 
 from ...client.programs import check_installed
+from ...model import timetext
 from ...version import __version__
+from ..problems import invalid
 from ..request import Answer, Request
-from . import words
 from .reading import TITLES, WHOLE, cut, last_line
 from .sessions import Visitor, cookie_header, cookie_name, read_cookie
 
@@ -125,14 +127,16 @@ def templates() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    for filter in (words.number, words.span, words.lateness, words.moment, words.iso):
+    for filter in (number, span, lateness, moment, iso):
         made.filters[filter.__name__] = filter
     made.filters.update(cut=cut, last_line=last_line)
     made.globals.update(
-        {name: getattr(words, name) for name in ("away", "counted", "link")},
+        away=away,
+        counted=counted,
         encoded=encoded,
-        file=lambda name: words.link(name, v=file_of(name)[1]),
-        flight=words.FLIGHT,
+        file=lambda name: link(name, v=file_of(name)[1]),
+        flight=FLIGHT,
+        link=link,
         sparkline=sparkline,
         titles=TITLES,
         version=__version__,
@@ -222,7 +226,7 @@ def page_of(ask: Ask, view: View, navigation: Sequence[tuple[str, str]]) -> Answ
 def redirect(ask: Ask, to: str, said: str = "", *cookies: tuple[bytes, bytes]) -> Answer:
     """To another view, which says what was done.
 
-    to: as :func:`.words.link` makes it
+    to: as :func:`.link` makes it
     """
     headers = [*HEADERS, (b"location", to.encode("ascii", "ignore")), *cookies]
     if said:
@@ -232,3 +236,110 @@ def redirect(ask: Ask, to: str, said: str = "", *cookies: tuple[bytes, bytes]) -
             (b"set-cookie", f"{said_by}={text}; HttpOnly; SameSite=Strict; Max-Age=20".encode())
         )
     return Answer(b"", 303, HTML, tuple(headers))
+
+
+# -- numbers, times and spans of time as people read and type them, and addresses of views
+
+
+def link(view: str, **query: Any) -> str:
+    """The address of a view, relative to the page: so it is the same wherever the page is mounted.
+    What is None or empty is left out."""
+    said = {name: value for name, value in query.items() if value not in (None, "")}
+    return f"{view}?{urlencode(said, errors='surrogatepass')}" if said else view
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+#: Seconds, and what they are called.
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def number(value: float) -> str:
+    """``1,234``; below 10 with one digit behind the point if it is no whole number."""
+    if value == int(value) or value >= 10:
+        return f"{value:,.0f}"
+    return f"{value:.2g}" if value < 1 else f"{value:.1f}"
+
+
+#: What is in flight, for who sees that tasks run.
+FLIGHT = (
+    "In flight is what a worker has and has not acknowledged: a task that is acknowledged as it "
+    "begins, as is Celery's default, runs without being in flight."
+)
+
+
+def skipped(schedules: Collection[str], number: int = 0) -> str:
+    """What becomes of schedules whose next firing was deleted: these, or more, `number` in all."""
+    shown = [repr(name) for name in sorted(schedules)]
+    *some, last = shown if number <= len(shown) else [*shown, f"{number - len(shown):,} more"]
+    names = f"{', '.join(some)} and {last}" if some else last
+    goes = "each goes" if some else "it goes"
+    return f"The next firing of {names} was among them; {goes} on with the one after that."
+
+
+def counted(value: int, thing: str) -> str:
+    """``1 message``, ``2,000 messages``."""
+    return f"{value:,} {thing}" if value == 1 else f"{value:,} {thing}s"
+
+
+def span(seconds: float) -> str:
+    """``5 s``, ``1 min 5 s``, ``3 d 2 h``: the two largest units."""
+    seconds = abs(seconds)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.0005 else "0 s"
+    left, said = int(seconds), []
+    for size, name in _UNITS:
+        if left >= size:
+            said.append(f"{left // size} {name}")
+            left %= size
+        elif said:
+            break
+        if len(said) == 2:
+            break
+    return " ".join(said)
+
+
+def lateness(seconds: float | None) -> str:
+    """``4.2 ms``, ``1.3 s``; a dash where nothing is known."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.1f} ms"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def moment(us: int) -> str:
+    """``2026-01-31 09:30:00 UTC``."""
+    try:
+        made = _EPOCH + timedelta(microseconds=us)
+    except OverflowError:
+        return f"{us} µs"
+    return f"{made:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def iso(us: int) -> str:
+    """``2026-01-31T09:30:00.000000Z``."""
+    try:
+        made = _EPOCH + timedelta(microseconds=us)
+    except OverflowError:
+        return ""
+    return f"{made:%Y-%m-%dT%H:%M:%S.%f}Z"
+
+
+def away(us: int, now_us: int) -> str:
+    away = (us - now_us) / 1e6
+    return f"in {span(away)}" if away > 0 else f"{span(away)} ago"
+
+
+# -- times as people type them
+
+
+def read_time(text: str, field: str, now: float) -> float | None:
+    """As :func:`.timetext.read_time`, and None for nothing. Raises Problem.
+
+    now: by Redis's clock
+    """
+    try:
+        return timetext.read_time(text, now) if text.strip() else None
+    except ValueError as exc:
+        raise invalid(field, str(exc)) from None

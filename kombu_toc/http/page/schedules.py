@@ -13,9 +13,8 @@ from ...model.timetext import read_span
 from ..problems import Problem, invalid, not_found
 from ..request import Answer
 from ..tokens import Masking
-from .render import Ask, View, redirect
+from .render import Ask, View, iso, link, read_time, redirect
 from .tools import Tools, check_any, check_role
-from .words import iso, link, read_time
 
 #: Schedules of a page, and milliseconds after which it is looked at again.
 PAGE = 100

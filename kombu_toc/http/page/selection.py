@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from ...model.results import DEAD, IN_FLIGHT, WAITING, Cancelled, Found
 from ..problems import invalid
-from . import words
 from .reading import (
     DIED,
     FLYING,
@@ -25,7 +24,7 @@ from .reading import (
     Shown,
     last_line,
 )
-from .words import read_time
+from .render import moment, read_time
 
 # -- which messages are meant
 
@@ -144,7 +143,7 @@ class Selection(NamedTuple):
             parts.append(f"of business id {self.biz!r}")
         for name, at in (("not before", self.since), ("before", self.until)):
             if at is not None:
-                parts.append(f"{name} {words.moment(round(at * 1e6))}")
+                parts.append(f"{name} {moment(round(at * 1e6))}")
         for said, name in ((self.reason, "that died because"), (self.error, "with the error")):
             if said:
                 parts.append(f"{name} {said!r}")

@@ -1,29 +1,40 @@
-"""What all viewers are shown of the queues: one look for all of them, at most once a second.
+"""What all viewers of a process are shown: one look for all of them, at the queues, at what was
+given up on and at what filters find.
 
-A look takes a few round trips, and each of its commands O(log n): nothing is read of messages. If
-a look takes long, the next one comes later, so that looking never takes more than a fifth of the
+If a look takes long, the next one comes later, so that looking never takes more than a share of the
 time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ...aio.center import AsyncTimeoutCenter
 from ...center.center import TimeoutCenter
 from ...metrics.counters import Lateness, lateness_of, read_minutes
 from ...model.keys import Slot
-from ...model.results import Consumer, Counts
+from ...model.results import DEAD, Consumer, Counts, Found
 from ...model.topic import Topic
 from ..problems import Problem, problem_of, retry_after
+from .reading import Reader
+from .selection import PAGE_BYTES, Listing, Selection, find, likeness
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# -- the queues
+#
+# A look takes a few round trips, and each of its commands O(log n): nothing is read of messages.
 
 #: Seconds between two looks, at least; a look that took longer than a fifth of this is followed by
 #: a longer pause.
 EVERY = 1.0
-SHARE = 5
+FIFTH = 5
 
 #: Seconds for which a request waits for a look, and for which an older one is shown meanwhile.
 WAIT = 5.0
@@ -379,7 +390,7 @@ class SnapshotCache:
             self._taken_at = self._clock()
             self._took = min(self._taken_at - began, LONGEST / 4)
             self.trouble = None
-            pause = (self._taken_at - began) * (SHARE - 1)
+            pause = (self._taken_at - began) * (FIFTH - 1)
         except Exception as exc:
             self._note(exc, began)
         finally:
@@ -388,3 +399,339 @@ class SnapshotCache:
                 await asyncio.wait((call,))
             self._next = max(self._clock() + pause, began + EVERY)
             self._task = None
+
+
+# -- looks that are kept for as many times as long as they took
+
+#: Seconds for which a look is shown to all viewers, at least; otherwise so many times what it took.
+LEAST = 1.0
+SHARE = 10
+
+#: Looks that are kept, at most.
+MOST_KEPT = 500
+
+
+class Looks(Generic[T]):
+    """The latest looks, for all viewers of a process: they take a tenth of the time at most."""
+
+    def __init__(self) -> None:
+        #: queue and more -> what was seen, and until when it is shown by the loop's clock
+        self._kept: dict[tuple[Any, ...], tuple[T, float]] = {}
+        self._looking: dict[tuple[Any, ...], asyncio.Lock] = {}
+        #: how many looks there were, and how often something was changed here
+        self.taken = 0
+        self._changes = 0
+
+    async def read(self, key: tuple[Any, ...], look: Callable[[], Awaitable[T]]) -> T:
+        """The latest look; a new one if there may be one."""
+        clock = asyncio.get_running_loop().time
+        async with self._looking.setdefault(key, asyncio.Lock()):
+            began = clock()
+            if key in self._kept and began < self._kept[key][1]:
+                return self._kept[key][0]
+            self.taken += 1
+            changes = self._changes
+            seen = await look()
+            shown = max(LEAST, SHARE * (clock() - began)) if changes == self._changes else 0.0
+            if len(self._kept) >= MOST_KEPT:
+                self._kept.clear()
+                self._looking.clear()
+            self._kept[key] = seen, clock() + shown
+            return seen
+
+    def forget(self, queue: str) -> None:
+        """Messages of a queue were changed here: whoever has done it is to see it."""
+        self._changes += 1
+        for key in [one for one in self._kept if one[0] in (queue, "")]:
+            del self._kept[key]
+
+
+# -- the latest dead letters, grouped by why they died
+
+#: Dead letters that are looked at: of a queue, and of all together, at most.
+LOOKED = 2_000
+LOOKED_IN_ALL = 5_000
+STEP = 200
+
+#: Where a queue has more, or larger ones than a look reads, those that died within so many seconds
+#: are looked at: the widest of these that has no more.
+WINDOWS = ((86_400, "the last day"), (3_600, "the last hour"), (60, "the last minute"))
+
+#: Groups that are shown, at most.
+MOST = 200
+
+
+class Group(NamedTuple):
+    """Dead letters that are alike. Times are microseconds since the epoch."""
+
+    queue: str
+    task: str
+    reason: str
+    error: str
+    number: int
+    first_us: int
+    last_us: int
+    id: str
+
+
+class Seen(NamedTuple):
+    """What a look at the dead letters of a queue has seen.
+
+    groups: the largest ones
+    looked: how many dead letters were looked at
+    which: which these are; empty: all
+    """
+
+    groups: list[Group]
+    looked: int
+    which: str
+
+
+class DeadLetterGroups(Looks[Seen]):
+    """The latest looks at the dead letters of queues."""
+
+    def __init__(self, center: AsyncTimeoutCenter, reader: Reader) -> None:
+        super().__init__()
+        self._center = center
+        self._reader = reader
+
+    async def look(self, queue: str, total: int, most: int, now_us: int) -> Seen:
+        """The latest look at a queue.
+
+        total: how many dead letters there are
+        most: how many to look at
+        now_us: Redis's clock
+        """
+
+        async def look() -> Seen:
+            found, which = await self._latest(queue, total, most, now_us / 1e6)
+            return Seen((await self._groups(queue, found, now_us))[:MOST], len(found), which)
+
+        return await self.read((queue, most), look)
+
+    async def _latest(
+        self, queue: str, total: int, most: int, now: float
+    ) -> tuple[list[Found], str]:
+        """Dead letters to look at, and which these are; nothing is said of all.
+
+        total: how many there are
+        most: how many to look at
+        now: by Redis's clock
+        """
+        if total <= most:
+            found, is_all = await self._read(queue, most, None)
+            if is_all:
+                return found, ""
+        chosen: list[Found] = []
+        said = ""
+        for seconds, window in WINDOWS:
+            found, is_all = await self._read(queue, most, now - seconds)
+            if found:
+                first = "" if is_all else "first "
+                chosen = found
+                said = (
+                    f"These are the {first}{len(found):,} that died within {window}, of {total:,}."
+                )
+            if is_all:
+                break
+        if chosen:
+            return chosen, said
+        found, _ = await self._read(queue, most, None)
+        return found, f"These are the oldest {len(found):,} of {total:,}."
+
+    async def _read(self, queue: str, most: int, since: float | None) -> tuple[list[Found], bool]:
+        """The first dead letters since a time, and whether these are all."""
+        found: list[Found] = []
+        size = 0
+        after: str | None = None
+        while len(found) < most and size < PAGE_BYTES:
+            step = min(STEP, most - len(found))
+            page = await self._center.scan(
+                queue, state=DEAD, since=since, limit=step, after=after, size=PAGE_BYTES - size
+            )
+            found += page.messages
+            size += sum(len(one.body) for one in page.messages)
+            after = page.after
+            if after is None:
+                return found, True
+        return found, False
+
+    async def _groups(self, queue: str, found: Sequence[Found], now_us: int) -> list[Group]:
+        """Dead letters that are alike, the largest group first."""
+        groups: dict[tuple[str, str, str], Group] = {}
+        async for shown in self._reader.read_all(found, now_us):
+            one = shown.found
+            key = likeness(shown)
+            known = groups.get(key)
+            if known is None:
+                known = Group(queue, *key, 0, one.time_us, 0, one.id)
+            groups[key] = known._replace(
+                number=known.number + 1, last_us=max(one.time_us, known.last_us)
+            )
+        return sorted(groups.values(), key=lambda one: (-one.number, one.task))
+
+
+# -- what filters find: one look for all who look through the same filter
+#
+# A filter that looks into messages reads many of them to find a few. So looking again by itself
+# takes a tenth of the time at most, of all filters together. A look that has found less than a
+# page, and has not come to the end, goes on while somebody looks.
+#: How many times as long as it took a look is shown to whoever opens the view. A page that looks
+#: again by itself is shown it for longer.
+OPENED = 2
+
+#: Seconds after which a look does not go on any more that nobody has asked for.
+LEFT = 10.0
+
+#: Looks that are kept, at most: of each there are the messages that it has found.
+MOST_SEEN = 20
+
+#: Seconds for which a filter counts as looked through.
+LOOKED_THROUGH = 120.0
+
+#: What a filter says, and where its page begins; the queue comes first.
+Key = tuple[str, ...]
+
+
+class Search(NamedTuple):
+    """What a look through a filter has found.
+
+    now_us: when it began, by Redis's clock
+    at: when it ended, by the loop's clock
+    """
+
+    listing: Listing
+    now_us: int
+    at: float
+
+
+def _is_short(seen: Search, limit: int) -> bool:
+    """Whether there is less than a page, and more to look at."""
+    return seen.listing.after is not None and len(seen.listing.messages) < limit
+
+
+class SearchCache:
+    """The latest looks through filters, for all viewers of a process."""
+
+    def __init__(self, center: Any, reader: Reader) -> None:
+        self._center = center
+        self._reader = reader
+        self._seen: dict[Key, Search] = {}
+        self._looking: dict[Key, asyncio.Task[Search]] = {}
+        #: looks that go on, and when each was asked for last
+        self._going: dict[Key, asyncio.Task[None]] = {}
+        self._asked: dict[Key, float] = {}
+        #: how many looks there were
+        self.taken = 0
+
+    async def look(
+        self, key: Key, selection: Selection, *, now_us: int, limit: int, is_live: bool
+    ) -> Search:
+        """The latest look through a filter, or a new one.
+
+        key: ends with where the page begins
+        now_us: Redis's clock
+        limit: how many messages to find
+        is_live: whether a page looks again by itself
+        """
+        self._asked[key] = asyncio.get_running_loop().time()
+        seen = self._seen.get(key)
+        if seen is not None:
+            if self.goes_on(key):
+                return seen
+            shown = self.again_in(seen) if is_live else self._shown_opened(seen)
+            if shown > 0:
+                return seen
+        looking = self._looking.get(key)
+        if looking is None:
+            looking = asyncio.create_task(self._look(key, selection, now_us, limit))
+            self._looking[key] = looking
+        seen = await asyncio.shield(looking)  # who goes away ends nobody else's look
+        if self._seen.get(key) is seen and not self.goes_on(key) and _is_short(seen, limit):
+            self._going[key] = asyncio.create_task(self._go_on(key, selection, limit))
+        return seen
+
+    def goes_on(self, key: Key) -> bool:
+        """Whether more is looked for just now."""
+        return key in self._going
+
+    async def _go_on(self, key: Key, selection: Selection, limit: int) -> None:
+        """Look on, for half of the time at most, until there is a page or the end."""
+        now_of = asyncio.get_running_loop().time
+        try:
+            while (seen := self._seen.get(key)) is not None and _is_short(seen, limit):
+                if now_of() - self._asked.get(key, 0.0) > LEFT:
+                    return
+                before = seen.listing
+                more = await find(
+                    self._center,
+                    self._reader,
+                    selection,
+                    now_us=seen.now_us,
+                    limit=limit - len(before.messages),
+                    after=before.after,
+                )
+                if self._seen.get(key) is not seen:
+                    return
+                listing = Listing(
+                    before.messages + more.messages,
+                    more.after,
+                    before.looked + more.looked,
+                    before.took + more.took,
+                )
+                self._seen[key] = Search(listing, seen.now_us, now_of())
+                await asyncio.sleep(more.took)
+        except Exception as exc:  # whoever looks next is told of what lasts
+            logger.warning("a look through a filter has ended early: %s", exc)
+        finally:
+            del self._going[key]
+
+    def again_in(self, seen: Search) -> float:
+        """In how many seconds there is another look for pages that look again by themselves."""
+        now = asyncio.get_running_loop().time()
+        others = (one for one in self._seen.values() if now - one.at < LOOKED_THROUGH)
+        took = sum(one.listing.took for one in others if one is not seen)
+        return seen.at + max(LEAST, SHARE * (took + seen.listing.took)) - now
+
+    def _shown_opened(self, seen: Search) -> float:
+        """For how many seconds more a look is shown to whoever opens the view."""
+        return seen.at + OPENED * seen.listing.took - asyncio.get_running_loop().time()
+
+    async def _look(self, key: Key, selection: Selection, now_us: int, limit: int) -> Search:
+        mine = asyncio.current_task()
+        self.taken += 1
+        try:
+            listing = await find(
+                self._center,
+                self._reader,
+                selection,
+                now_us=now_us,
+                limit=limit,
+                after=key[-1] or None,
+            )
+            seen = Search(listing, now_us, asyncio.get_running_loop().time())
+            if self._looking.get(key) is mine:
+                self._seen.pop(key, None)
+                while len(self._seen) >= MOST_SEEN:
+                    oldest = next(iter(self._seen))
+                    del self._seen[oldest]
+                    self._asked.pop(oldest, None)
+                self._seen[key] = seen
+            return seen
+        finally:
+            if self._looking.get(key) is mine:
+                del self._looking[key]
+
+    def forget(self, queue: str) -> None:
+        """Messages of a queue were changed here: whoever has done it is to see it."""
+        for kept in (self._seen, self._looking):
+            for key in [one for one in kept if one[0] == queue]:
+                del kept[key]
+
+    async def aclose(self) -> None:
+        """End the looks that are under way."""
+        tasks = [*self._looking.values(), *self._going.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

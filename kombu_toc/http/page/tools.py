@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from ...aio.center import AsyncTimeoutCenter
+from ...model.failures import FailureGroup
 from ..library import FarAhead
 from ..problems import Problem
 from ..request import Answer
 from ..tokens import Audit, Mask, Tokens
-from .dead_letter_groups import DeadLetterGroups, FailureGroups
 from .jobs import Jobs
 from .reading import PageExtras, Reader
 from .render import Ask, View
-from .search_cache import SearchCache
 from .selection import Actions
 from .sessions import Sessions
-from .snapshots import SnapshotCache
+from .snapshots import DeadLetterGroups, Looks, SearchCache, SnapshotCache
 
 
 class Api(Protocol):
@@ -56,17 +55,22 @@ class Tools:
         self.jobs = Jobs(center, reader, self.actions, self.audit, self.forget)
         self.dead_letters = DeadLetterGroups(center, reader)
         self.searches = SearchCache(center, reader)
-        self.failure_groups = FailureGroups(center)
+        self._failures: Looks[Sequence[FailureGroup]] = Looks()
 
     def forget(self, queue: str) -> None:
         """Messages of a queue were changed here: whoever has done it is to see it."""
         self.dead_letters.forget(queue)
         self.searches.forget(queue)
+        self._failures.forget(queue)
 
     async def aclose(self) -> None:
         """End what goes on by itself."""
         for one in (self.jobs, self.searches, self.snapshots, self.far, self.extras):
             await one.aclose()
+
+    async def failure_groups(self) -> Sequence[FailureGroup]:
+        """The groups of all failed tasks, as of a moment ago."""
+        return await self._failures.read(("",), self.center.failures.groups)
 
     async def now_us(self) -> int:
         """Redis's clock."""
