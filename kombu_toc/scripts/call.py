@@ -18,7 +18,8 @@ from ..model import scores
 # A script's first comment is its documentation. The line ``--@ clock wake`` names the fragments
 # that go before it. The line ``--< put`` stands for the text of that script, which runs there, with
 # the fragments that it needs: in a branch or a function that few calls run, it costs the others
-# nothing.
+# nothing. A script that names ``unlimited`` has a second form, NAME_limited, for topics that are
+# limited.
 
 
 class Script(NamedTuple):
@@ -29,8 +30,25 @@ class Script(NamedTuple):
     sha: str
 
 
-def _read(name: str) -> str:
-    return files(__package__).joinpath(f"{name}.lua").read_text(encoding="ascii")
+def source(name: str) -> str:
+    """The text of a script or a fragment, with its comments."""
+    file = files(__package__).joinpath(f"{name}.lua")
+    plain = name.removesuffix("_limited")
+    if plain == name or file.is_file():
+        return file.read_text(encoding="ascii")
+    return source(plain).replace("unlimited", "sorted lanes openings limited", 1)
+
+
+def has_limited_form(name: str) -> bool:
+    """Whether there is a script NAME_limited that is made of this one."""
+    return "unlimited" in source(name)
+
+
+def names() -> list[str]:
+    """The scripts and the fragments."""
+    found = (file.name for file in files(__package__).iterdir())
+    plain = [name.removesuffix(".lua") for name in found if name.endswith(".lua")]
+    return plain + [f"{name}_limited" for name in filter(has_limited_form, plain)]
 
 
 def _named(text: str, mark: str) -> list[str]:
@@ -42,13 +60,13 @@ def _named(text: str, mark: str) -> list[str]:
 @cache
 def load(name: str) -> Script:
     """The script of that name, its fragments included, without comments."""
-    own = _read(name)
+    own = source(name)
     fragments = _named(own, "--@")
     while within := _named(own, "--<"):
-        text = _read(within[0])
+        text = source(within[0])
         own = own.replace(f"--< {within[0]}\n", text)
         fragments = [*_named(text, "--@"), *fragments]
-    parts = [*map(_read, dict.fromkeys(fragments)), own]
+    parts = [*map(source, dict.fromkeys(fragments)), own]
     lines = (line.split("--")[0].rstrip() for part in parts for line in part.splitlines())
     text = "\n".join(line for line in lines if line)
     return Script(name, text, hashlib.sha1(text.encode()).hexdigest())
@@ -64,11 +82,7 @@ def commands_of(scripts: Iterable[str]) -> set[str]:
 
 def name_of(sha: str) -> str | None:
     """The name of the script with this SHA-1; None if there is none."""
-    for file in files(__package__).iterdir():
-        name = file.name.removesuffix(".lua")
-        if file.name.endswith(".lua") and load(name).sha == sha:
-            return name
-    return None
+    return next((name for name in names() if load(name).sha == sha), None)
 
 
 # -- A call of a script before it is sent

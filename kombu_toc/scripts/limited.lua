@@ -1,6 +1,6 @@
 -- Fragment: the slot is of a topic that is limited. Needs lanes.lua and openings.lua.
 --
--- Before the wake index come: lanes, turns, waits, pace, tags, busy, holders; then armed, pace and
+-- Before the wake index come what limits need: lanes, turns, waits, pace, tags, busy, holders; then armed, pace and
 -- busy of the slot where the whole queue's limits are kept. The last ARGV are: the limits, see
 -- lanes.lua; the number of that slot; how many KEYS come before these. While the topic is being
 -- resharded, its other slots may come behind the wake index, of each: prepare, busy, pace, holders,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib.resources import files
 from typing import NamedTuple
 
-from .call import load
+from . import call
+from .call import has_limited_form, load, source
 
 #: The number of the protocol: of the keys, what is in them, and how the scripts are called. A
 #: client of the same number works beside this release.
@@ -41,17 +41,14 @@ class Head(NamedTuple):
 
 def names() -> list[str]:
     """The scripts that are operations; a fragment is a part of others."""
-    there = (file.name for file in files(__package__).iterdir())
-    every = (name.removesuffix(".lua") for name in there if name.endswith(".lua"))
-    return sorted(name for name in every if not _lines(name)[0].startswith("Fragment:"))
+    return sorted(name for name in call.names() if not _lines(name)[0].startswith("Fragment:"))
 
 
 @cache
 def _lines(name: str) -> list[str]:
     """The first comment of a file, without its marks."""
-    raw = files(__package__).joinpath(f"{name}.lua").read_text(encoding="ascii")
     lines = []
-    for line in raw.splitlines():
+    for line in source(name).splitlines():
         if not line.startswith("--") or line.startswith("--@"):
             break
         lines.append(line[2:].removeprefix(" ").rstrip())
@@ -60,6 +57,16 @@ def _lines(name: str) -> list[str]:
 
 def head(name: str) -> Head:
     """What the script of that name is called with."""
+    plain = name.removesuffix("_limited")
+    if plain != name and has_limited_form(plain):
+        said = head(plain)
+        return said._replace(
+            name=name,
+            about=f"{said.about} Of a topic that is limited.",
+            keys=[*said.keys[:-1], "then what limits need", said.keys[-1]],
+            arguments=[*said.arguments, "then what limits need"],
+            notes=[*said.notes, *head("limited").notes],
+        )
     parts: dict[str, list[str]] = {"about": [], "keys": [], "arguments": [], "returns": []}
     notes: list[list[str]] = []
     part = "about"

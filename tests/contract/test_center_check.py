@@ -171,7 +171,10 @@ def test_what_was_dead_and_alive_leaves_no_reason_behind(center, client, slot):
     assert residue(client) == []
 
 
-def test_a_reason_of_no_message_is_removed(center, client, slot):
+@pytest.mark.parametrize("limits", [{}, {"concurrency": 1}])
+def test_a_reason_of_no_message_is_removed(center, client, limits):
+    slot = center.queues.declare("one", slots=1, **limits).slot(0)
+    center.put("one", "x", b"body", delay=60)
     client.hset(slot.reasons, "gone", "why\n")
     assert center.admin.check("one") == center.admin.check("one"), "check changes nothing"
     assert faults(center.admin.repair("one")) == [(STRAY_REASON, "gone", (slot.reasons,))]

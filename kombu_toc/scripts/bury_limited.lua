@@ -1,6 +1,0 @@
--- Puts a message of a topic that is limited into DeadQueue, as bury.lua does, and frees its place.
---
--- KEYS as those of bury.lua; before the wake index those of limited.lua
--- ARGV as those of bury.lua, then those of limited.lua
--- Returns what bury.lua does
---@ clock admitted wake failure token redelivered sorted lanes openings limited bury

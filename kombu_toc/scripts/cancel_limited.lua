@@ -1,6 +1,0 @@
--- Deletes messages of a topic that is limited by id, as cancel.lua does, and frees their places.
---
--- KEYS as those of cancel.lua; before the wake index those of limited.lua
--- ARGV as those of cancel.lua, then those of limited.lua
--- Returns what cancel.lua does
---@ clock admitted wake token sorted lanes openings limited claim log cancel

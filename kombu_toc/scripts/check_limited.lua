@@ -1,6 +1,0 @@
--- Looks at a part of a slot of a topic that is limited, as check.lua does, and at its lanes.
---
--- KEYS as those of check.lua; before the wake index those of limited.lua
--- ARGV as those of check.lua, then those of limited.lua
--- Returns what check.lua does
---@ clock admitted wake failure token sorted lanes openings limited check

@@ -1,7 +1,0 @@
--- Delivers messages of a topic that is limited by id, as pick.lua does: those that may start now.
---
--- KEYS as those of pick.lua; before the wake index those of limited.lua; behind it, while the topic is
--- being resharded, what limited.lua has to know of the other slots, if they are on this node
--- ARGV as those of pick.lua, then those of limited.lua
--- Returns what pick.lua does
---@ clock admitted wake failure token lease deliver sorted expire lanes openings limited pick

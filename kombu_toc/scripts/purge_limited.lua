@@ -1,7 +1,0 @@
--- Deletes waiting messages of a slot of a topic that is limited, as purge.lua does, and their
--- entries in lanes.
---
--- KEYS as those of purge.lua; before the wake index those of limited.lua
--- ARGV as those of purge.lua, then those of limited.lua
--- Returns what purge.lua does
---@ clock admitted wake token sorted lanes openings limited claim purge

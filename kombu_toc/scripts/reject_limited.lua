@@ -1,7 +1,0 @@
--- Gives a delivered message of a topic that is limited back after a failure, as reject.lua does, and
--- frees its place.
---
--- KEYS as those of reject.lua; before the wake index those of limited.lua
--- ARGV as those of reject.lua, then those of limited.lua
--- Returns what reject.lua does
---@ clock admitted wake failure token redelivered sorted lanes openings limited reject

@@ -1,7 +1,0 @@
--- Takes messages of a topic that is limited back unhandled, as release.lua does, and frees their
--- places.
---
--- KEYS as those of release.lua; before the wake index those of limited.lua
--- ARGV as those of release.lua, then those of limited.lua
--- Returns what release.lua does
---@ clock admitted wake token sorted lanes openings limited release
