@@ -79,9 +79,9 @@ MUTANTS = [
     ),
     Mutant(
         "an acknowledgement counts for another message of the id",
-        f"{SCRIPTS}/ack.lua",
-        "is_of(tokens[i], births[i])",
-        "tokens[i]",
+        f"{SCRIPTS}/redelivered.lua",
+        "if not is_of(token, mine) then return 0 end",
+        "if not token then return 0 end",
         "tests/contract/test_identity.py::"
         "test_what_is_said_of_a_message_does_not_touch_another_of_the_same_id",
     ),

@@ -25,41 +25,19 @@ local function settle_rest(before, number, ids, births, tokens)
 --< wake
 --< token
 --< sorted
-  local stores = {}
-  for step = 1, steps do stores[step] = KEYS[before + 6 + step] end
+--< redelivered
+  local slot = {
+    prepare = KEYS[before + 2], body = KEYS[before + 3], dead = KEYS[before + 4],
+    reasons = KEYS[before + 5], tokens = KEYS[before + 6],
+    stores = {unpack(KEYS, before + 7, before + width)},
+  }
   for i = 1, #ids do
-    local id, is_it = ids[i], is_of(tokens[i], births[i])
-    local lease = is_it and string.find(tokens[i], '[;,]p1') and redis.call('ZSCORE', KEYS[before + 2], id)
-    if lease then
-      -- By now it is delivered again, and has a place, which is free when that delivery is done: see
-      -- redelivered.lua.
-      write_nothing(KEYS[before + 2])
-      redis.call('HSET', KEYS[before + 6], id, (string.gsub(unmarked(tokens[i]), '([;,]p1)', '%1,a1', 1)))
-      count = count + 1
-      is_it = false
-    elseif is_it and redis.call('ZREM', KEYS[before + 2], id) == 0 then
-      for step = 1, steps do
-        local score = redis.call('ZSCORE', stores[step], id)
-        if score and is_still(tokens[i], plain_score(tonumber(score))) then
-          redis.call('ZREM', stores[step], id)
-        elseif score then
-          redis.call('HDEL', KEYS[before + 6], id)
-          is_it = false
-        end
-      end
-      if is_it then redis.call('ZREM', KEYS[before + 4], id) end
-    end
-    local there = 0
-    if is_it then
-      there = redis.call('HDEL', KEYS[before + 3], id)
-      count = count + there
-      redis.call('HDEL', KEYS[before + 6], id)
-      redis.call('HDEL', KEYS[before + 5], id)
-      gone[number .. ':' .. id] = true
-    end
-    if there == 0 and not lease then stale[#stale + 1] = seen + i end
+    local there, was = settle_message(slot, ids[i], tokens[i], births[i])
+    count = count + there
+    if there == 0 then stale[#stale + 1] = seen + i end
+    if was then gone[number .. ':' .. ids[i]] = true end
   end
-  settle_if_empty(wake, KEYS[before + 1], number, stores)
+  settle_if_empty(wake, KEYS[before + 1], number, slot.stores)
   for i = 1, #unsaid do settled[#settled + 1] = unsaid[i] end
 end
 

@@ -15,7 +15,7 @@
 -- then, per copies set: the number of its slot, the id that is recorded there
 -- Returns {how many there were, which of them were not (by number, from 1, in the order of ARGV),
 --          announcements, settled}
---@ clock admitted wake token redelivered sorted lanes openings
+--@ clock admitted wake token sorted redelivered lanes openings
 
 local slots, steps, sets = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local gates = read_gates(ARGV[4])
@@ -29,39 +29,19 @@ local at = 6
 for number = 0, slots - 1 do
   local before, many = number * width, tonumber(ARGV[at + 1])
   local slot = lanes_at(before + 6 + steps)
-  slot.number, slot.stores = ARGV[at], {}
+  slot.number, slot.stores = ARGV[at], {unpack(KEYS, before + 7, before + 6 + steps)}
   slot.armed, slot.prepare, slot.body = KEYS[before + 1], KEYS[before + 2], KEYS[before + 3]
   slot.dead, slot.reasons, slot.tokens = KEYS[before + 4], KEYS[before + 5], KEYS[before + 6]
-  for step = 1, steps do slot.stores[step] = KEYS[before + 6 + step] end
   local opens
   for i = at + 2, at + 1 + many do
-    local id, there, mine = ARGV[i], 0, ARGV[i + many]
+    local id = ARGV[i]
     local token = redis.call('HGET', slot.tokens, id)
-    if is_redelivered(slot.prepare, id, token, mine) then
-      there = 1
-      note_end(slot.prepare, slot.tokens, id, token, 'a1')
-    elseif is_of(token, mine) then
-      local was = redis.call('ZREM', slot.prepare, id) == 1
-      local other = false -- whether it is another message that waits under the id
-      for step = 1, was and 0 or steps do
-        local score = redis.call('ZSCORE', slot.stores[step], id)
-        if score and is_still(token, plain_score(tonumber(score))) then
-          redis.call('ZREM', slot.stores[step], id)
-        elseif score then
-          redis.call('HDEL', slot.tokens, id)
-          other = true
-        end
-      end
-      if not other then
-        if not was then redis.call('ZREM', slot.dead, id) end
-        there = redis.call('HDEL', slot.body, id)
-        redis.call('HDEL', slot.tokens, id)
-        redis.call('HDEL', slot.reasons, id)
-        local us = was and free_place(slot, id, token, true, gates, now, gate)
-          or not was and let_go(slot, id, key_of(token), gates, now)
-        if us and (not opens or us < opens) then opens = us end
-        gone[slot.number .. ':' .. id] = true
-      end
+    local there, was = settle_message(slot, id, token, ARGV[i + many])
+    if was then
+      local us = was == 'in flight' and free_place(slot, id, token, true, gates, now, gate)
+        or was ~= 'in flight' and let_go(slot, id, key_of(token), gates, now)
+      if us and (not opens or us < opens) then opens = us end
+      gone[slot.number .. ':' .. id] = true
     end
     count = count + there
     if there == 0 then stale[#stale + 1] = seen + i - at - 1 end

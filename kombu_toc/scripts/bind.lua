@@ -6,10 +6,9 @@
 -- ARGV[3] milliseconds after which it goes stale unless it is refreshed, or 0 for never
 -- ARGV[4] which part of the broadcasts is read for it, or '' if it is told by nothing
 -- Returns the server's clock in milliseconds.
---@ version admitted
+--@ clock version admitted
 
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local now = math.floor(clock() / 1000)
 local ttl = tonumber(ARGV[3])
 local old = redis.call('ZSCORE', KEYS[1], ARGV[2])
 write_nothing(KEYS[1])

@@ -5,10 +5,9 @@
 -- KEYS[4] version of the bindings   KEYS[5...] its streams
 -- ARGV[1] exchange   ARGV[2...] bindings that are removed
 -- Returns {binding, 1 if it goes stale unless it is refreshed | 0, ...}.
---@ version
+--@ clock version
 
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local now = math.floor(clock() / 1000)
 local gone = redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 for i = 2, #ARGV do gone = gone + redis.call('ZREM', KEYS[1], ARGV[i]) end
 local live = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')

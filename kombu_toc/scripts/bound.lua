@@ -5,10 +5,9 @@
 -- ARGV[1] version that is known, or ''
 -- Returns {version}; and if it is another one, {version, binding, 1 if it goes stale unless it is
 -- refreshed | 0, ...}.
---@ version
+--@ clock version
 
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local now = math.floor(clock() / 1000)
 local stale = redis.call('ZCOUNT', KEYS[1], '-inf', now)
 if stale > 0 then redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now) end
 local version = redis.call('GET', KEYS[2])

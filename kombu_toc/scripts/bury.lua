@@ -14,15 +14,14 @@
 -- If it is still there, in flight or rolled back, it is taken from there: it counts as an
 -- acknowledgement would, and one that comes later finds nothing. If it was acknowledged and the same
 -- bytes are there under its id, this call is repeated or the message was put again: nothing is done.
---@ clock admitted wake failure token redelivered sorted unlimited
+--@ clock admitted wake failure token sorted redelivered unlimited
 
 local steps, slot, envelope, token = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 local prepare, body, dead, tokens = KEYS[2], KEYS[3], KEYS[4], KEYS[6]
 local copies, wake = KEYS[7 + steps], KEYS[8 + steps + (limited and limited.keys or 0)]
 local now, last = clock(), #ARGV - (limited and limited.args or 0)
 local ttl, id = tonumber(ARGV[8]), ARGV[9]
-local stores = {}
-for step = 1, steps do stores[step] = KEYS[6 + step] end
+local stores = {unpack(KEYS, 7, 6 + steps)}
 
 -- It takes the place of one that was delivered, so a server that is full takes it.
 write_nothing(prepare)
@@ -38,13 +37,8 @@ end
 if is_of(known, token) then
   if redis.call('ZSCORE', dead, id) then return {id, 0, said, unsaid} end
   was_there = redis.call('ZREM', prepare, id) == 1
-  for step = 1, steps do
-    local score = redis.call('ZSCORE', stores[step], id)
-    if score and is_still(known, plain_score(tonumber(score))) then
-      redis.call('ZREM', stores[step], id)
-      was_there, waited = true, true
-    end
-  end
+  waited = take_waiting(stores, id, known) ~= nil
+  was_there = was_there or waited
 end
 if was_there then
   settle_if_empty(wake, KEYS[1], slot, stores)

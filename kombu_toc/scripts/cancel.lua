@@ -13,7 +13,7 @@
 -- Returns {{id, what it was: 1 waiting | 2 in flight | 3 dead, 1 deleted | 0 left,
 --           1 if it was delivered before, envelope of what is deleted, its token, ...},
 --          how many of the ids were looked at, announcements, settled}
---@ clock admitted wake token sorted unlimited claim log
+--@ clock admitted wake token sorted unlimited claim log push
 
 local steps = tonumber(ARGV[1])
 local last = #ARGV - (limited and limited.args or 0)
@@ -25,18 +25,12 @@ local wanted = {ARGV[3] == '1', ARGV[4] == '1', ARGV[5] == '1'}
 local found, removed = {}, false
 local budget, bytes, looked = tonumber(ARGV[7]), 0, 0
 
-local stores = {}
-for step = 1, steps do stores[step] = KEYS[6 + step] end
+local stores = {unpack(KEYS, 7, 6 + steps)}
 if limited then limited.open(KEYS[1], KEYS[2], stores, ARGV[2]) end
 
 local function place(id) -- (key, state, 1 if it was delivered before, its step and score if it waits)
-  for step = 1, steps do
-    local score = redis.call('ZSCORE', KEYS[6 + step], id)
-    if score then
-      score = tonumber(score)
-      return KEYS[6 + step], 1, plain_score(score) % 1000 < 32 and 1 or 0, step, score
-    end
-  end
+  local step, plain, score = waits_at(stores, id)
+  if step then return stores[step], 1, plain % 1000 < 32 and 1 or 0, step, score end
   for state = 2, 3 do
     if redis.call('ZSCORE', KEYS[state], id) then return KEYS[state], state, 1 end
   end
@@ -52,25 +46,17 @@ for number = 9, last do
     local id = ids[i]
     local key, state, tried, step, score = place(id)
     if key then
-      local at = #found
-      found[at + 1] = id
-      found[at + 2] = state
-      found[at + 3] = 0
-      found[at + 4] = tried
-      found[at + 5], found[at + 6] = '', ''
-      if wanted[state] then
-        found[at + 3] = 1
+      if not wanted[state] then
+        push(found, id, state, 0, tried, '', '')
+      else
         local token = (budget > 0 or with_claims or limited) and redis.call('HGET', KEYS[6], id)
-        if budget > 0 then
-          found[at + 5], found[at + 6] = redis.call('HGET', KEYS[5], id) or '', token or ''
-        end
-        bytes = bytes + #found[at + 5]
+        local body = budget > 0 and redis.call('HGET', KEYS[5], id) or ''
+        push(found, id, state, 1, tried, body, budget > 0 and token or '')
+        bytes = bytes + #body
         redis.call('ZREM', key, id)
         if with_claims then give_up_claim(claims, id, token) end
-        redis.call('HDEL', KEYS[5], id)
-        redis.call('HDEL', KEYS[4], id)
+        forget(KEYS[5], KEYS[4], KEYS[6], id)
         token = limited and state < 3 and token
-        redis.call('HDEL', KEYS[6], id)
         if limited and step then limited.leave_lane(id, step, score, token) end
         if token then limited.leave(id, token, true, now, state == 1) end
         redis.call('HDEL', KEYS[copies + (i == 1 and 1 or 0)], id)

@@ -5,11 +5,11 @@
 -- Returns how many it remembers.
 --
 -- Drops a bounded number of those that are too old or too many: more than it adds.
+--@ clock
 
 local PART = 1000
 local key, most, ttl = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local now = math.floor(clock() / 1000)
 
 local function drop(ids)
   if #ids > 0 then redis.call('ZREM', key, unpack(ids)) end

@@ -17,7 +17,7 @@
 -- 5 the slot's next time is not announced: it is
 -- 6 an id that waits under a step that the topic has not, where nobody looks: it gets another
 -- 7 a token of no message: removed   8 an id that waits in a lane that has it not: entered there
---@ clock admitted wake failure token lease sorted unlimited
+--@ clock admitted wake failure token lease sorted push unlimited
 
 local steps, part, mend = tonumber(ARGV[1]), tonumber(ARGV[3]), ARGV[6] == '1'
 local slot, cursor, count = ARGV[2], ARGV[4], ARGV[5]
@@ -27,17 +27,10 @@ local now = clock()
 local faults = {}
 local moved -- the earliest action time of what was given a step
 
-local function fault(kind, id, places)
-  faults[#faults + 1] = kind
-  faults[#faults + 1] = id
-  faults[#faults + 1] = places
-end
+local function fault(...) push(faults, ...) end -- its kind, the id, and the places
 
-if limited then
-  local stores = {}
-  for step = 1, steps do stores[step] = KEYS[6 + step] end
-  limited.open(KEYS[1], KEYS[2], stores, slot)
-end
+local stores = {unpack(KEYS, 7, 6 + steps)}
+if limited then limited.open(KEYS[1], KEYS[2], stores, slot) end
 
 if part == 1 and limited then
   local us = limited.next_start(now)
@@ -127,9 +120,5 @@ for i = 1, #page[2], 2 do -- each followed by a value or a score
 end
 if moved then announce_if_first(wake, KEYS[1], slot, moved == 0 and now or moved, now) end
 if mend and limited then limited.announce(wake, now) end
-if mend and #faults > 0 then
-  local stores = {}
-  for step = 1, steps do stores[step] = KEYS[6 + step] end
-  settle_if_empty(wake, KEYS[1], slot, stores)
-end
+if mend and #faults > 0 then settle_if_empty(wake, KEYS[1], slot, stores) end
 return {page[1], faults, bytes, said, unsaid}

@@ -1,14 +1,6 @@
 -- Fragment: a part of pop_limited.lua: chooses what is to be delivered, in the order of what comes next
 -- of each slot: of what is not sorted, and of the keys that have a lane.
 
-local function key_opens_at(slot, key)
-  local opens = opens_at(slot, key, gates, by)
-  for _, other in ipairs(gates.siblings or {}) do
-    opens = math.max(opens, opens_at(other, key, gates, by))
-  end
-  return opens
-end
-
 -- Learns what is to be known of keys; of one whose turn it is, it is known that it has a lane.
 local function learn(slot, keys, is_turn)
   local known, none = slot[KNOWN], {}
@@ -24,7 +16,7 @@ local function learn(slot, keys, is_turn)
     if waits[i] then of_key[WAITS] = true end
     if key ~= '' then
       if gates.siblings then
-        of_key[RAN], of_key[OPENS] = running_of(slot, key, gates), key_opens_at(slot, key)
+        of_key[RAN], of_key[OPENS] = running_of(slot, key, gates), key_opens_at(slot, key, gates, by)
       else
         if ran[i] then of_key[RAN] = tonumber(ran[i]) end
         if paces[i] then

@@ -38,15 +38,12 @@ local function held(name, claim, now, body, dead, tokens, stores)
   if not token or string.match(token, '[;,]u%d%.([^,~@!]*)') ~= name then
     return lasts and 2 or nil -- it is done, and perhaps its id is another's by now
   end
-  for step = 1, #stores do
-    local score = tonumber(redis.call('ZSCORE', stores[step], id) or '')
-    if score then
-      score = plain_score(score)
-      -- What has been delivered has started.
-      local ended = not is_still(token, score) or claim.mode == '0' and string.byte(token) ~= 59
-      if not ended then return 1, step, score end
-      return lasts and 2 or nil
-    end
+  local step, score = waits_at(stores, id)
+  if step then
+    -- What has been delivered has started.
+    local ended = not is_still(token, score) or claim.mode == '0' and string.byte(token) ~= 59
+    if not ended then return 1, step, score end
+    return lasts and 2 or nil
   end
   if redis.call('ZSCORE', dead, id) then return nil end
   return claim.mode ~= '0' and 2 or nil

@@ -8,6 +8,5 @@
 
 local known = redis.call('HGET', KEYS[1], ARGV[1])
 if not known then return 0 end
-local stores = {}
-for i = 5, #KEYS do stores[i - 4] = KEYS[i] end
+local stores = {unpack(KEYS, 5)}
 return held(ARGV[1], read_claim(known), clock(), KEYS[2], KEYS[3], KEYS[4], stores) and 1 or 0

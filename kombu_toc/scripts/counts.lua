@@ -3,7 +3,7 @@
 -- KEYS, per slot: prepare, dead, store (one per priority step)
 -- ARGV[1] number of slots   ARGV[2] number of priority steps
 -- Returns {ready, scheduled, in flight, dead, ...}, four numbers a slot
---@ clock
+--@ clock push
 
 local slots, steps = tonumber(ARGV[1]), tonumber(ARGV[2])
 local due = due_score(clock())
@@ -18,9 +18,6 @@ for slot = 1, slots do
       ready = ready + redis.call('ZCOUNT', KEYS[at + 2 + step], '-inf', due)
     end
   end
-  counts[#counts + 1] = ready
-  counts[#counts + 1] = all - ready
-  counts[#counts + 1] = redis.call('ZCARD', KEYS[at + 1])
-  counts[#counts + 1] = redis.call('ZCARD', KEYS[at + 2])
+  push(counts, ready, all - ready, redis.call('ZCARD', KEYS[at + 1]), redis.call('ZCARD', KEYS[at + 2]))
 end
 return counts

@@ -6,6 +6,7 @@
 -- ARGV[3] milliseconds after which the topic goes stale unless it is refreshed, or 0. One that was
 --         declared to stay does not
 -- Returns the declaration that stands.
+--@ clock
 
 local standing = redis.call('HGET', KEYS[1], ARGV[1])
 if not standing then
@@ -18,8 +19,7 @@ if not standing then
 end
 local ttl = tonumber(ARGV[3])
 if ttl > 0 and string.find(standing, '"expires": ?%d') then
-  local time = redis.call('TIME')
-  local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  local now = math.floor(clock() / 1000)
   redis.call('ZREM', KEYS[2], '') -- as above: who consumes the topic must be able to keep it
   redis.call('ZADD', KEYS[2], 'GT', now + ttl, 'topic:' .. ARGV[1])
 end

@@ -8,9 +8,9 @@
 --   hash, set, zset: the entry is removed
 --   stale: it is of a sorted set of what goes stale, and does so at once
 -- Returns the time in milliseconds; it was done unless that is more than ARGV[1].
+--@ clock
 
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local now = math.floor(clock() / 1000)
 if now > tonumber(ARGV[1]) then return now end
 local whole = tonumber(ARGV[2])
 for i = 1, whole do redis.call('DEL', KEYS[i]) end

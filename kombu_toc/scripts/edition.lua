@@ -18,12 +18,12 @@
 -- may go on. 'renew' goes on with putting; 'done' ends it, unless all is to be put once
 -- more: a process that says 'renew' or 'done' too late may have put something late. Keeps 100 former
 -- editions.
+--@ clock
 
 local MOST = 100
 local what, edition, release, process = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local looked, unused, ttl = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local now = math.floor(clock() / 1000)
 
 local found = redis.call('HMGET', KEYS[1], 'edition', 'release', 'generation', 'process', 'used',
   'putter', 'until', 'done', 'doubt', 'back')

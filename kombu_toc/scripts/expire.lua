@@ -4,9 +4,7 @@
 -- A message that is in no queue any more goes to DeadQueue, or away.
 local function expire(body, dead, reasons, tokens, id, score, drop)
   if drop then
-    redis.call('HDEL', body, id)
-    redis.call('HDEL', reasons, id)
-    redis.call('HDEL', tokens, id)
+    forget(body, reasons, tokens, id)
   else
     bury(dead, reasons, id, score, 'expired', '')
   end

@@ -5,6 +5,7 @@
 -- ARGV[2] how many at most   ARGV[3] bytes after which it ends   ARGV[4] lowest score
 -- ARGV[5] highest score   ARGV[6...] ids, if only these
 -- Returns {1 if there are more | 0, id, score, record, ...}. Of ids, those that are there.
+--@ push
 
 local failed, records, parts = KEYS[1], KEYS[2], tonumber(ARGV[1])
 local most, bytes = tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -18,9 +19,7 @@ local function add(id, score)
     if parts == 2 then line = string.find(record, '\n', line + 1, true) end
     record = string.sub(record, 1, line - 1)
   end
-  table.insert(found, id)
-  table.insert(found, score)
-  table.insert(found, record)
+  push(found, id, score, record)
   size = size + #record
 end
 

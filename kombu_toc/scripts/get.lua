@@ -6,7 +6,7 @@
 -- ARGV, of each place: number of priority steps, number of ids, ids
 -- Returns {index of the place, id, state: 1 waiting | 2 in flight | 3 dead, step index, score,
 --          envelope, reason and last error, token, ...}
---@ sorted
+--@ sorted push
 
 local found = {}
 local key, arg = 0, 1
@@ -14,15 +14,8 @@ for place = 1, tonumber(ARGV[1]) do
   local steps, count = tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
   local seen = {}
   local function add(id, state, step, score)
-    local at = #found
-    found[at + 1] = place - 1
-    found[at + 2] = id
-    found[at + 3] = state
-    found[at + 4] = step
-    found[at + 5] = score
-    found[at + 6] = redis.call('HGET', KEYS[key + 4], id) or ''
-    found[at + 7] = redis.call('HGET', KEYS[key + 3], id) or ''
-    found[at + 8] = redis.call('HGET', KEYS[key + 5], id) or ''
+    push(found, place - 1, id, state, step, score)
+    for _, part in ipairs({4, 3, 5}) do push(found, redis.call('HGET', KEYS[key + part], id) or '') end
   end
 
   for number = 1, count do

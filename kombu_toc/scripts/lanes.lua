@@ -84,17 +84,13 @@ end
 local function held_by(slot, key, gates)
   for _, other in ipairs(gates.siblings or {}) do
     local id = other ~= slot and redis.call('HGET', other.holders, key)
-    for step = 1, id and #slot.stores or 0 do
-      if redis.call('ZSCORE', other.stores[step], id) then return false end
-    end
+    if id and waits_at(other.stores, id) then return false end
     if id and redis.call('ZSCORE', other.prepare, id) then return false end
   end
   local id = redis.call('HGET', slot.holders, key)
   if not id then return nil end
-  for step = 1, #slot.stores do
-    local score = tonumber(redis.call('ZSCORE', slot.stores[step], id) or '')
-    if score then return score < 0 and entry_of(key, step, plain_score(score), id) end
-  end
+  local step, plain, score = waits_at(slot.stores, id)
+  if step then return score < 0 and entry_of(key, step, plain, id) end
   if redis.call('ZSCORE', slot.prepare, id) then return false end
   redis.call('HDEL', slot.holders, key) -- it has gone: cancelled, dead, expired
 end
@@ -127,6 +123,15 @@ end
 local function opens_at(slot, key, gates, by)
   if key == '' or not gates.key_rate then return 0 end
   return used_up(slot.pace, key, gates.key_rate, gates.key_slack, by) - gates.key_slack
+end
+
+-- The same of a key that may have messages in several slots.
+local function key_opens_at(slot, key, gates, by)
+  local opens = opens_at(slot, key, gates, by)
+  for _, other in ipairs(gates.siblings or {}) do
+    opens = math.max(opens, opens_at(other, key, gates, by))
+  end
+  return opens
 end
 
 -- When the rate of the whole queue lets something start; 0: any time.

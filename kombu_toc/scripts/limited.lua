@@ -87,11 +87,8 @@ do
     local key = token and is_still(token, score) and key_of(token) or ''
     if gates.most and tonumber(redis.call('HGET', gate.busy, '') or 0) >= gates.most
         or whole_opens_at(gate, gates, now) > now
-        or is_full(slot, key, gates) then
+        or is_full(slot, key, gates) or key_opens_at(slot, key, gates, now) > now then
       return false
-    end
-    for _, one in ipairs(gates.siblings or {slot}) do
-      if opens_at(one, key, gates, now) > now then return false end
     end
     if key == '' or not gates.serial then return true end
     local holder = redis.call('HGET', slot.holders, key)

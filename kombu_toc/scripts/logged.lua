@@ -11,16 +11,14 @@
 -- Returns {entries that were deleted, 1 if there may be more to read, {entry, what has happened
 --          (log.lua), id, state: 0 gone | 1 waiting | 2 in flight | 3 dead, index of the priority step,
 --          score, envelope, token, ...}}
+--@ clock sorted push
 
-local now = redis.call('TIME')
-local latest = string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000) - ARGV[3])
+local latest = string.format('%.0f', math.floor(clock() / 1000) - ARGV[3])
 local found, gone, bytes, most, more = {}, {}, 0, tonumber(ARGV[2]), 0
 
 local function place(id) -- (state, index of the step, score)
-  for number = 6, #KEYS do
-    local score = redis.call('ZSCORE', KEYS[number], id)
-    if score then return 1, number - 6, score end
-  end
+  local step, _, score = waits_at({unpack(KEYS, 6)}, id)
+  if step then return 1, step - 1, score end
   for state = 2, 3 do
     local score = redis.call('ZSCORE', KEYS[state], id)
     if score then return state, math.floor(tonumber(score) % 1000 / 32), score end
@@ -48,9 +46,7 @@ for _, entry in ipairs(entries) do
   if body == '' and (what == 'p' or what == 'm') then
     gone[#gone + 1] = entry[1]
   else
-    local n = #found
-    found[n + 1], found[n + 2], found[n + 3], found[n + 4] = entry[1], what, id, state
-    found[n + 5], found[n + 6], found[n + 7], found[n + 8] = step, score, body, token
+    push(found, entry[1], what, id, state, step, score, body, token)
   end
 end
 if #gone > 0 then

@@ -32,20 +32,15 @@ local pace, tags, holders = KEYS[#KEYS - 6], KEYS[#KEYS - 5], KEYS[#KEYS - 3]
 local log_there, logged = KEYS[#KEYS - 12], tonumber(ARGV[5])
 if logged > 0 and redis.call('EXISTS', KEYS[#KEYS - 13]) == 0 then logged = 0 end
 local pace_there, holders_there = KEYS[#KEYS - 2], KEYS[#KEYS - 1]
-local stores_here, stores_there = {}, {}
-for part = 7, width do
-  stores_here[part - 6], stores_there[part - 6] = KEYS[part], KEYS[width + part]
-end
+local stores_here, stores_there = {unpack(KEYS, 7, width)}, {unpack(KEYS, width + 7, 2 * width)}
 local now = clock()
 local laned = redis.call('EXISTS', lanes) == 1
 local function here(part) return KEYS[part] end
 local function there(part) return KEYS[width + part] end
 
 local function place(key, id) -- the key that has it, dead or waiting, and its score
-  for part = 7, width do
-    local score = redis.call('ZSCORE', key(part), id)
-    if score then return part, plain_score(tonumber(score)) end -- also of what waits in a lane
-  end
+  local step, plain = waits_at(key == here and stores_here or stores_there, id)
+  if step then return step + 6, plain end
   local score = redis.call('ZSCORE', key(4), id)
   if score then return 4, tonumber(score) end
 end
@@ -134,16 +129,12 @@ for i = 6, #ARGV, 2 do
       end
     end
     redis.call('ZREM', here(part), id)
-    redis.call('HDEL', here(3), id)
-    redis.call('HDEL', here(5), id)
-    redis.call('HDEL', here(6), id)
+    forget(here(3), here(5), here(6), id)
     if is_copy then redis.call('HDEL', KEYS[set + 1], id) end
     moved = moved + 1
   end
 end
-local stores = {}
-for part = 7, width do stores[#stores + 1] = here(part) end
-settle_if_empty(wake, here(1), ARGV[2], stores)
+settle_if_empty(wake, here(1), ARGV[2], stores_here)
 if redis.call('EXISTS', here(3)) == 0 then
   -- Not what is counted: of the whole queue, that is here too.
   redis.call('UNLINK', lanes, turns, waits, tags, holders)

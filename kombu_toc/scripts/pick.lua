@@ -23,7 +23,7 @@
 --
 -- What was announced stays so until the slot is empty: whoever wakes for a time that was picked finds
 -- the next one, and announces it.
---@ clock admitted wake failure token lease deliver sorted expire unlimited
+--@ clock admitted wake failure token lease deliver sorted expire push unlimited
 
 local steps, count = tonumber(ARGV[1]), (#ARGV - 10 - (limited and limited.args or 0)) / 3
 local limit, budget, early = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
@@ -34,8 +34,7 @@ local wake = KEYS[8 + steps + count + (limited and limited.keys or 0)]
 local now = clock()
 local now_ms, horizon = math.floor(now / 1000), due_score(now)
 local messages, bare, expired = {}, {}, {}
-local stores = {}
-for step = 1, steps do stores[step] = KEYS[6 + step] end
+local stores = {unpack(KEYS, 7, 6 + steps)}
 if limited then
   limited.open(KEYS[1], KEYS[2], stores, ARGV[2])
   terms.place = limited.places
@@ -50,13 +49,8 @@ if remember ~= '0' then
 end
 
 local function place(id) -- step and score of what waits and may be delivered
-  for step = 1, steps do
-    local score = redis.call('ZSCORE', KEYS[6 + step], id)
-    if score then
-      score = plain_score(tonumber(score))
-      return (early or score <= horizon) and step, score
-    end
-  end
+  local step, score = waits_at(stores, id)
+  return step and (early or score <= horizon) and step, score
 end
 
 -- Messages that one call delivers, whatever the caller allows.
@@ -90,8 +84,7 @@ for number = 1, count do
         break
       end
       seen[ids[i]] = true
-      local n = #taken
-      taken[n + 1], taken[n + 2], taken[n + 3], taken[n + 4] = 1, step, ids[i], score
+      push(taken, 1, step, ids[i], score)
       if limited then
         -- What is not delivered uses nothing of a limit.
         local token = redis.call('HGET', KEYS[6], ids[i])
@@ -127,17 +120,13 @@ for i = 1, #taken, 4 do
       redis.call('HSET', KEYS[6], id, birth)
       if terms.far then note_longest(KEYS[6], terms.visibility) end
       if birth ~= name then again[#again + 1], again[#again + 2] = i, birth end
-      local n = #messages
-      messages[n + 1], messages[n + 2] = 0, step - 1
-      messages[n + 3] = birth == name and id or {id, birth}
-      messages[n + 4], messages[n + 5] = score, envelope
+      push(messages, 0, step - 1, birth == name and id or {id, birth}, score, envelope)
     else
       expire(KEYS[3], KEYS[4], KEYS[5], KEYS[6], id, now_ms * 1000 + low, terms.drop)
       expired[#expired + 1] = id
     end
   else
-    redis.call('HDEL', KEYS[5], id)
-    redis.call('HDEL', KEYS[6], id)
+    forget(KEYS[3], KEYS[5], KEYS[6], id)
     bare[#bare + 1] = id
   end
 end

@@ -370,10 +370,7 @@ do
           local at = paced[key]
           if not at then
             at = #slot[PACED] + 1
-            local opens = opens_at(slot, key, gates, by)
-            for _, other in ipairs(gates.siblings or {}) do
-              opens = math.max(opens, opens_at(other, key, gates, by))
-            end
+            local opens = key_opens_at(slot, key, gates, by)
             paced[key], slot[PACED][at], slot[PACED][at + 1] = at, opens + key_slack, key
           end
           slot[PACED][at] = math.max(slot[PACED][at], more[3 * i]) + key_rate

@@ -5,9 +5,9 @@
 -- ARGV[2] milliseconds after which it is forgotten unless it is refreshed
 -- ARGV[3...] what the process said before
 -- Returns the server's clock in milliseconds.
+--@ clock
 
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local now = math.floor(clock() / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 for i = 3, #ARGV do redis.call('ZREM', KEYS[1], ARGV[i]) end
 if ARGV[1] ~= '' then

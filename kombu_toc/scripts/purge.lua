@@ -9,11 +9,9 @@
 local steps, most = tonumber(ARGV[1]), tonumber(ARGV[3])
 local claims, wake = KEYS[5 + steps], KEYS[6 + steps + (limited and limited.keys or 0)]
 local with_claims = redis.call('EXISTS', claims) == 1
-local count, copies, stores = 0, {}, {}
+local count, copies, stores = 0, {}, {unpack(KEYS, 5, 4 + steps)}
 if limited then limited.open(KEYS[1], nil, stores, ARGV[2]) end
-for step = 1, steps do
-  local store = KEYS[4 + step]
-  stores[step] = store
+for step, store in ipairs(stores) do
   if count < most then
     local ids = redis.call('ZRANGE', store, 0, most - count - 1)
     if #ids > 0 then

@@ -23,7 +23,7 @@
 -- put.lua. No two messages of a call have one id. A server that is full refuses the whole call.
 -- A call that is repeated because its reply was lost adds nothing, whatever has become of its
 -- messages; it is remembered only if it added all that was not there.
---@ clock admitted wake spread toll log
+--@ clock admitted wake spread toll log push
 
 local store, body, armed, sent = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local tokens, ttl, width = KEYS[5], tonumber(ARGV[2]), tonumber(string.sub(ARGV[3], 1, 1))
@@ -61,8 +61,7 @@ for i = 6, #ARGV, width do
   if wait == 0 then
     which[#which + 1] = (i - 6) / width
   else
-    local n = #refused
-    refused[n + 1], refused[n + 2], refused[n + 3] = (i - 6) / width, wait, limit
+    push(refused, (i - 6) / width, wait, limit)
   end
 end
 

@@ -25,10 +25,10 @@
 --@ clock admitted wake token sorted claim
 
 local steps = tonumber(ARGV[1])
-local claims, dead, reasons, tokens, stores = KEYS[1], KEYS[2], KEYS[3], KEYS[4], {}
+local claims, dead, reasons, tokens = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local stores = {unpack(KEYS, 5, 4 + steps)}
 local name, mode, lasts, crc, conflict = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local at_most, expected, goes_on = tonumber(ARGV[7]), ARGV[8], ARGV[9] == '1'
-for step = 1, steps do stores[step] = KEYS[4 + step] end
 for i = 1, #KEYS do KEYS[i] = KEYS[i + 4 + steps] end
 for i = 1, #ARGV do ARGV[i] = ARGV[i + 9] end
 local body, sent, ttl = KEYS[2], KEYS[5], tonumber(ARGV[6])
@@ -42,38 +42,29 @@ if ARGV[8] ~= '' and redis.call('GET', sent) == ARGV[8] then return put() end
 -- The message of an id that was put last, of those that wait: the id that it is kept under, the number
 -- of its step, and its score. What was tried is older than the copies of its id.
 local function newest(base)
-  local function waits(id)
-    for step = 1, steps do
-      local score = redis.call('ZSCORE', stores[step], id)
-      if score then return step, score end
-    end
-  end
   local found, step, score, latest, before
   local known = redis.call('HGETALL', KEYS[4])
   for i = 1, #known, 2 do
     local at, plain = string.match(known[i + 1], '^(%d+):(.*)$')
-    local its, of_it = waits(known[i])
+    local its, of_it = waits_at(stores, known[i])
     if its and (not found or tonumber(at) > latest) then
       found, step, score, latest, before = known[i], its, of_it, tonumber(at), plain
     end
   end
-  local its, of_it = waits(base)
+  local its, now_at = waits_at(stores, base)
   if not its then return found, step, score end
   if found then
-    local now_at = plain_score(tonumber(of_it))
     local token = redis.call('HGET', tokens, base)
     local is_new = now_at % 1000 >= 32 and (not token or string.byte(token) == 59)
     local is_same = before ~= '' and plain_score(tonumber(before)) == now_at
     if not is_new or is_same or its ~= step then return found, step, score end
   end
-  return base, its, of_it
+  return base, its, now_at
 end
 
 local function take_place(store, id)
   redis.call('ZREM', store, id)
-  redis.call('HDEL', body, id)
-  redis.call('HDEL', reasons, id)
-  redis.call('HDEL', tokens, id)
+  forget(body, reasons, tokens, id)
 end
 
 local function put_in_place()

@@ -11,7 +11,7 @@
 -- 2: and is longer than usual (lease.lua)
 -- Returns {now in microseconds, {slot index, step index, id or {id, birth}, store score,
 --          envelope, ...}}, as pop does
---@ clock admitted lease
+--@ clock admitted lease push
 
 local given, name = KEYS[#KEYS], ARGV[1]
 local now = clock()
@@ -34,13 +34,9 @@ if known and string.sub(known, 1, #name + 1) == name .. '\n' then
       write_nothing(prepare)
       if ARGV[6] == '2' then note_longest(tokens, visibility) end
       redis.call('ZADD', prepare, lease_until(birth, now_ms, visibility, own) * 1000 + mark, id)
-      local at = #messages
-      messages[at + 1] = slot - 1
-      messages[at + 2] = step - 1
       local when = gave[3] and tonumber(gave[3][tostring(i)] or '') -- of a rate, see pop_limited.lua
-      messages[at + 3] = birth == name and not when and id or {id, birth, when or 0}
-      messages[at + 4] = score
-      messages[at + 5] = ARGV[5] == '1' and redis.call('HGET', body, id) or ''
+      local named = birth == name and not when and id or {id, birth, when or 0}
+      push(messages, slot - 1, step - 1, named, score, ARGV[5] == '1' and redis.call('HGET', body, id) or '')
     end
   end
 elseif ARGV[4] ~= '0' then

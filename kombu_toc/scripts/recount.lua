@@ -7,7 +7,7 @@
 -- Returns {slot index, key, how many are counted, how many run, ...}; the key '' stands for the topic
 --
 -- Of a topic with more than 10,000 messages in flight nothing is told: no script may take that long.
---@ token
+--@ token push
 
 local slots, found, total = (#KEYS - 1) / 3, {}, 0
 local gate = KEYS[#KEYS]
@@ -16,8 +16,7 @@ for slot = 1, slots do size = size + redis.call('ZCARD', KEYS[3 * slot - 2]) end
 if size > 10000 then return found end
 
 local function differs(slot, key, counted, runs)
-  local n = #found
-  found[n + 1], found[n + 2], found[n + 3], found[n + 4] = slot - 1, key, counted, runs
+  push(found, slot - 1, key, counted, runs)
   if ARGV[1] ~= '1' then return end
   local busy = key == '' and gate or KEYS[3 * slot]
   if runs > 0 then redis.call('HSET', busy, key, runs) else redis.call('HDEL', busy, key) end

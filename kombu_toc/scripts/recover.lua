@@ -23,9 +23,7 @@ local function roll_back(prepare, body, dead, reasons, stores, most, until_score
       redis.call('HSET', tokens, id, unmarked(token)) -- an acknowledgement that is late still counts
       died[#died + 1] = id
     elseif acknowledged then
-      redis.call('HDEL', body, id)
-      redis.call('HDEL', reasons, id)
-      redis.call('HDEL', tokens, id)
+      forget(body, reasons, tokens, id)
       over[#over + 1] = id
     elseif retries > 0 then
       local wait = back_off(first_wait, most_wait, max_retries - retries + 1)
@@ -56,9 +54,7 @@ local function drop_dead(body, dead, reasons, tokens, most, now_ms, age_ms, limi
   end
   for i = 1, #old do
     redis.call('ZREM', dead, old[i])
-    redis.call('HDEL', reasons, old[i])
-    redis.call('HDEL', body, old[i])
-    redis.call('HDEL', tokens, old[i])
+    forget(body, reasons, tokens, old[i])
   end
   return old
 end

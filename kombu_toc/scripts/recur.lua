@@ -22,7 +22,7 @@
 -- of that id
 -- Returns {1 done | 0 the record is another one, the record that stands, now in microseconds,
 --          how many messages were put, 1 if one was taken out, announcements, settled}
---@ clock admitted wake spread
+--@ clock admitted wake spread token sorted
 
 local steps, name, wanted = tonumber(ARGV[1]), ARGV[3], ARGV[5]
 local wake = KEYS[11 + steps]
@@ -35,16 +35,13 @@ if standing ~= ARGV[4] then return {0, standing, now, 0, 0, said, unsaid} end
 -- of nothing. The firing that is taken makes room for the one that follows.
 if ARGV[16] == '1' or wanted == '' then write_nothing(KEYS[8]) end
 
+local stores = {unpack(KEYS, 11, 10 + steps)}
 local function take_out(id)
-  for step = 1, steps do
-    if redis.call('ZREM', KEYS[10 + step], id) == 1 then
-      redis.call('HDEL', KEYS[2], id)
-      redis.call('HDEL', KEYS[3], id)
-      redis.call('HDEL', KEYS[4], id)
-      return 1
-    end
-  end
-  return 0
+  local step = waits_at(stores, id)
+  if not step then return 0 end
+  redis.call('ZREM', stores[step], id)
+  forget(KEYS[2], KEYS[4], KEYS[3], id)
+  return 1
 end
 
 local function put(id, body, at)
@@ -122,9 +119,5 @@ end
 if ARGV[8] ~= '' then removed = take_out(ARGV[8]) end
 if ARGV[9] ~= '' then added = put(ARGV[9], ARGV[10], tonumber(ARGV[11])) end
 for i = 18, #ARGV, 3 do added = added + put(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])) end
-if removed == 1 and added == 0 and ARGV[17] ~= '1' then
-  local stores = {}
-  for step = 1, steps do stores[step] = KEYS[10 + step] end
-  settle_if_empty(wake, KEYS[1], ARGV[2], stores)
-end
+if removed == 1 and added == 0 and ARGV[17] ~= '1' then settle_if_empty(wake, KEYS[1], ARGV[2], stores) end
 return {1, wanted, now, added, removed, said, unsaid}

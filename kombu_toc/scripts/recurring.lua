@@ -13,15 +13,13 @@
 --          microseconds, its record or '', its template or '', lines of what has fired or '', where
 --          the message is that the record begins with: 0 nowhere | 1 waiting | 2 in flight | 3 dead,
 --          {ids in flight of those lines}}, ...}
---@ clock
+--@ clock sorted ranks
 
-local steps = tonumber(ARGV[1])
+local stores = {unpack(KEYS, 9, 8 + tonumber(ARGV[1]))}
 local found = {clock(), redis.call('ZSCORE', KEYS[7], '') or ''}
 
 local function where(id)
-  for step = 1, steps do
-    if redis.call('ZSCORE', KEYS[8 + step], id) then return 1 end
-  end
+  if waits_at(stores, id) then return 1 end
   for state = 2, 3 do
     if redis.call('ZSCORE', KEYS[3 + state], id) then return state end
   end
@@ -43,16 +41,6 @@ local function read(name, at)
   found[#found + 1] = {name, at, record, template, lines, next == '' and 0 or where(next), flying}
 end
 
--- Whether a text comes before another, byte by byte, as Redis orders members of one score; Lua's
--- own comparison follows the locale.
-local function before(one, other)
-  for i = 1, math.min(#one, #other) do
-    local a, b = string.byte(one, i), string.byte(other, i)
-    if a ~= b then return a < b end
-  end
-  return #one < #other
-end
-
 local most = tonumber(ARGV[4])
 if most == 0 then
   for i = 5, #ARGV do read(ARGV[i], redis.call('ZSCORE', KEYS[4], ARGV[i]) or '') end
@@ -64,21 +52,7 @@ if #ARGV == 5 then
   for i = 1, #names do read(names[i], redis.call('ZSCORE', KEYS[4], names[i]) or '') end
   return found
 end
-local first = 0
-if ARGV[5] ~= '' then
-  -- The first behind that name, among those of that time.
-  local last
-  first = redis.call('ZCOUNT', KEYS[4], '-inf', '(' .. ARGV[5])
-  last = redis.call('ZCOUNT', KEYS[4], '-inf', ARGV[5])
-  while first < last do
-    local middle = math.floor((first + last) / 2)
-    if before(ARGV[6], redis.call('ZRANGE', KEYS[4], middle, middle)[1]) then
-      last = middle
-    else
-      first = middle + 1
-    end
-  end
-end
+local first = ARGV[5] == '' and 0 or rank_behind(KEYS[4], ARGV[5], ARGV[6], false)
 local page = redis.call('ZRANGE', KEYS[4], first, first + most - 1, 'WITHSCORES')
 local until_us = ARGV[7] == '' and math.huge or found[1] - tonumber(ARGV[7])
 for i = 1, #page, 2 do

@@ -18,7 +18,7 @@
 -- A message whose lease has ended in the meantime, and perhaps is another's by now, stays where
 -- it is, unless it is not to be tried again: that counts as an acknowledgement would. One that has been
 -- acknowledged meanwhile (mark.lua, ack_limited.lua) does not come back: its lease ends now.
---@ clock admitted wake failure token redelivered sorted unlimited
+--@ clock admitted wake failure token sorted redelivered unlimited
 
 local steps = tonumber(ARGV[1])
 local wake = KEYS[6 + steps + (limited and limited.keys or 0)]
@@ -26,9 +26,8 @@ local slot, id, again, on_purpose = ARGV[2], ARGV[3], ARGV[4] ~= '0', ARGV[4] ==
 local now = clock()
 local now_ms = math.floor(now / 1000)
 local low
+local stores = {unpack(KEYS, 6, 5 + steps)}
 
-local stores = {}
-for step = 1, steps do stores[step] = KEYS[5 + step] end
 if limited then limited.open(KEYS[1], KEYS[2], stores, slot) end
 local token = redis.call('HGET', KEYS[5], id)
 local lease = redis.call('ZSCORE', KEYS[2], id)
@@ -73,15 +72,9 @@ if lease then
   end
 else
   if again then return {0, said, unsaid} end
-  for step = 1, steps do
-    local score = tonumber(redis.call('ZSCORE', KEYS[5 + step], id) or '')
-    if score and is_still(token, plain_score(score)) then
-      local left = plain_score(score) % 1000
-      low = 32 * (step - 1) + (left < 32 and left or tonumber(ARGV[9]))
-      redis.call('ZREM', KEYS[5 + step], id)
-    end
-  end
-  if not low then return {0, said, unsaid} end
+  local step, score = take_waiting(stores, id, token)
+  if not step then return {0, said, unsaid} end
+  low = 32 * (step - 1) + (score % 1000 < 32 and score % 1000 or tonumber(ARGV[9]))
   settle_if_empty(wake, KEYS[1], slot, stores)
 end
 bury(KEYS[3], KEYS[4], id, now_ms * 1000 + low, ARGV[7], ARGV[8])

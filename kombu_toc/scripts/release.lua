@@ -16,11 +16,7 @@ local steps = tonumber(ARGV[1])
 local wake = KEYS[4 + steps + (limited and limited.keys or 0)]
 local now = clock()
 local count, stale = 0, {}
-if limited then
-  local stores = {}
-  for step = 1, steps do stores[step] = KEYS[3 + step] end
-  limited.open(KEYS[1], KEYS[2], stores, ARGV[2])
-end
+if limited then limited.open(KEYS[1], KEYS[2], {unpack(KEYS, 4, 3 + steps)}, ARGV[2]) end
 for i = 4, #ARGV - (limited and limited.args or 0), 5 do
   local id, score = ARGV[i], tonumber(ARGV[i + 1])
   local lease, token = redis.call('ZSCORE', KEYS[2], id), redis.call('HGET', KEYS[3], id)

@@ -11,9 +11,10 @@
 -- ARGV[5] 1: the copies too   ARGV[6] how many entries the log may have, or 0 if nothing is logged
 -- Returns {{id, state: 1 waiting and moved | 2 in flight | 3 dead, score, ...}, announcements,
 --          settled}
---@ clock admitted wake spread anew sorted log
+--@ clock admitted wake spread anew sorted log push
 
 local steps = tonumber(ARGV[1])
+local stores = {unpack(KEYS, 6, 5 + steps)}
 local log, logged, wake = KEYS[6 + steps], tonumber(ARGV[6]), KEYS[7 + steps]
 local now = clock()
 local us, at_once = now, true
@@ -23,37 +24,27 @@ if ARGV[4] ~= '' then
   if at > now then us, at_once = at, false end
 end
 local found = {}
-local function add(id, state, score)
-  local at = #found
-  found[at + 1] = id
-  found[at + 2] = state
-  found[at + 3] = tonumber(score)
-end
 
 local function move(id) -- whether it was waiting
-  for step = 1, steps do
-    local store = KEYS[5 + step]
-    local score = redis.call('ZSCORE', store, id)
-    if score then
-      local low = plain_score(tonumber(score)) % 1000
-      if low < 32 then
-        score = (at_once and math.floor(us / 1000) or math.ceil(us / 1000)) * 1000 + low
-      else
-        score = at_once and due_score(us) or action_score(us)
-      end
-      -- Redis refuses what takes memory when it is full, but not after a script's first write:
-      -- out of dead, where it is not.
-      redis.call('ZREM', KEYS[3], id)
-      redis.call('ZREM', store, id)
-      if low >= 32 then score = free_score(store, score, true) end
-      redis.call('ZADD', store, score, id)
-      count_anew(KEYS[5], id)
-      announce_if_first(wake, KEYS[1], ARGV[2], math.max(us, action_time(score)), now)
-      add(id, 1, score)
-      if logged > 0 then log_change(log, logged, 'm', id) end
-      return true
-    end
+  local step, score = waits_at(stores, id)
+  if not step then return false end
+  local store, low = stores[step], score % 1000
+  if low < 32 then
+    score = (at_once and math.floor(us / 1000) or math.ceil(us / 1000)) * 1000 + low
+  else
+    score = at_once and due_score(us) or action_score(us)
   end
+  -- Redis refuses what takes memory when it is full, but not after a script's first write: out of dead,
+  -- where it is not.
+  redis.call('ZREM', KEYS[3], id)
+  redis.call('ZREM', store, id)
+  if low >= 32 then score = free_score(store, score, true) end
+  redis.call('ZADD', store, score, id)
+  count_anew(KEYS[5], id)
+  announce_if_first(wake, KEYS[1], ARGV[2], math.max(us, action_time(score)), now)
+  push(found, id, 1, score)
+  if logged > 0 then log_change(log, logged, 'm', id) end
+  return true
 end
 
 local ids = ARGV[5] == '1' and redis.call('HKEYS', KEYS[4]) or {}
@@ -62,7 +53,7 @@ for i = 1, #ids do
   if not move(ids[i]) then
     for state = 2, 3 do
       local score = redis.call('ZSCORE', KEYS[state], ids[i])
-      if score then add(ids[i], state, score) end
+      if score then push(found, ids[i], state, tonumber(score)) end
     end
   end
 end

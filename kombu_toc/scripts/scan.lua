@@ -11,34 +11,14 @@
 -- if there is more that has not been read for its bytes
 --
 -- O(log n) for each that is returned, however many wait and however many share a score.
---@ sorted
+--@ sorted ranks push
 
 local count, low, high = tonumber(ARGV[1]), ARGV[2], ARGV[3]
-
--- Whether `a` is before `b`, as Redis sorts members: by bytes (Lua would ask the locale).
-local function before(a, b)
-  for i = 1, math.min(#a, #b) do
-    local x, y = string.byte(a, i), string.byte(b, i)
-    if x ~= y then return x < y end
-  end
-  return #a < #b
-end
 
 local function first_rank(key, comes_after)
   local rank = low == '-inf' and 0 or redis.call('ZCOUNT', key, '-inf', '(' .. low)
   if ARGV[6] == '' then return rank end
-  local from = redis.call('ZCOUNT', key, '-inf', '(' .. ARGV[6])
-  local to = from + redis.call('ZCOUNT', key, ARGV[6], ARGV[6])
-  while from < to do
-    local middle = math.floor((from + to) / 2)
-    local id = redis.call('ZRANGE', key, middle, middle)[1]
-    if before(id, ARGV[7]) or id == ARGV[7] and not comes_after then
-      from = middle + 1
-    else
-      to = middle
-    end
-  end
-  return math.max(rank, from)
+  return math.max(rank, (rank_behind(key, ARGV[6], ARGV[7], comes_after)))
 end
 
 -- The same of what waits in lanes: there a lower score comes later, but of one score a lower id first.
@@ -48,21 +28,13 @@ local function lanes_page(key, comes_after)
   while #page < 2 * count do
     local score = redis.call('ZREVRANGEBYSCORE', key, bound, '-inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
     if not score then break end
-    local from, to = 0, redis.call('ZCOUNT', key, score, score)
-    local most, plain = to, plain_score(tonumber(score))
-    while plain == tonumber(ARGV[6]) and from < to do
-      local middle = math.floor((from + to) / 2)
-      local id = redis.call('ZRANGEBYSCORE', key, score, score, 'LIMIT', middle, 1)[1]
-      if before(id, ARGV[7]) or id == ARGV[7] and not comes_after then
-        from = middle + 1
-      else
-        to = middle
-      end
+    local skip, plain = 0, plain_score(tonumber(score))
+    if plain == tonumber(ARGV[6]) then
+      local from, first = rank_behind(key, score, ARGV[7], comes_after)
+      skip = from - first
     end
-    if from < most then
-      local ids = redis.call('ZRANGEBYSCORE', key, score, score, 'LIMIT', from, count - #page / 2)
-      for i = 1, #ids do page[#page + 1], page[#page + 2] = ids[i], plain end
-    end
+    local ids = redis.call('ZRANGEBYSCORE', key, score, score, 'LIMIT', skip, count - #page / 2)
+    for i = 1, #ids do page[#page + 1], page[#page + 2] = ids[i], plain end
     bound = '(' .. score
   end
   return page
@@ -102,12 +74,8 @@ for _ = 1, count do
       break
     end
   end
-  found[n + 1] = best - 1
-  found[n + 2] = id
-  found[n + 3] = best_score
-  found[n + 4] = ARGV[4] == '1' and redis.call('HGET', KEYS[1], id) or ''
-  found[n + 5] = ARGV[4] == '1' and redis.call('HGET', KEYS[2], id) or ''
-  found[n + 6] = ''
+  local body = ARGV[4] == '1' and redis.call('HGET', KEYS[1], id) or ''
+  push(found, best - 1, id, best_score, body, ARGV[4] == '1' and redis.call('HGET', KEYS[2], id) or '', '')
 end
 if ARGV[4] == '1' then
   for from = 1, #found - 5, 6000 do

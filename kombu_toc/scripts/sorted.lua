@@ -8,3 +8,12 @@ local function plain_score(score)
   if score >= 0 then return score end
   return score < -32 and -score or -score - 1
 end
+
+-- The number of the step under which a message waits, its score as it was, and as it is; nil if
+-- it does not wait.
+local function waits_at(stores, id)
+  for step = 1, #stores do
+    local score = redis.call('ZSCORE', stores[step], id)
+    if score then return step, plain_score(tonumber(score)), tonumber(score) end
+  end
+end

@@ -4,9 +4,9 @@
 -- KEYS[1] expiring   KEYS[2] topics   KEYS[3] names of topics
 -- ARGV[1] how many at most
 -- Returns members 'topic:NAME' and 'exchange:NAME'; they are no longer in KEYS[1].
+--@ clock
 
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local now = math.floor(clock() / 1000)
 local stale = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, tonumber(ARGV[1]))
 for i = 1, #stale do
   redis.call('ZREM', KEYS[1], stale[i])

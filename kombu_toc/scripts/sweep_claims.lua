@@ -7,8 +7,7 @@
 --@ clock token sorted claim
 
 if redis.call('EXISTS', KEYS[1]) == 0 then return {0, 0} end
-local stores, void = {}, {}
-for i = 5, #KEYS do stores[i - 4] = KEYS[i] end
+local stores, void = {unpack(KEYS, 5)}, {}
 local now = clock()
 local some = redis.call('HRANDFIELD', KEYS[1], ARGV[1], 'WITHVALUES')
 for i = 1, #some, 2 do

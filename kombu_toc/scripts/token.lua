@@ -58,3 +58,10 @@ end
 local function unmarked(token)
   return (string.gsub(string.gsub(token, '([;,])b1,a1', '%1a1', 1), '[;,]a1', '', 1))
 end
+
+-- Forgets what is known of a message that is nowhere any more; returns whether its body was there: 1 or 0.
+local function forget(body, reasons, tokens, id)
+  redis.call('HDEL', reasons, id)
+  redis.call('HDEL', tokens, id)
+  return redis.call('HDEL', body, id)
+end

@@ -34,7 +34,7 @@
 -- A clock that is set back leaves leases that end too late. Those that end later than any that is given
 -- now end as that one does: at once, if the clock was seen to be later; else none is shortened to less
 -- than a minute, for other processes may give longer ones than who looks.
---@ clock admitted wake failure token recover lease deliver sorted expire lanes openings
+--@ clock admitted wake failure token recover lease deliver sorted expire lanes openings push
 
 local wake_is_here = ARGV[4] == '1'
 local left, each = tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -152,10 +152,7 @@ local function looked(watch, prepare, tokens, visibility, grace, most)
 end
 
 local function note(topic, number, what, ids)
-  for i = 1, #ids do
-    local at = #events
-    events[at + 1], events[at + 2], events[at + 3], events[at + 4] = topic - 1, number, what, ids[i]
-  end
+  for i = 1, #ids do push(events, topic - 1, number, what, ids[i]) end
   left = left - #ids
 end
 
@@ -196,8 +193,7 @@ for topic = 1, tonumber(ARGV[1]) do
     local armed, prepare, body = KEYS[base + 1], KEYS[base + 2], KEYS[base + 3]
     local dead, reasons = KEYS[base + 4], KEYS[base + 5]
     local tokens, watch = KEYS[base + 6], KEYS[base + 7]
-    local stores = {}
-    for step = 1, steps do stores[step] = KEYS[base + 7 + step] end
+    local stores = {unpack(KEYS, base + 8, base + 7 + steps)}
     local laned, leave
     if gates then
       laned = lanes_at(base + 7 + steps)

@@ -6,9 +6,9 @@
 -- ARGV[4] the process   ARGV[5] milliseconds for which it uses the topic, unless it says so again;
 --         0: it uses it no more, and nothing is declared
 -- Returns the declaration that stands, or false if there is none.
+--@ clock
 
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local now = math.floor(clock() / 1000)
 -- Redis refuses what takes memory when it is full, but not after a script's first write: this one.
 -- Who consumes the topic must be able to keep it.
 redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now)
