@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from .aio.waiting import AsyncConsumption as AsyncConsumption
     from .aio.waiting import AsyncTaken as AsyncTaken
     from .center.calls import NewMessage as NewMessage
+    from .center.calls import ScheduleChange as ScheduleChange
+    from .center.calls import ScheduleFiring as ScheduleFiring
     from .center.center import TimeoutCenter as TimeoutCenter
     from .center.consumption import Consumption as Consumption
     from .center.consumption import Taken as Taken
     from .center.reshard import Resharded as Resharded
     from .center.reshard import reshard_topic as reshard_topic
     from .center.schedules import SCHEDULE_BASIS as SCHEDULE_BASIS
-    from .center.schedules import ScheduleChange as ScheduleChange
     from .center.schedules import ScheduleChanged as ScheduleChanged
     from .center.schedules import Scheduled as Scheduled
-    from .center.schedules import ScheduleFiring as ScheduleFiring
     from .center.schedules import schedule_position as schedule_position
     from .center.server import estimate_memory as estimate_memory
     from .client.embedded import EmbeddedServer as EmbeddedServer
@@ -148,14 +148,11 @@ _PLACES = {
         "aio.center": "AsyncTimeoutCenter",
         "aio.transport": "AsyncChannel AsyncTransport",
         "aio.waiting": "AsyncConsumption AsyncTaken",
-        "center.calls": "NewMessage",
+        "center.calls": "NewMessage ScheduleChange ScheduleFiring",
         "center.center": "TimeoutCenter",
         "center.consumption": "Consumption Taken",
         "center.reshard": "Resharded reshard_topic",
-        "center.schedules": (
-            "SCHEDULE_BASIS ScheduleChange ScheduleChanged ScheduleFiring Scheduled "
-            "schedule_position"
-        ),
+        "center.schedules": "SCHEDULE_BASIS ScheduleChanged Scheduled schedule_position",
         "center.server": "estimate_memory",
         "client.embedded": "EmbeddedServer",
         "client.errors": "check_server durability_warnings outage_warnings read_memory",

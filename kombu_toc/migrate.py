@@ -20,8 +20,7 @@ from kombu.utils.json import dumps, loads
 from kombu.utils.uuid import uuid
 from redis.exceptions import NoPermissionError
 
-from .center.calls import SENT
-from .center.core import POP_BYTES
+from .center.calls import POP_BYTES, SENT
 from .center.exchanges import Bindings
 from .client.connect import connect
 from .client.options import read

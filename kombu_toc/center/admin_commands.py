@@ -31,7 +31,7 @@ from ..model.results import (
 )
 from ..model.topic import Topic, base_of
 from ..scripts.call import Countdown, ScriptCall, load, text, texts
-from .core import Context
+from .calls import Context
 
 #: Messages that one call of purge deletes per slot.
 PURGE_STEP = 1000

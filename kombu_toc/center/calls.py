@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
 from operator import itemgetter
 from secrets import token_hex
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import MessageError, RateLimitedError
 from ..metrics.counters import TopicCounts, count_first
@@ -29,7 +30,71 @@ from ..model.results import (
 )
 from ..model.topic import Topic
 from ..scripts.call import Countdown, ScriptCall, load, microseconds, text, texts, when_of
-from .core import Context
+
+# -- what all calls of one center share
+
+T = TypeVar("T")
+
+#: Bytes that the bodies of one pop may have together. A longer body is delivered alone.
+POP_BYTES = 8_000_000
+
+
+@dataclass(slots=True)
+class Context:
+    """What all commands of one center share.
+
+    keys: the keys that belong to no single slot
+    clustered: whether slots may lie on several servers: then a call may name one slot only
+    limits: hold for topics whose declarations do not say
+    pop_bytes: bytes that the bodies of one reply may have together; the first may have any
+    counts: where to count what happens in a topic
+    """
+
+    keys: Keys
+    clustered: bool
+    limits: Limits
+    pop_bytes: int
+    counts: Callable[[Topic], TopicCounts]
+
+    def groups(self, items: Iterable[T]) -> list[list[T]]:
+        """Slots, or what belongs to one slot each, grouped by what one call may name."""
+        return [[item] for item in items] if self.clustered else [list(items)]
+
+    def gate_of(self, topic: Topic, slot: Slot) -> Slot:
+        """Where the limits of the whole topic are kept, for who has to do with this slot. On a
+        Cluster a script can name no other."""
+        return slot if self.clustered else topic.slot(0)
+
+    def announcing(
+        self,
+        topic: Topic,
+        script: str,
+        keys: Sequence[str],
+        args: Sequence[Any],
+        parse: Callable[[Any], Any],
+        *,
+        keys_recur: bool = False,
+        limited: Slot | None = None,
+    ) -> ScriptCall:
+        """A call of a script that writes into the topic's wake index.
+
+        limited: the slot that it is about, if the topic is limited; then the script is the one
+            that knows lanes
+
+        On a Cluster the index is not on the node of its keys: the script replies what is to be
+        written there.
+        """
+        if limited is not None:
+            gate = self.gate_of(topic, limited)
+            args = (*args, topic.gates, gate.number, len(keys))
+            keys = (*keys, *limited.lane_keys, gate.announced_times, gate.pace, gate.busy)
+            script = f"{script}_limited"
+        wake = self.keys.wake(topic.name)
+        if self.clustered:
+            elsewhere = (wake, topic.declaration.keys_ms)
+            return ScriptCall(load(script), keys, args, parse, keys_recur, elsewhere)
+        return ScriptCall(load(script), (*keys, wake), args, parse, keys_recur)
+
 
 # -- what producers and consumers ask for
 
@@ -127,6 +192,47 @@ class NewMessage(NamedTuple):
     max_lease: float | None = None
     expiration: float | None = None
     key: str | int | None = None
+
+
+class ScheduleFiring(NamedTuple):
+    """A message to be put.
+
+    at_us: its action time, microseconds since the epoch
+    """
+
+    id: str
+    body: bytes
+    at_us: int
+    priority: int = 0
+    traits: str = ""
+
+
+class ScheduleChange(NamedTuple):
+    """A change of a schedule.
+
+    record: as it was read; empty if there was none
+    wanted: the new one; empty: the schedule goes
+    next_us: when it fires next, microseconds since the epoch; None: never
+    template: the new one; empty: the one that it has
+    take_out: id of a message that goes if it still waits
+    put: the message of the next firing; it is not put if there is one with its id
+    more: further messages, with the priority and the traits of the first one; each is put unless
+        there is one with its id
+    fired: lines for its latest firings, each an id, a tab and text. It takes the place of the line
+        of that id
+    replaces: a firing that was delivered is to be followed: a full server accepts it
+    """
+
+    name: str
+    record: str
+    wanted: str
+    next_us: int | None = None
+    template: bytes = b""
+    take_out: str = ""
+    put: ScheduleFiring | None = None
+    fired: Sequence[str] = ()
+    replaces: bool = False
+    more: Sequence[ScheduleFiring] = ()
 
 
 class PopRequest(NamedTuple):

@@ -16,9 +16,9 @@ from ..model.keys import Keys
 from ..model.limits import DEFAULT_SLOTS, LIMITS, Limits, Number
 from ..model.scores import MAX_RETRIES
 from .admin_commands import AdminCommands
-from .calls import Commands, add_counters
+from .calls import POP_BYTES, Commands, Context, add_counters
 from .consumption import Loops
-from .core import POP_BYTES, Context, SharedNotes
+from .core import Core, SharedNotes
 from .failures import Failures
 from .find import Lookup, Scan
 from .leases import Leases
@@ -186,25 +186,24 @@ class TimeoutCenter:
             keys, runner.clustered, limits.checked("limits"), pop_bytes, self.metrics.counts
         )
         self.registry = registry = Registry(runner, keys, steps=steps, slots=slots, retries=retries)
-        self.expiring = Expiring(runner, registry, keys)
         self.commands = Commands(context, registry.topic_of)
-        self.admin_commands = admin = AdminCommands(context)
-        self.leases = Leases(runner, context, grace=grace)
-        self.lookup = Lookup(runner, registry, admin)
-        self.scans = Scan(runner, registry, context, admin)
-        self.puts = Puts(runner, registry, context, self.commands, self.lookup, self.leases)
-        self.deliveries = Deliveries(
-            runner, registry, context, self.commands, self.leases, self.lookup, self.scans
-        )
-        self.loops = Loops(self.deliveries, registry, context)
-        self.recurring = Recurring(runner, registry, context)
-        self.operations = Operations(runner, registry, admin, self.lookup, self.recurring)
-        self.dead = Dead(runner, admin, self.lookup, self.scans)
-        self.failures = Failures(runner, registry, self.puts, self.dead)
-        self.queues = Queues(runner, registry, context, admin, self.recurring)
-        self.admin = Admin(runner, registry, context, admin)
-        self.notes = SharedNotes(runner, keys)
-        self.editions = Editions(runner, keys)
+        self.admin_commands = AdminCommands(context)
+        self.core = core = Core(runner, registry, context, self.commands, self.admin_commands)
+        self.expiring = Expiring(core)
+        self.leases = Leases(core, grace=grace)
+        self.lookup = Lookup(core)
+        self.scans = Scan(core)
+        self.puts = Puts(core, self.lookup, self.leases)
+        self.deliveries = Deliveries(core, self.leases, self.lookup, self.scans)
+        self.loops = Loops(core, self.deliveries)
+        self.recurring = Recurring(core)
+        self.operations = Operations(core, self.lookup, self.recurring)
+        self.dead = Dead(core, self.lookup, self.scans)
+        self.failures = Failures(core, self.puts, self.dead)
+        self.queues = Queues(core, self.recurring)
+        self.admin = Admin(core)
+        self.notes = SharedNotes(core)
+        self.editions = Editions(core)
 
     @classmethod
     def from_url(cls, url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:
@@ -223,14 +222,12 @@ class TimeoutCenter:
     @property
     def recorder(self) -> Recorder | None:
         """Who keeps a record of what is done here, if anybody does."""
-        return self.operations.recorder
+        return self.core.recorder
 
     @recorder.setter
     def recorder(self, recorder: Recorder | None) -> None:
-        self.operations.recorder = self.puts.recorder = self.deliveries.recorder = recorder
-        self.recurring.recorder = self.dead.recorder = self.queues.recorder = recorder
+        self.core.recorder = recorder
         self.registry.has_library = recorder is not None
-        self.lookup.far = self.scans.far = None if recorder is None else recorder.far
 
     @property
     def library(self) -> TaskLibrary:

@@ -22,9 +22,8 @@ from redis.exceptions import RedisError
 
 from ..errors import ConfigurationError
 from ..model.results import Delivery, Popped
-from .core import Context
+from .core import CenterPart, Core
 from .pop import delivery_of
-from .registry import Registry
 from .runner import BROKEN
 from .waiting import names_of, passes, seconds_of
 
@@ -343,13 +342,12 @@ class Consumption:
             )
 
 
-class Loops:
+class Loops(CenterPart):
     """Makes loops over messages."""
 
-    def __init__(self, deliveries: Deliveries, registry: Registry, context: Context) -> None:
+    def __init__(self, core: Core, deliveries: Deliveries) -> None:
+        super().__init__(core)
         self._deliveries = deliveries
-        self._registry = registry
-        self._context = context
 
     def consume(
         self,

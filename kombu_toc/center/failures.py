@@ -31,10 +31,10 @@ from ..model.failures import (
 from ..model.results import DEAD, Found
 from ..scripts.call import ScriptCall, load, microseconds, text
 from .calls import PutRequest, suffix_of
+from .core import CenterPart, Core
 from .operations import Dead
 from .put import Puts
-from .registry import Registry
-from .runner import BROKEN, Away, Runner
+from .runner import BROKEN, Away
 
 logger = logging.getLogger(__name__)
 
@@ -50,15 +50,13 @@ _TRAITS = "vmkuo"
 _LATEST = 1 << 53
 
 
-class Failures:
+class Failures(CenterPart):
     """The latest failed tasks of each queue. `topic` is the name of the queue to look at; without
     it, all declared queues are."""
 
-    def __init__(self, runner: Runner, registry: Registry, puts: Puts, dead: Dead) -> None:
-        self._runner = runner
-        self._registry = registry
-        self._puts = puts
-        self._dead = dead
+    def __init__(self, core: Core, puts: Puts, dead: Dead) -> None:
+        super().__init__(core)
+        self._puts, self._dead = puts, dead
 
     # -- writing
 

@@ -18,11 +18,9 @@ from ..model.limits import MAX_SLOTS
 from ..model.results import STATES, WAITING, Cancelled, Found, Page, Rescheduled
 from ..model.topic import Topic, base_of
 from ..scripts.call import ScriptCall, microseconds
-from .admin_commands import AdminCommands, Place, Position, SlotPage
-from .core import Context
-from .recording import Far
-from .registry import Registry
-from .runner import Away, Runner
+from .admin_commands import Place, Position, SlotPage
+from .core import CenterPart
+from .runner import Away
 
 # -- looks messages up by id
 #
@@ -58,16 +56,9 @@ def ids_of(id: str | Iterable[str]) -> list[str]:
     return ids
 
 
-class Lookup:
+class Lookup(CenterPart):
     """Finds messages by id. In all of it, `topic` is the name of the topic to look at; without it,
     all declared topics are."""
-
-    def __init__(self, runner: Runner, registry: Registry, commands: AdminCommands) -> None:
-        self._runner = runner
-        self._registry = registry
-        self._commands = commands
-        #: what is too far ahead to be in Redis, if there is a task library
-        self.far: Far | None = None
 
     def get(
         self, id: str | Iterable[str], *, topic: str | None = None, basis: str | None = None
@@ -81,10 +72,9 @@ class Lookup:
         other node has a message of that id.
         """
         ids = ids_of(id)
-        ahead: list[Found] = []
-        if self.far is not None and self._registry.far(topic):
-            # Before Redis is asked: what is put there meanwhile is found there.
-            ahead = self.far.get(ids, topic)
+        far = self._far_of(topic)
+        # Before Redis is asked: what is put there meanwhile is found there.
+        ahead = far.get(ids, topic) if far is not None else []
         once: dict[Any, Found] = {}
         away = Away()
         for one in self._get(self.places(ids, topic, basis), away):
@@ -169,11 +159,11 @@ class Lookup:
             for place in places:
                 number += len(place.ids)
                 if some and number > ids_per_call:
-                    yield self._commands.get(some)
+                    yield self._admin.get(some)
                     some, number = [], len(place.ids)
                 some.append(place)
             if some:
-                yield self._commands.get(some)
+                yield self._admin.get(some)
 
         found: list[Found] = []
         waiting = calls()
@@ -193,19 +183,9 @@ SCAN_STEP = 200
 _HIGHEST = 2**53
 
 
-class Scan:
+class Scan(CenterPart):
     """Reads messages by state and time. `topic` is the name of the topic to read; without it, all
     declared topics are read."""
-
-    def __init__(
-        self, runner: Runner, registry: Registry, context: Context, commands: AdminCommands
-    ) -> None:
-        self._runner = runner
-        self._registry = registry
-        self._commands = commands
-        self._context = context
-        #: what is too far ahead to be in Redis, if there is a task library
-        self.far: Far | None = None
 
     def scan(
         self,
@@ -350,7 +330,7 @@ class Scan:
         # is read on.
         step = max(min(step, 2 * step // max(span, 1) + (8 if span <= 64 else 1)), 1)
         call = partial(
-            self._commands.scan,
+            self._admin.scan,
             since_us=since_us,
             until_us=until_us,
             bodies=bodies,

@@ -17,10 +17,10 @@ from ..model.topic import Topic
 from ..scripts.call import ScriptCall
 from .calls import RECOVER
 from .clock import MAY, Watch
-from .core import Context
+from .core import CenterPart, Core
 from .pop_wait import sleep_of
 from .registry import MAX_KNOWN
-from .runner import BROKEN, Runner
+from .runner import BROKEN
 from .upkeep import Kept, Part, keep
 
 #: Seconds for which a center does not look again at the leases of a topic.
@@ -31,27 +31,17 @@ LOOK_AGAIN = 0.5
 DECIDED = 2.75
 
 
-class Leases:
+class Leases(CenterPart):
     """Looks at leases for a center, and knows what it has seen of the servers' clocks.
 
     grace: seconds for which a slot must have been watched; None for what suits each lease; 0:
         leases are rolled back at once, by pops
-    clock: monotonic seconds
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        context: Context,
-        *,
-        grace: float | None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._runner = runner
-        self._place_of = runner.executor.place_of
-        self._context = context
-        self._clock = clock
-        self._sleep = sleep_of(runner.client)
+    def __init__(self, core: Core, *, grace: float | None) -> None:
+        super().__init__(core)
+        self._place_of = core.runner.executor.place_of
+        self._sleep = sleep_of(core.runner.client)
         self.grace = grace
         #: server -> what has been seen of it
         self._watches: dict[Hashable, Watch] = {}
@@ -61,7 +51,7 @@ class Leases:
     def sample(self, topic: Topic, slot: int, now_us: int, sent: float) -> None:
         """Learn that the server of a slot showed this time at some moment since `sent`, in
         monotonic seconds."""
-        self._watch(topic, slot).sample(now_us, sent, self._clock())
+        self._watch(topic, slot).sample(now_us, sent, time.monotonic())
 
     def look_calls(
         self, topic: Topic, slots: Sequence[int], recover: int = RECOVER
@@ -81,7 +71,7 @@ class Leases:
 
             return parsed
 
-        now = self._clock()
+        now = time.monotonic()
         calls = []
         for group in self._context.groups(slots):
             may = MAY if self.grace == 0 else self._watch(topic, group[0]).may(now, visibility)
@@ -102,7 +92,7 @@ class Leases:
 
         what: names these slots, if they are not all that pops ask for
         """
-        now, what = self._clock(), (topic.name, what)
+        now, what = time.monotonic(), (topic.name, what)
         if not slots or now < self._looked.get(what, float("-inf")) + LOOK_AGAIN:
             return []
         if len(self._looked) > MAX_KNOWN:
@@ -132,13 +122,13 @@ class Leases:
         Returns whether to try again: a message was rolled back, or this one is settled. A user who
         may not leaves it to upkeep.
         """
-        until = self._clock() + DECIDED
+        until = time.monotonic() + DECIDED
         try:
             while not any(kept.events for kept in self.look(topic, [slot], what=slot)):
                 score = self._runner.client.zscore(topic.slot(slot).prepare, id)
                 if score is None:
                     return True
-                now = self._clock()
+                now = time.monotonic()
                 if now >= until or score > self._watch(topic, slot).server_us(now):
                     return False
                 self._sleep(LOOK_AGAIN / 2)

@@ -20,35 +20,22 @@ from ..model.results import (
 )
 from ..model.topic import base_of
 from ..scripts.call import ScriptCall, microseconds, when_of
-from .admin_commands import AdminCommands, CancelReply, Place
+from .admin_commands import CancelReply, Place
+from .core import CenterPart, Core
 from .find import CALLS_TOGETHER, IDS_PER_CALL, Lookup, Scan, ids_of
-from .recording import Far, Recorder
-from .registry import Registry
-from .runner import Away, Runner
+from .runner import Away
 from .schedules import Recurring
 
 T = TypeVar("T", Cancelled, Rescheduled)
 
 
-class Operations:
+class Operations(CenterPart):
     """Changes messages by id. `topic` is the name of the topic to look at; without it, all declared
     topics are."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        registry: Registry,
-        commands: AdminCommands,
-        lookup: Lookup,
-        recurring: Recurring,
-    ) -> None:
-        self._runner = runner
-        self._registry = registry
-        self._commands = commands
-        self._lookup = lookup
-        self._recurring = recurring
-        #: who keeps a record of what is done here, if anybody does
-        self.recorder: Recorder | None = None
+    def __init__(self, core: Core, lookup: Lookup, recurring: Recurring) -> None:
+        super().__init__(core)
+        self._lookup, self._recurring = lookup, recurring
 
     def cancel(
         self,
@@ -84,19 +71,19 @@ class Operations:
         states = _states_to_cancel(in_flight, dead)
 
         def command(place: Place) -> ScriptCall:
-            return self._commands.cancel(place, states, copies=True, bodies=True)
+            return self._admin.cancel(place, states, copies=True, bodies=True)
 
-        far = self._far(topic)
+        far = self._far_of(topic)
         ahead = far.cancel(named, topic, revoked) if far is not None else []
         away = Away()
         replies = self._lookup.run_at(self._lookup.places(named, topic, basis), command, away)
         found = self._all_cancelled(replies, command)
-        if self.recorder is not None:
+        if self._core.recorder is not None:
             known = named
             if away:  # of the others nothing is known
                 there = {base_of(one.id) for one in found} | {one.id for one in found}
                 known = [one for one in named if one in there]
-            found += self.recorder.cancelled(known, found, topic, revoked)
+            found += self._core.recorder.cancelled(known, found, topic, revoked)
         return self._lookup.checked(named, _with(ahead, found), away)
 
     def _delivered_by(self, receipt: str) -> list[Found]:
@@ -115,16 +102,16 @@ class Operations:
         states = _states_to_cancel(in_flight, dead)
 
         def command(place: Place) -> ScriptCall:
-            return self._commands.cancel(place, states, copies=False, bodies=True)
+            return self._admin.cancel(place, states, copies=False, bodies=True)
 
         ahead: list[Cancelled] = []
-        if self.recorder is not None:
+        if self._core.recorder is not None:
             far = [one for one in found if one.far]
-            ahead = self.recorder.far.cancel_found(far, revoked)
+            ahead = self._core.recorder.far.cancel_found(far, revoked)
         away = Away()
         cancelled = self._all_cancelled(self._lookup.run_for(found, command, away), command)
-        if self.recorder is not None:
-            self.recorder.deleted(cancelled, revoked)
+        if self._core.recorder is not None:
+            self._core.recorder.deleted(cancelled, revoked)
         return away.checked(_with(ahead, cancelled))
 
     def _all_cancelled(
@@ -189,20 +176,20 @@ class Operations:
             return moved
         [id] = named
         when = when_of(microseconds(at), microseconds(delay))
-        far, ahead = self._far(topic), list[Rescheduled]()
+        far, ahead = self._far_of(topic), list[Rescheduled]()
         if far is not None:
             ahead = far.reschedule([id], topic, microseconds(at), microseconds(delay))
 
         def command(place: Place) -> ScriptCall:
             [one] = place.ids
-            return self._commands.reschedule(place.topic, place.slot, one, when, copies=True)
+            return self._admin.reschedule(place.topic, place.slot, one, when, copies=True)
 
         away = Away()
         replies = self._lookup.run_at(self._lookup.places(id, topic, basis), command, away)
         moved = [one for _, part in replies for one in part]
-        if self.recorder is not None and (moved or not away):
+        if self._core.recorder is not None and (moved or not away):
             times = microseconds(at), microseconds(delay)
-            moved += self.recorder.rescheduled([id], moved, topic, *times)
+            moved += self._core.recorder.rescheduled([id], moved, topic, *times)
         return self._lookup.checked(id, _with(ahead, moved), away)
 
     def _reschedule_found(
@@ -210,28 +197,23 @@ class Operations:
     ) -> list[Rescheduled]:
         when = when_of(microseconds(at), microseconds(delay))
         ahead: list[Rescheduled] = []
-        if self.recorder is not None:
+        if self._core.recorder is not None:
             far = [one for one in found if one.far]
             times = microseconds(at), microseconds(delay)
-            ahead = self.recorder.far.reschedule_found(far, *times)
+            ahead = self._core.recorder.far.reschedule_found(far, *times)
         calls = []
         for one in found:
             topic = self._registry.resolved(one.topic)
             slot = topic.slot(one.slot)
-            calls.append(self._commands.reschedule(topic, slot, one.id, when, copies=False))
+            calls.append(self._admin.reschedule(topic, slot, one.id, when, copies=False))
         moved, away = list[Rescheduled](), Away()
         for start in range(0, len(calls), CALLS_TOGETHER):
             for part in self._runner.run_there(calls[start : start + CALLS_TOGETHER], away):
                 moved += part or ()
         self._runner.send_counters()
-        if self.recorder is not None:
-            self.recorder.moved(moved, found)
+        if self._core.recorder is not None:
+            self._core.recorder.moved(moved, found)
         return away.checked(_with(ahead, moved))
-
-    def _far(self, topic: str | None) -> Far | None:
-        """What is too far ahead to be in Redis, if a topic may have such messages."""
-        recorder = self.recorder
-        return recorder.far if recorder is not None and self._registry.far(topic) else None
 
     def run_now(
         self, id: str, *, topic: str | None = None, basis: str | None = None
@@ -240,17 +222,13 @@ class Operations:
         return self.reschedule(id, topic=topic, basis=basis)
 
 
-class Dead:
+class Dead(CenterPart):
     """Dead messages: those that were given up on. `topic` is the name of the topic to look at;
     without it, all declared topics are."""
 
-    def __init__(self, runner: Runner, commands: AdminCommands, lookup: Lookup, scan: Scan) -> None:
-        self._client = runner.client
-        self._commands = commands
-        self._lookup = lookup
-        self._scan = scan
-        #: who keeps a record of what is done here, if anybody does
-        self.recorder: Recorder | None = None
+    def __init__(self, core: Core, lookup: Lookup, scan: Scan) -> None:
+        super().__init__(core)
+        self._lookup, self._scan = lookup, scan
 
     def requeue(
         self,
@@ -267,12 +245,12 @@ class Dead:
         Returns how many. In bounded steps; what dies meanwhile stays dead. Raises PartialError,
         with the number of the others, while nodes of a Cluster are away.
         """
-        recorder, total, away = self.recorder, 0, Away()
+        recorder, total, away = self._core.recorder, 0, Away()
         dead = self._dead(topic, ids, where, away, bodies=recorder is not None)
         while batch := list(itertools.islice(dead, IDS_PER_CALL)):
             if recorder is not None:
                 recorder.requeuing(batch)
-            for place, number in self._lookup.run_for(batch, self._commands.requeue, away):
+            for place, number in self._lookup.run_for(batch, self._admin.requeue, away):
                 if number and recorder is not None:
                     recorder.requeued([(place.topic.name, id) for id in place.ids])
                 total += number
@@ -288,13 +266,13 @@ class Dead:
         """Delete dead messages; return how many. Otherwise as :meth:`requeue`."""
 
         def command(place: Place) -> ScriptCall:
-            return self._commands.cancel(place, (DEAD,), copies=False, bodies=False)
+            return self._admin.cancel(place, (DEAD,), copies=False, bodies=False)
 
         away = Away()
         replies = self._lookup.run_for(self._dead(topic, ids, where, away), command, away)
         deleted = [one for _, reply in replies for one in reply.cancelled if one.deleted]
-        if self.recorder is not None:
-            self.recorder.purged_dead([(one.topic, one.id) for one in deleted])
+        if self._core.recorder is not None:
+            self._core.recorder.purged_dead([(one.topic, one.id) for one in deleted])
         return away.checked(len(deleted))
 
     def _dead(
@@ -311,7 +289,7 @@ class Dead:
         away: notes the slots of nodes that are away
         """
         if ids is None:
-            seconds, us = self._client.time()
+            seconds, us = self._runner.client.time()
             until = seconds + us / 1e6
             bodies = bodies or where is not None
             pairs = self._scan.read(topic, DEAD, until=until, bodies=bodies, away=away)

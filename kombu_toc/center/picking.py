@@ -17,11 +17,10 @@ from ..model.keys import Slot
 from ..model.results import WAITING, Delivery, Found, Popped
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, as_bytes, texts
-from .calls import lease_ms, own_of, read_deliveries, terms_of
-from .core import Context
+from .calls import Context, lease_ms, own_of, read_deliveries, terms_of
+from .core import CenterPart, Core
 from .find import CALLS_TOGETHER, IDS_PER_CALL, Lookup, Scan
-from .registry import Registry
-from .runner import BROKEN, Runner
+from .runner import BROKEN
 
 #: Messages that a predicate is asked about, unless the caller says.
 LOOK = 1000
@@ -146,27 +145,15 @@ def pick_call(context: Context, topic: Topic, slot: Slot, request: PickRequest) 
     return call._replace(keys=(*call.keys, *others))
 
 
-class Picking:
+class Picking(CenterPart):
     """Picks messages.
 
     name: makes names that no other pop has
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        registry: Registry,
-        context: Context,
-        lookup: Lookup,
-        scan: Scan,
-        name: Callable[[], str],
-    ) -> None:
-        self._runner = runner
-        self._registry = registry
-        self._context = context
-        self._lookup = lookup
-        self._scan = scan
-        self._name = name
+    def __init__(self, core: Core, lookup: Lookup, scan: Scan, name: Callable[[], str]) -> None:
+        super().__init__(core)
+        self._lookup, self._scan, self._name = lookup, scan, name
 
     def pick(
         self,

@@ -23,21 +23,19 @@ from .calls import (
     REASON_LENGTH,
     RECOVER,
     REMEMBER,
-    Commands,
+    Context,
     PopRequest,
     batches_by_slot,
     encoded,
     slot_numbers,
 )
-from .core import Context
+from .core import CenterPart, Core
 from .find import Lookup, Scan, ids_of
 from .leases import Leases
 from .picking import LOOK, Choice, Picking
 from .pop_cluster import Apart, merge_popped
 from .pop_wait import sleep_of
-from .recording import Recorder
 from .registry import Registry
-from .runner import Runner
 from .waiting import Flown, PopNames, Waiting
 
 # -- puts a delivered message into DeadQueue
@@ -242,36 +240,21 @@ def ahead_us_of(ahead: float) -> int:
     return int(ahead * 1_000_000)
 
 
-class Deliveries:
+class Deliveries(CenterPart):
     """Delivers messages, one round trip or a few each."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        registry: Registry,
-        context: Context,
-        commands: Commands,
-        leases: Leases,
-        lookup: Lookup,
-        scan: Scan,
-    ) -> None:
-        self._runner = runner
-        self._registry = registry
-        self._context = context
-        self._commands = commands
+    def __init__(self, core: Core, leases: Leases, lookup: Lookup, scan: Scan) -> None:
+        super().__init__(core)
         self._leases = leases
-        self._lookup = lookup
-        self._receipts = Receipts(registry)
-        self._waiting = Waiting(runner, registry, commands, context.keys)
+        self._receipts = Receipts(core.registry)
+        self._waiting = Waiting(core)
         #: waits for so many seconds, where this center is used
-        self.sleep = sleep_of(runner.client)
-        #: who keeps a record of what is delivered here, if anybody does
-        self.recorder: Recorder | None = None
+        self.sleep = sleep_of(core.runner.client)
         #: told the messages that are acknowledged, rejected or released, before they are
         self.on_settled: list[Callable[[Sequence[Delivery]], None]] = []
         self.names = PopNames()
-        self._picking = Picking(runner, registry, context, lookup, scan, self.names.next)
-        self._apart = Apart(runner, context, commands, leases, self.names)
+        self._picking = Picking(core, lookup, scan, self.names.next)
+        self._apart = Apart(core, leases, self.names)
 
     # -- pop
 
@@ -325,7 +308,7 @@ class Deliveries:
             check_name(topic)
         if not isinstance(limit, (int, type(None))):
             raise ConfigurationError(f"limit must be a whole number, not {limit!r:.100}")
-        if self.recorder is not None:
+        if self._core.recorder is not None:
             return self._pop_recorded(topic, limit, wait, chosen)
         return self._pop(topic, limit, wait, *chosen)
 
@@ -337,13 +320,13 @@ class Deliveries:
         chosen: tuple[Any, ...],
     ) -> Popped:
         """As :meth:`pop`, without what has ended before, and recorded."""
-        assert self.recorder is not None
+        assert self._core.recorder is not None
         if not isinstance(topic, str):
             topic = list(topic)
         began = time.monotonic()
         while True:
             popped = self._pop(topic, limit, wait, *chosen)
-            over = self.recorder.delivered(popped.messages) if popped.messages else ()
+            over = self._core.recorder.delivered(popped.messages) if popped.messages else ()
             if not over:
                 return popped
             self._runner.run_all(self._commands.ack(over))
@@ -472,8 +455,8 @@ class Deliveries:
         for tell in self.on_settled:
             tell(given.deliveries)
         results = self._runner.run_all(self._commands.ack(given.deliveries))
-        if self.recorder is not None:
-            self.recorder.acked(given.deliveries)
+        if self._core.recorder is not None:
+            self._core.recorder.acked(given.deliveries)
         settled = sum(results)
         if settled == len(given.deliveries):
             return Settled(settled, [])
@@ -510,8 +493,8 @@ class Deliveries:
                 delivery, requeue=requeue, reason=reason, error=error, backoff=backoff
             )
         )
-        if self.recorder is not None and state is not None:
-            self.recorder.rejected(delivery, dead=state == DEAD, error=error or reason)
+        if self._core.recorder is not None and state is not None:
+            self._core.recorder.rejected(delivery, dead=state == DEAD, error=error or reason)
         return state
 
     def bury(self, message: Delivery, *, reason: str, error: str = "") -> str | None:
@@ -532,8 +515,8 @@ class Deliveries:
             )
         topic = self._registry.topic_of(message)
         kept: str | None = self._runner.run(bury_call(self._context, topic, message, reason, error))
-        if self.recorder is not None and kept is not None:
-            self.recorder.rejected(message, dead=True, error=error or reason)
+        if self._core.recorder is not None and kept is not None:
+            self._core.recorder.rejected(message, dead=True, error=error or reason)
         return kept
 
     def release(self, messages: Given) -> Settled:
@@ -549,8 +532,8 @@ class Deliveries:
         for tell in self.on_settled:
             tell(given.deliveries)
         results = self._runner.run_all(self._commands.release(given.deliveries))
-        if self.recorder is not None:
-            self.recorder.released(given.deliveries)
+        if self._core.recorder is not None:
+            self._core.recorder.released(given.deliveries)
         settled = sum(results)
         if settled == len(given.deliveries):
             return Settled(settled, [])
@@ -570,6 +553,6 @@ class Deliveries:
         parts = self._runner.run_all(self._commands.extend(given.deliveries, visibility))
         for one in (one for part in parts for one in part.overran):
             self._context.counts(self._registry.resolved(one.topic)).overran += 1
-        if self.recorder is not None:
-            self.recorder.extended(given.deliveries)
+        if self._core.recorder is not None:
+            self._core.recorder.extended(given.deliveries)
         return [given.said(lost) for part in parts for lost in part]

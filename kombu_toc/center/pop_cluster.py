@@ -21,9 +21,9 @@ from ..model.results import Delivery, Popped
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall
 from .calls import Commands, PopRequest, divide_evenly
-from .core import Context
+from .core import CenterPart, Core
 from .leases import Leases
-from .runner import BROKEN, Runner
+from .runner import BROKEN
 from .waiting import Flown, PopNames
 
 logger = logging.getLogger(__name__)
@@ -43,22 +43,12 @@ class SlotHeads(NamedTuple):
     most: int
 
 
-class Apart:
+class Apart(CenterPart):
     """Pops slots of a topic that are on several nodes."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        context: Context,
-        commands: Commands,
-        leases: Leases,
-        names: PopNames,
-    ) -> None:
-        self._runner = runner
-        self._context = context
-        self._commands = commands
-        self._leases = leases
-        self._names = names
+    def __init__(self, core: Core, leases: Leases, names: PopNames) -> None:
+        super().__init__(core)
+        self.leases, self.names = leases, names
         self.turns = counter()
         #: (topic, slot) -> its last turn, where slots do not tell what they would give
         self.served: dict[tuple[str, int], int] = {}
@@ -88,7 +78,7 @@ class Apart:
             raise
 
 
-class _Pop:
+class _Pop(CenterPart):
     """One pop: what was delivered so far."""
 
     def __init__(
@@ -99,12 +89,8 @@ class _Pop:
         request: PopRequest,
         flown: Flown | None,
     ) -> None:
+        super().__init__(shared._core)
         self._shared = shared
-        self._runner = shared._runner
-        self._commands = shared._commands
-        self._context = shared._context
-        self._leases = shared._leases
-        self._names = shared._names
         self._topic = topic
         self._numbers = numbers
         self._request = request
@@ -176,7 +162,7 @@ class _Pop:
                 self._commands,
                 self._topic,
                 self._request._replace(
-                    name=self._names.next(),
+                    name=self._shared.names.next(),
                     slots=(number,),
                     recover=recover,
                     heads=most,
@@ -192,7 +178,7 @@ class _Pop:
                 continue
             part, heads = result
             self._parts.append(part)
-            self._leases.sample(self._topic, number, part.now_us, sent)
+            self._shared.leases.sample(self._topic, number, part.now_us, sent)
             if part.more:
                 found[number] = SlotHeads(heads, most)
         return found
@@ -205,7 +191,9 @@ class _Pop:
                 self._shared.served[self._topic.name, number] = next(self._shared.turns)
             # Of slots apart from each other, each call has a name of its own.
             flown = self._flown
-            name = self._names.next() if flown is None else flown.name(self._topic, (number,))
+            name = (
+                self._shared.names.next() if flown is None else flown.name(self._topic, (number,))
+            )
             names.append(name)
             one = self._request._replace(
                 name=name,

@@ -14,13 +14,12 @@ from ..model.results import ADDED, KEPT, REPEATED, REPLACED, WAITING, Put
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, load, microseconds, text
 from .calls import ADD, KEEP, REPLACE, Commands, NewMessage, PutRequest, named_by
-from .core import Context
+from .core import CenterPart, Core
 from .find import Lookup
 from .leases import Leases
 from .put_many import PutMany, PutNames
 from .recording import Recorder
-from .registry import Registry
-from .runner import BROKEN, Runner
+from .runner import BROKEN
 from .upkeep import home_of
 
 # -- puts messages of which a queue has one at a time, by a unique key
@@ -206,27 +205,13 @@ def check_put(id: object, body: object, basis: object, priority: object, token: 
         raise ConfigurationError(f"token must be a str, not {token!r:.100}")
 
 
-class Puts:
+class Puts(CenterPart):
     """Puts messages, one round trip or a few each."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        registry: Registry,
-        context: Context,
-        commands: Commands,
-        lookup: Lookup,
-        leases: Leases,
-    ) -> None:
-        self._runner = runner
-        self._context = context
-        self._registry = registry
-        self._commands = commands
-        self._lookup = lookup
-        self._leases = leases
+    def __init__(self, core: Core, lookup: Lookup, leases: Leases) -> None:
+        super().__init__(core)
+        self._lookup, self._leases = lookup, leases
         self._names = PutNames()
-        #: who keeps a record of what is put here, if anybody does
-        self.recorder: Recorder | None = None
 
     def put(
         self,
@@ -328,7 +313,7 @@ class Puts:
         return self._put(declared, named_by(request, token, time.time()), None)
 
     def _put(self, topic: Topic, request: PutRequest, claim: Claim | None) -> Put:
-        recorder = self.recorder
+        recorder = self._core.recorder
         if claim is not None:
             topic = home_of(self._runner, topic, claim, request.basis or request.id)
             if recorder is None:
@@ -454,7 +439,7 @@ class Puts:
         """
         declared = self._registry.agreed(self._registry.topic(topic))
         lane = self._names.take()
-        recorder = self.recorder
+        recorder = self._core.recorder
         named = None if recorder is None else partial(recorder.named, declared)
         many = PutMany(self._context, self._commands, declared, messages, lane, token, named)
         for id, basis in many.admitted():
@@ -483,15 +468,16 @@ class Puts:
     def _settle_rows(self, rows: Sequence[Any], results: Sequence[Any]) -> None:
         """Of a list that was put, take back the rows of what was refused; what perhaps was not put
         follows."""
-        assert self.recorder is not None
+        recorder = self._core.recorder
+        assert recorder is not None
         refused, unknown = [], []
         for row, result in zip(rows, results, strict=True):
             if isinstance(result, BROKEN):
                 unknown.append(row)
             elif not isinstance(result, Put):
                 refused.append(row)
-        self.recorder.withdraw(refused)
-        self.recorder.not_put(unknown)
+        recorder.withdraw(refused)
+        recorder.not_put(unknown)
 
 
 def check_if_exists(id: str, if_exists: str, unique: object) -> None:

@@ -33,6 +33,7 @@ from .calls import (
     MOST_BYTES,
     REMEMBER,
     Commands,
+    Context,
     NewMessage,
     PutRequest,
     named_by,
@@ -41,7 +42,6 @@ from .calls import (
     read_put_many,
     too_large,
 )
-from .core import Context
 
 #: Messages, and bytes of their bodies, that one call adds: no call may keep the server busy for
 #: long. A longer body goes alone.

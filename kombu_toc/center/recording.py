@@ -18,8 +18,7 @@ from ..model.library import (
 from ..model.results import Cancelled, Delivery, Found, Put, Rescheduled
 from ..model.topic import Topic
 from .admin_commands import Position
-from .calls import PutRequest
-from .schedules import ScheduleChange
+from .calls import PutRequest, ScheduleChange
 
 
 class TaskLibrary(Protocol):

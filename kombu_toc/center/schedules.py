@@ -6,18 +6,19 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
 from ..errors import ConfigurationError
-from ..model.keys import Keys, schedule_place
+from ..model.keys import schedule_place
 from ..model.results import WAITING, Edition
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, load, text, texts
-from .core import Context
-from .registry import AT_ONCE, Registry, names_between
-from .runner import Away, Runner
+from .calls import Context, ScheduleChange, ScheduleFiring
+from .core import CenterPart, Core
+from .registry import AT_ONCE, names_between
+from .runner import Away
 
 # -- schedules
 #
@@ -82,47 +83,6 @@ class ScheduledByName(NamedTuple):
 
     schedules: list[Scheduled]
     behind: tuple[str, str] | None
-
-
-class ScheduleFiring(NamedTuple):
-    """A message to be put.
-
-    at_us: its action time, microseconds since the epoch
-    """
-
-    id: str
-    body: bytes
-    at_us: int
-    priority: int = 0
-    traits: str = ""
-
-
-class ScheduleChange(NamedTuple):
-    """A change of a schedule.
-
-    record: as it was read; empty if there was none
-    wanted: the new one; empty: the schedule goes
-    next_us: when it fires next, microseconds since the epoch; None: never
-    template: the new one; empty: the one that it has
-    take_out: id of a message that goes if it still waits
-    put: the message of the next firing; it is not put if there is one with its id
-    more: further messages, with the priority and the traits of the first one; each is put unless
-        there is one with its id
-    fired: lines for its latest firings, each an id, a tab and text. It takes the place of the line
-        of that id
-    replaces: a firing that was delivered is to be followed: a full server accepts it
-    """
-
-    name: str
-    record: str
-    wanted: str
-    next_us: int | None = None
-    template: bytes = b""
-    take_out: str = ""
-    put: ScheduleFiring | None = None
-    fired: Sequence[str] = ()
-    replaces: bool = False
-    more: Sequence[ScheduleFiring] = ()
 
 
 class ScheduleChanged(NamedTuple):
@@ -271,31 +231,19 @@ class RecurringCommands:
         return ScriptCall(load("outlook"), (topic.slot(0).coming,), (late_us,), parse)
 
 
-class SchedulesRecorder(Protocol):
-    """Keeps a record of schedules."""
-
-    def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
-        """A schedule was changed; at_us: when, by the server's clock. It waits for nobody."""
-
-
-class Recurring:
+class Recurring(CenterPart):
     """The schedules of topics. What a method costs follows from what it returns, but for
     :meth:`outlook` and :meth:`topics` without a limit: they are about all topics that have
     schedules."""
 
-    def __init__(self, runner: Runner, registry: Registry, context: Context) -> None:
-        self._runner = runner
-        self._registry = registry
-        self._keys = context.keys
-        self._commands = RecurringCommands(context)
-        self._counts = context.counts
-        self.places = Places(runner, registry, context.keys)
-        #: who keeps a record of schedules, if anybody does
-        self.recorder: SchedulesRecorder | None = None
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._calls = RecurringCommands(core.context)
+        self.places = Places(core)
 
     def count_firings(self, topic: str, fired: int, missed: int) -> None:
         """Count firings that were run, and such that were not."""
-        counts = self._counts(self._registry.resolved(topic))
+        counts = self._context.counts(self._registry.resolved(topic))
         counts.fired += fired
         counts.missed += missed
 
@@ -323,7 +271,7 @@ class Recurring:
         for start in range(0, len(names), NAMES_PER_CALL):
             some = names[start : start + NAMES_PER_CALL]
             us, part, _ = self._runner.run(
-                self._commands.reading(declared, some, template=template, fired=fired)
+                self._calls.reading(declared, some, template=template, fired=fired)
             )
             found += [one for one in part if one.record]
         return us, found
@@ -352,7 +300,7 @@ class Recurring:
             for start in range(0, len(some), NAMES_PER_CALL)
         ]
         calls = [
-            self._commands.reading(
+            self._calls.reading(
                 self._registry.resolved(topic), some, template=template, fired=fired
             )
             for topic, some in wanted
@@ -413,7 +361,7 @@ class Recurring:
             if size:
                 most = min(left, NAMES_PER_CALL)
                 asked.append((number, most))
-                call = self._commands.reading(topic, [after], limit=most, template=template)
+                call = self._calls.reading(topic, [after], limit=most, template=template)
                 calls.append(call)
                 # Of the first one it is not known how many are behind that name.
                 left -= 0 if after else size
@@ -457,7 +405,7 @@ class Recurring:
         that is ahead of the clock, the clock was set back since."""
         until = "" if behind_us is None else str(behind_us)
         declared = self._registry.resolved(topic)
-        call = self._commands.reading(
+        call = self._calls.reading(
             declared, [*(after or ("", "")), until], limit=limit, template=template
         )
         found: tuple[int, list[Scheduled], int] = self._runner.run(call)
@@ -477,11 +425,11 @@ class Recurring:
             names = sorted({name for name, at, _ in (id.rpartition("@") for id in ids) if at})
             for start in range(0, len(names), NAMES_PER_CALL):
                 some = names[start : start + NAMES_PER_CALL]
-                gone += self._runner.run(self._commands.recheck(declared, some))[1]
+                gone += self._runner.run(self._calls.recheck(declared, some))[1]
             return gone
         behind = 0
         while True:
-            read, found = self._runner.run(self._commands.recheck(declared, [], behind))
+            read, found = self._runner.run(self._calls.recheck(declared, [], behind))
             gone += found
             behind += read
             if read < NAMES_PER_CALL:
@@ -500,7 +448,7 @@ class Recurring:
         declared, away = self._registry.resolved(topic), Away()
         while True:
             begin = [*(after or ("", "")), ""]
-            call = self._commands.reading(declared, begin, limit=NAMES_PER_CALL)
+            call = self._calls.reading(declared, begin, limit=NAMES_PER_CALL)
             [read] = self._runner.run_there([call], away)
             some = read[1] if read is not None else []
             if not some:
@@ -516,13 +464,13 @@ class Recurring:
         late: seconds by which a firing may be late
         """
         topics = [self._registry.resolved(topic) for topic in self.topics()]
-        calls = [self._commands.outlook(topic, int(late * 1_000_000)) for topic in topics]
+        calls = [self._calls.outlook(topic, int(late * 1_000_000)) for topic in topics]
         found: list[ScheduleOutlook] = self._runner.run_all(calls)
         return found
 
     def changing(self, topic: Topic, change: ScheduleChange) -> ScriptCall:
         """The call of :meth:`change` to a schedule of a topic that has some, without running it."""
-        return self._commands.changing(topic, change)
+        return self._calls.changing(topic, change)
 
     def change(self, topic: str, change: ScheduleChange) -> ScheduleChanged:
         """Replace a record, and the message that waits, by others.
@@ -540,17 +488,17 @@ class Recurring:
         if new:
             self._admit(topic, new)
         declared = self._registry.resolved(topic)
-        calls = [self._commands.changing(declared, change) for change in changes]
+        calls = [self._calls.changing(declared, change) for change in changes]
         found, shortage = self._runner.run_each_put(calls)
         done = [
             change
             for change, changed in zip(changes, found, strict=True)
             if not isinstance(changed, Exception) and changed.done
         ]
-        if self.recorder is not None:  # first: nobody else tells it
+        if self._core.recorder is not None:  # first: nobody else tells it
             for change, changed in zip(changes, found, strict=True):
                 if not isinstance(changed, Exception) and changed.done:
-                    self.recorder.scheduled(topic, change, changed.now_us)
+                    self._core.recorder.scheduled(topic, change, changed.now_us)
         self._place(topic, done)
         for changed in found:
             if isinstance(changed, Exception):
@@ -598,9 +546,9 @@ class Places:
     the schedule.
     """
 
-    def __init__(self, runner: Runner, registry: Registry, keys: Keys) -> None:
-        self._client = runner.client
-        self._registry = registry
+    def __init__(self, core: Core) -> None:
+        self._client, self._registry = core.runner.client, core.registry
+        keys = core.context.keys
         self._topics, self._places = keys.scheduled_names, keys.schedule_places
 
     def topics(self, prefix: str, after: str, limit: int) -> list[str]:
@@ -711,13 +659,9 @@ PUTTING = 30.0
 LONGEST = 200
 
 
-class Editions:
+class Editions(CenterPart):
     """The editions of sources. A source is an app that puts schedules, an edition all that one
     release of it has to put."""
-
-    def __init__(self, runner: Runner, keys: Keys) -> None:
-        self._runner = runner
-        self._keys = keys
 
     def edition(
         self,
@@ -757,7 +701,7 @@ class Editions:
             names = (text(in_force), text(its), text(by))
             return Edition(text(verdict), int(generation), *names, since / 1000, busy / 1000)
 
-        keys = (self._keys.edition(source), self._keys.editions(source))
+        keys = (self._context.keys.edition(source), self._context.keys.editions(source))
         milliseconds = (int(seconds * 1000) for seconds in (looked, unused, PUTTING))
         arguments = (what, edition, release, process, *milliseconds)
         answer: Edition = self._runner.run(ScriptCall(load("edition"), keys, arguments, parse))

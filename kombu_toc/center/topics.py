@@ -21,7 +21,7 @@ from ..errors import (
     SlotCountError,
     UnknownTopicError,
 )
-from ..model.keys import Keys, check_name
+from ..model.keys import check_name
 from ..model.library import check_horizon
 from ..model.limits import (
     LIBRARY_TERMS,
@@ -49,13 +49,12 @@ from ..model.results import (
 )
 from ..model.topic import Declaration, Topic, base_of
 from ..scripts.call import ScriptCall, as_bytes, load, microseconds, texts
-from .admin_commands import PURGE_STEP, AdminCommands
+from .admin_commands import PURGE_STEP
 from .calls import FULL, logs_of
-from .core import Context
+from .core import CenterPart, Core
 from .pop_wait import sleep_of
-from .recording import Far, Recorder
-from .registry import RELOAD, Registry, pages
-from .runner import Away, Runner, named
+from .registry import RELOAD, pages
+from .runner import Away, named
 from .schedules import Recurring
 
 # -- topics that go away when nobody uses them
@@ -86,14 +85,12 @@ class _User:
 _user = _User()
 
 
-class Expiring:
+class Expiring(CenterPart):
     """Keeps topics that expire, and finds those that have expired."""
 
-    def __init__(self, runner: Runner, registry: Registry, keys: Keys) -> None:
-        self._runner = runner
-        self._client = runner.client
-        self._registry = registry
-        self._keys = keys
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._client, self._keys = core.runner.client, core.context.keys
 
     def refresh(self, name: str, expires_ms: int) -> None:
         """Keep a topic that expires, with its messages; declare it again if it has expired.
@@ -178,29 +175,16 @@ MOST_FAR = 100_000
 LOOK_AGAIN = 0.25
 
 
-class Queues:
+class Queues(CenterPart):
     """Queues: what they are declared with, what they hold, and who consumes them."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        registry: Registry,
-        context: Context,
-        commands: AdminCommands,
-        recurring: Recurring,
-    ) -> None:
-        self._runner = runner
-        self._client = runner.client
-        self._registry = registry
-        self._context = context
-        self._keys: Keys = context.keys
-        self._commands = commands
+    def __init__(self, core: Core, recurring: Recurring) -> None:
+        super().__init__(core)
+        self._client, self._keys = core.runner.client, core.context.keys
         self._recurring = recurring
-        self._sleep = sleep_of(runner.client)
-        self.declare = registry.declare
-        self.names = registry.topics
-        #: who keeps a record of what is done here, if anybody does
-        self.recorder: Recorder | None = None
+        self._sleep = sleep_of(self._client)
+        self.declare = core.registry.declare
+        self.names = core.registry.topics
 
     # -- declarations
 
@@ -231,8 +215,8 @@ class Queues:
             # If not, somebody else has changed it meanwhile, and this begins anew.
             if self._registry.redeclare(found, changed):
                 altered = self._registry.declared(topic) or replace(found, declaration=changed)
-                if self.recorder is not None:
-                    self.recorder.altered(found, altered)
+                if self._core.recorder is not None:
+                    self._core.recorder.altered(found, altered)
                 return altered
 
     def describe(self, topic: str) -> Description:
@@ -353,7 +337,7 @@ class Queues:
         """
         declared = self._registry.standing(topic)
         calls = [
-            self._commands.counts(declared, slots)
+            self._admin.counts(declared, slots)
             for slots in self._context.groups(declared.all_slots())
         ]
         away = Away()
@@ -379,7 +363,7 @@ class Queues:
         times = [microseconds(time) or 0 for time in seconds]
         slots = self._registry.standing(topic).all_slots()
         away = Away()
-        calls = [self._commands.coming(slot, times) for slot in slots]
+        calls = [self._admin.coming(slot, times) for slot in slots]
         by_slot = [part for part in self._runner.run_there(calls, away) if part is not None]
         none = [0] * len(times)
         return away.checked([sum(column) for column in zip(none, *by_slot, strict=True)])
@@ -397,7 +381,7 @@ class Queues:
         else:
             named = set(topic)
             topics = [one for one in self._registry.select(None) if one.name in named]
-        calls = [self._commands.summary(slot) for one in topics for slot in one.all_slots()]
+        calls = [self._admin.summary(slot) for one in topics for slot in one.all_slots()]
         away = Away()
         found = iter(self._runner.run_there(calls, away, misused=True))
         made = []
@@ -424,7 +408,7 @@ class Queues:
         found = self._registry.declared(topic)
         if found is None:
             raise UnknownTopicError(f"there is no queue {topic!r}")
-        calls = [self._commands.usage(slot) for slot in found.all_slots()]
+        calls = [self._admin.usage(slot) for slot in found.all_slots()]
         away = Away()
         slots = [one for one in self._runner.run_there(calls, away) if one is not None]
         if not slots:
@@ -482,17 +466,13 @@ class Queues:
         Returns the number of each topic with a horizon. Raises LibraryError, also if there is such
         a topic and this center has no library.
         """
-        topics = self._registry.far(topic)
-        if topics and self.recorder is None:
+        topics, far = self._registry.far(topic), self.far
+        if topics and far is None:
             raise LibraryError(
                 f"topic {topics[0].name!r} has a horizon, and this process no task library: set "
                 "toc_library"
             )
-        return {
-            one.name: self.recorder.far.count(one.name, limit) for one in topics if self.recorder
-        }
-
-    # -- pause, purge, delete
+        return {one.name: far.count(one.name, limit) for one in topics if far}
 
     def purge(self, topic: str) -> Purged:
         """Delete every waiting message, due or not; return how many there were, and which schedules
@@ -505,18 +485,18 @@ class Queues:
         if declared.declaration.expires:
             return Purged(self._purge(declared))
         purged = self._purge_far(topic) + self._purge(declared)
-        if self.recorder is not None:
-            self.recorder.purged(topic)
+        if self._core.recorder is not None:
+            self._core.recorder.purged(topic)
         return Purged(purged, self._recurring.recheck(topic) if purged else ())
 
     def _purge_far(self, topic: str) -> int:
-        far = self._far(topic)
+        far = self._far_of(topic)
         return 0 if far is None else far.purge(topic)
 
     def _purge(self, topic: Topic) -> int:
         total = 0
         for slot in topic.all_slots():
-            call = self._commands.purge(topic, slot)
+            call = self._admin.purge(topic, slot)
             while True:
                 count, copies = self._runner.run(call)
                 total += count
@@ -553,7 +533,7 @@ class Queues:
         if if_empty:
             return self._delete_empty(declared, settle)
         # What goes away by itself has no rows: nobody waits for a database.
-        recorder = None if declared.declaration.expires else self.recorder
+        recorder = None if declared.declaration.expires else self._core.recorder
         if recorder is not None:
             self._purge_far(topic)
         self._purge(declared)
@@ -587,7 +567,7 @@ class Queues:
         self._undeclare(topic)
         # Who puts a message from now on declares the topic; who has read the declaration before
         # may have put one just now.
-        calls = [self._commands.vacate(topic, slot) for slot in topic.all_slots()]
+        calls = [self._admin.vacate(topic, slot) for slot in topic.all_slots()]
         stays = not all(self._runner.run_all(calls))
         while not stays and (left := until - time.monotonic()) > 0:
             self._sleep(min(left, LOOK_AGAIN))
@@ -607,7 +587,7 @@ class Queues:
         return False
 
     def _holds_any(self, topic: Topic) -> bool:
-        far = self._far(topic.name)
+        far = self._far_of(topic.name)
         if far is not None and far.count(topic.name, 1):
             return True
         with self._client.pipeline(transaction=False) as pipe:
@@ -653,8 +633,8 @@ class Queues:
     def _pause(self, topic: str, paused: bool) -> bool:
         check_name(topic)
         is_new = bool(self._of_paused("SADD" if paused else "SREM", topic))
-        if self.recorder is not None:
-            self.recorder.paused(topic, paused)
+        if self._core.recorder is not None:
+            self._core.recorder.paused(topic, paused)
         return is_new
 
     def paused(self) -> set[str]:
@@ -671,11 +651,6 @@ class Queues:
             return self._client.execute_command(command, key, *topics)
         except ResponseError as exc:
             raise named(exc, self._client, [key]) from exc
-
-    def _far(self, topic: str) -> Far | None:
-        """What is too far ahead to be in Redis, if a topic may have such messages."""
-        recorder = self.recorder
-        return recorder.far if recorder is not None and self._registry.far(topic) else None
 
 
 def _sum(counts: Iterable[Counts]) -> Counts:

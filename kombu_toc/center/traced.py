@@ -36,7 +36,7 @@ def trace_center(center: TimeoutCenter, settings: Settings, address: Address) ->
     tracing = tracing_of(settings, address)
     center.puts = cast(Puts, TracedPuts(center.puts, tracing))
     center.deliveries = deliveries = cast(Deliveries, TracedDeliveries(center.deliveries, tracing))
-    center.loops = Loops(deliveries, center.registry, center.context)
+    center.loops = Loops(center.core, deliveries)
 
 
 def headers_of(body: bytes, id: str) -> Mapping[str, Any]:

@@ -15,10 +15,9 @@ from ..model.message import FOR_A_TIME, Claim
 from ..model.results import OTHER_TYPE, Fault
 from ..model.topic import Topic
 from ..scripts.call import PageSize, ScriptCall, as_bytes, literal_pattern, load, text
-from .admin_commands import AdminCommands
-from .calls import terms_of
+from .calls import Context, terms_of
 from .clock import MAY_NOT, Watch
-from .core import Context
+from .core import CenterPart
 from .registry import Registry
 from .runner import BROKEN, Away, Runner, misused
 
@@ -28,16 +27,8 @@ from .runner import BROKEN, Away, Runner, misused
 CHECK_STEP = 200
 
 
-class Admin:
+class Admin(CenterPart):
     """Checks and repairs topics, which may be in use meanwhile."""
-
-    def __init__(
-        self, runner: Runner, registry: Registry, context: Context, commands: AdminCommands
-    ) -> None:
-        self._runner = runner
-        self._registry = registry
-        self._commands = commands
-        self._context = context
 
     def check(self, topic: str, *, step: int = CHECK_STEP) -> list[Fault]:
         """Look for inconsistencies; return what was found.
@@ -77,9 +68,9 @@ class Admin:
         rest = []
         if declared.declaration.lanes:
             for slots in self._context.groups(declared.all_slots()):
-                rest.append(self._commands.recount(declared, slots, repair=repair))
+                rest.append(self._admin.recount(declared, slots, repair=repair))
         for slot, key in copies:
-            rest.append(self._commands.check_copies(declared, slot, key, repair=repair))
+            rest.append(self._admin.check_copies(declared, slot, key, repair=repair))
         for call in rest:
             [faults] = self._runner.run_there([call], away)
             found += faults or ()
@@ -137,7 +128,7 @@ class Admin:
             # Redis reads the bodies with their ids.
             page_size = PageSize(step, self._context.pop_bytes)
             while True:
-                call = self._commands.check(
+                call = self._admin.check(
                     topic, slot, others, part, cursor, step=page_size.next, repair=repair
                 )
                 [checked] = self._runner.run_there([call], away)

@@ -23,11 +23,10 @@ from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 
 from ..client.errors import is_temporary
 from ..errors import ConfigurationError, NotPermittedError
-from ..model.keys import Keys
 from ..model.results import Popped
 from ..model.topic import Topic
-from .calls import Commands
 from .clock import ServerClock
+from .core import Core
 from .pop_wait import (
     PLACES,
     Claim,
@@ -39,8 +38,7 @@ from .pop_wait import (
     early_us,
     sleep_of,
 )
-from .registry import Registry
-from .runner import BROKEN, Runner
+from .runner import BROKEN
 
 logger = logging.getLogger(__name__)
 
@@ -101,11 +99,9 @@ class Flown:
 class Waiting:
     """What the waiting pops of one center share."""
 
-    def __init__(self, runner: Runner, registry: Registry, commands: Commands, keys: Keys) -> None:
-        self.runner = runner
-        self.registry = registry
-        self.commands = commands
-        self.keys = keys
+    def __init__(self, core: Core) -> None:
+        self.runner, self.registry = core.runner, core.registry
+        self.commands, self.keys = core.commands, core.context.keys
         self.looks = Looks()
         self._pops, self._listens = count(), count()
         #: connections that wait for nothing, and the monotonic seconds when each was last used

@@ -8,9 +8,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from ..center.calls import ADD, PutRequest
+from ..center.calls import ADD, PutRequest, ScheduleChange
 from ..center.center import TimeoutCenter
-from ..center.schedules import ScheduleChange
 from ..errors import LibraryError
 from ..model.delivery import name_in
 from ..model.library import BEHIND, OFF, OUTBOX

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from ..center.calls import ScheduleChange
 from ..center.center import TimeoutCenter
 from ..center.runner import BROKEN
-from ..center.schedules import ScheduleChange
 from ..errors import ConfigurationError, LibraryError
 from ..model.topic import Declaration, Topic
 from . import outbox, statuses

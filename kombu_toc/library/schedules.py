@@ -15,8 +15,8 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, select
 
+from ..center.calls import ScheduleChange, ScheduleFiring
 from ..center.center import TimeoutCenter
-from ..center.schedules import ScheduleChange, ScheduleFiring
 from ..errors import LibraryError
 from .putting import Putter
 from .records import key_of

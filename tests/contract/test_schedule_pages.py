@@ -264,7 +264,7 @@ def test_the_library_hears_of_a_change_that_too_few_replicas_have(
 
     put(center, "mail", "a")
     other = TimeoutCenter(center.client, wait_replicas=1, wait_timeout=0.01)
-    other.recurring.recorder = Recorder()
+    other.recorder = Recorder()
     with pytest.raises(ReplicationError):
         delete(other, "mail", "a")
     assert told == [""]

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, event
 from celery_toc import timeout_center
 from celery_toc.worker import schedules
 from kombu_toc import TimeoutCenter
-from kombu_toc.center.schedules import ScheduleChange, ScheduleFiring
+from kombu_toc.center.calls import ScheduleChange, ScheduleFiring
 from kombu_toc.library.schedules import Schedules
 from kombu_toc.library.schema import SCHEDULES
 

@@ -16,21 +16,22 @@ from kombu_toc.center.calls import (
     REASON_LENGTH,
     SENT,
     Commands,
+    Context,
     PopRequest,
     PutRequest,
+    ScheduleChange,
     add_counters,
     announce_presence,
     divide_evenly,
     read_call,
     written_call,
 )
-from kombu_toc.center.core import Context
 from kombu_toc.center.picking import PickRequest, Wanted, pick_call
 from kombu_toc.center.pop import bury_call, mark_calls
 from kombu_toc.center.pop_cluster import look_call
 from kombu_toc.center.put import unique_call
 from kombu_toc.center.put_many import PutNames, put_many_call
-from kombu_toc.center.schedules import RecurringCommands, ScheduleChange
+from kombu_toc.center.schedules import RecurringCommands
 from kombu_toc.center.upkeep import sweep_call
 from kombu_toc.errors import ActionTimeError
 from kombu_toc.metrics.counters import Counters

@@ -356,8 +356,8 @@ def test_a_center_without_the_option_has_its_parts_alone() -> None:
     assert (type(plain.puts), type(plain.deliveries)) == (Puts, Deliveries)
     both = center_for("toc+redis://localhost:1/0", toc_otel=True)
     assert (type(both.puts), type(both.deliveries)) == (TracedPuts, TracedDeliveries)
-    both.deliveries.recorder = recorder = object()
-    assert both.deliveries._part.recorder is recorder, "what is set there is the part's"
+    both.deliveries.sleep = sleep = object()
+    assert both.deliveries._part.sleep is sleep, "what is set there is the part's"
 
 
 def test_a_part_that_is_traced_has_the_methods_of_the_part() -> None:

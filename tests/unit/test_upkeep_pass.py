@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError, ResponseError
 
-from kombu_toc.center.core import Context
+from kombu_toc.center.calls import Context
 from kombu_toc.center.registry import Registry
 from kombu_toc.center.upkeep import MAX_EMPTY, MAX_REPEATS, REREAD, REST, Event, Upkeep
 from kombu_toc.metrics.counters import Counters
