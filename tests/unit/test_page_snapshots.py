@@ -73,7 +73,7 @@ def test_a_look_that_takes_long_takes_a_fifth_of_the_time_at_most(center: Center
     asyncio.run(run())
     pairs = itertools.pairwise(center.looks)
     assert len(center.looks) > 3
-    assert all(later - sooner >= 0.8 * snapshots.SHARE - 1e-6 for sooner, later in pairs)
+    assert all(later - sooner >= 0.8 * snapshots.FIFTH - 1e-6 for sooner, later in pairs)
 
 
 def test_nobody_looks_and_nothing_is_asked(center: Center) -> None:
