@@ -770,13 +770,15 @@ class _FromRedis(Move):
             "delivery_tag": row.tag,
             "delivery_info": dict(row.message["properties"]["delivery_info"]),
         }
-        return self.channel.publisher.putting(
+        publisher = self.channel.publisher
+        prepared = publisher.prepare(
             self.channel.queues.topic(queue),
             {**row.message, "properties": properties},
             publish=(f"moved:{row.tag}", row.tag),
             remember=REMEMBER,
             counted=False,
         )
+        return publisher.call_of(prepared)
 
 
 # -- moves the messages of a timeout center into a broker of Kombu's own Redis transport: a

@@ -271,50 +271,35 @@ class PopRequest(NamedTuple):
 
 
 def read_deliveries(
-    topic: Topic, numbers: Sequence[int], name: str, flat: list[Any]
+    topic: Topic,
+    numbers: Sequence[int],
+    name: str,
+    flat: list[Any],
+    births: Sequence[bytes] = (),
+    starts: Sequence[int] = (),
 ) -> list[Delivery]:
-    """The deliveries of a pop of that name."""
+    """The deliveries of a pop of that name.
+
+    births: the token of each, where they are not beside its id: of a topic that is limited
+    starts: numbers of those that may start later only, each with its microseconds
+    """
     retries = topic.declaration.retries
 
     found = []
     for i in range(0, len(flat), 5):
         slot, step, id, score, body = flat[i : i + 5]
         birth, start_us = name, 0
+        if births:
+            birth = births[i // 5].decode()
         if isinstance(id, list):
             id, birth, start_us = id[0], id[1].decode(), id[2] if len(id) > 2 else 0
         id = id.decode("utf-8", "surrogatepass")
         found.append(
             Delivery(topic.name, numbers[slot], step, id, score, body, retries, birth, start_us)
         )
-    return found
-
-
-def read_starts(
-    topic: Topic,
-    numbers: Sequence[int],
-    flat: list[Any],
-    births: list[bytes],
-    starts: list[int],
-) -> list[Delivery]:
-    """The deliveries of a pop of a topic that is limited."""
-    retries = topic.declaration.retries
-    name = topic.name
-    messages = [
-        Delivery(
-            name,
-            numbers[flat[i]],
-            flat[i + 1],
-            flat[i + 2].decode("utf-8", "surrogatepass"),
-            flat[i + 3],
-            flat[i + 4],
-            retries,
-            birth.decode(),
-        )
-        for i, birth in zip(range(0, len(flat), 5), births, strict=True)
-    ]
     for at, start_us in zip(starts[::2], starts[1::2], strict=True):
-        messages[at] = messages[at]._replace(start_us=start_us)
-    return messages
+        found[at] = found[at]._replace(start_us=start_us)
+    return found
 
 
 def read_put(counts: TopicCounts, raw: list[Any]) -> Put:
@@ -659,10 +644,8 @@ class Commands:
                 counts.popped(len(messages), 0, 0, 0)
                 return Popped(now, bool(more), messages, [], [], [], [], [], [])
             gone, rolled, died, dropped, late, births, starts, *_ = rest
-            if limited:
-                messages = read_starts(topic, numbers, flat, births, starts)
-            else:
-                messages = read_deliveries(topic, numbers, name, flat)
+            told = (births, starts) if limited else ()
+            messages = read_deliveries(topic, numbers, name, flat, *told)
             lost, old, expired = texts(gone[1::2]), texts(dropped[1::2]), texts(late[1::2])
             places, ids = gone[::2] + dropped[::2], lost + old
             if expired and not limits.dead_expired:

@@ -347,19 +347,8 @@ class _Picks:
 
     def popped(self) -> Popped:
         """All of it as one result."""
-        parts = self._parts
         self.messages.sort(key=lambda message: (message.step, message.score))
-        return Popped(
-            max((part.now_us for part in parts), default=0),
-            self._more,
-            self.messages,
-            [one for part in parts for one in part.bare],
-            [one for part in parts for one in part.rolled_back],
-            [one for part in parts for one in part.died],
-            [one for part in parts for one in part.dropped],
-            [one for part in parts for one in part.stray],
-            [one for part in parts for one in part.expired],
-        )
+        return Popped.merged(self._parts, self._more, self.messages)
 
 
 def _digest(body: bytes) -> bytes:

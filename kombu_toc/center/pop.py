@@ -33,7 +33,7 @@ from .core import CenterPart, Core
 from .find import Lookup, Scan, ids_of
 from .leases import Leases
 from .picking import LOOK, Choice, Picking
-from .pop_cluster import Apart, merge_popped
+from .pop_cluster import Apart
 from .pop_wait import sleep_of
 from .registry import Registry
 from .waiting import Flown, PopNames, Waiting
@@ -412,7 +412,7 @@ class Deliveries(CenterPart):
             popped = ask(request._replace(name=name, recover=0))
             parts.append(popped)
         if len(parts) > 1:
-            popped = merge_popped(parts, popped.more, popped.messages)
+            popped = Popped.merged(parts, popped.more, popped.messages)
         for kept in noted:
             for event in kept.events:
                 popped.rolled_back.extend(event.rolled_back)

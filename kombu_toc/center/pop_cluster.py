@@ -126,7 +126,7 @@ class _Pop(CenterPart):
             if not messages:
                 raise error
             logger.warning("cannot pop some slots of %r for now: %s", self._topic.name, error)
-        popped = merge_popped(self._parts, bool(heads), messages)
+        popped = Popped.merged(self._parts, bool(heads), messages)
         return popped._replace(errors=list(self._errors.values()))
 
     def _divided(self, heads: dict[int, SlotHeads], left: int) -> dict[int, int]:
@@ -248,19 +248,3 @@ def divided(heads: Mapping[int, SlotHeads], left: int) -> tuple[dict[int, int], 
         if counts[number] == heads[number].most:
             return counts, number
     return counts, None
-
-
-def merge_popped(parts: Sequence[Popped], more: bool, messages: list[Delivery]) -> Popped:
-    """Several pops as one."""
-    return Popped(
-        max((part.now_us for part in parts), default=0),
-        more,
-        messages,
-        [one for part in parts for one in part.bare],
-        [one for part in parts for one in part.rolled_back],
-        [one for part in parts for one in part.died],
-        [one for part in parts for one in part.dropped],
-        [one for part in parts for one in part.stray],
-        [one for part in parts for one in part.expired],
-        [one for part in parts for one in part.errors],
-    )

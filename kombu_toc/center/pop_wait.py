@@ -214,8 +214,8 @@ class Gathered:
     def __init__(self, limit: int) -> None:
         self.left = limit
         self._messages: list[Delivery] = []
-        #: what was found beside messages: the lists of :class:`Popped`, of several pops
-        self._others: list[tuple[list[Any], ...]] = []
+        #: the pops that found anything beside messages, and the first
+        self._parts: list[Popped] = []
         #: topic -> whether it has more, by the latest pop
         self._more: dict[str, bool] = {}
         self._now_us = 0
@@ -230,13 +230,13 @@ class Gathered:
         self._messages += popped.messages
         self._more[topic] = popped.more
         self._now_us = max(self._now_us, popped.now_us)
-        if any(others := popped[3:]) or not self._others:
-            self._others.append(others)
+        if any(popped[3:]) or not self._parts:
+            self._parts.append(popped)
 
     def result(self) -> Popped:
         """All of it."""
-        lists = ([one for some in kind for one in some] for kind in zip(*self._others, strict=True))
-        return Popped(self._now_us, any(self._more.values()), self._messages, *lists)
+        made = Popped.merged(self._parts, any(self._more.values()), self._messages)
+        return made._replace(now_us=self._now_us)
 
 
 class Shares:

@@ -55,18 +55,30 @@ class Conflict(NamedTuple):
     is_new: bool = False
 
 
+class UniquePut(NamedTuple):
+    """A put of a message with a unique key.
+
+    request: the message, under its own id
+    takes: the message whose place it takes
+    """
+
+    call: ScriptCall
+    request: PutRequest
+    takes: Conflict | None
+
+
 def put_unique(
     topic: str,
-    make: Callable[[Conflict | None], ScriptCall],
-    ask: Callable[[ScriptCall], Any],
+    make: Callable[[Conflict | None], UniquePut],
+    ask: Callable[[UniquePut], Any],
     free: Callable[[Topic, int, str], bool],
     takes: Conflict | None = None,
 ) -> tuple[Put | Conflict, Conflict | None]:
     """Put a message, or find the one that is there and is kept: a :class:`Conflict`. Returns this,
     and the message whose place it has taken, if any.
 
-    make: the call of :func:`unique_call` that puts the message; of one whose place it takes
-    ask: runs a call, and returns its result
+    make: what :func:`unique_call` makes of the message; of one whose place it takes
+    ask: runs its call, and returns the result
     free: gives back what workers of a slot hold that are gone, because a message is among it;
         returns whether to try again
     takes: the message whose place it was to take when this was tried before
@@ -92,19 +104,15 @@ def put_unique(
 
 
 def ask_recorded(
-    recorder: Recorder,
-    topic: Topic,
-    request: PutRequest,
-    takes: Conflict | None,
-    ask: Callable[[], Any],
+    recorder: Recorder, topic: Topic, ask: Callable[[UniquePut], Any], put: UniquePut
 ) -> Any:
     """Write the row of a message, and run the call that puts it if it may have its key.
 
-    request, takes: as :func:`unique_call` was given them; ask: runs the call
+    ask: runs the call
     """
-    rows = recorder.putting(topic, [request])
+    rows = recorder.putting(topic, [put.request])
     try:
-        found = ask()
+        found = ask(put)
     except ReplicationError:
         raise  # it is put, and on too few replicas
     except Exception:
@@ -114,7 +122,7 @@ def ask_recorded(
         recorder.withdraw(rows)
     elif found.outcome == REPEATED:
         recorder.repeated(rows)
-    elif takes is not None:
+    elif put.takes is not None:
         recorder.replaced(rows)
     return found
 
@@ -128,8 +136,8 @@ def unique_call(
     *,
     goes_on: bool = False,
     adds: bool = False,
-) -> ScriptCall:
-    """The call that adds a message if it may have its key. Result: :class:`Put`, or
+) -> UniquePut:
+    """The put of a message if it may have its key. Result of its call: :class:`Put`, or
     :class:`Conflict`.
 
     request: the message; of one that takes the place of another, under that one's id
@@ -137,13 +145,13 @@ def unique_call(
     goes_on: it goes on for the message of its own id, as a retry does, and so has its key
     adds: it is added in any case
     """
+    own = request = request._replace(traits=claim.among(request.traits))
     if takes is not None:  # it is no addition: neither a full server nor a rate refuses it
         request = request._replace(id=takes.id, replaces=True)
-    request = request._replace(traits=claim.among(request.traits))
     call = commands.put(topic, request, plain=False)
     slot = topic.slot_for(request.basis or request.id)
     at_most = "" if claim.at_most_us is None else claim.at_most_us
-    return call._replace(
+    call = call._replace(
         script=PUT_UNIQUE,
         keys=(slot.claims, slot.dead, slot.reasons, slot.tokens, *slot.stores, *call.keys),
         args=(
@@ -160,6 +168,7 @@ def unique_call(
         ),
         parse=partial(_read, claim, topic, slot.number, call.parse),
     )
+    return UniquePut(call, own, takes)
 
 
 def replace_call(commands: Commands, topic: Topic, request: PutRequest) -> ScriptCall:
@@ -172,11 +181,6 @@ def replace_call(commands: Commands, topic: Topic, request: PutRequest) -> Scrip
         keys=(slot.claims, slot.dead, slot.reasons, slot.tokens, *slot.stores, *call.keys),
         args=(len(slot.stores), "", 0, 0, 0, "", "", "", 0, *call.args),
     )
-
-
-def is_unique_call(call: ScriptCall) -> bool:
-    """Whether a call is one of :func:`unique_call`."""
-    return call.script is PUT_UNIQUE
 
 
 def _read(
@@ -316,14 +320,12 @@ class Puts(CenterPart):
         recorder = self._core.recorder
         if claim is not None:
             topic = home_of(self._runner, topic, claim, request.basis or request.id)
-            if recorder is None:
-                make = partial(unique_call, self._commands, topic, request, claim)
-                run = partial(self._run, topic.name)
-                found, _ = put_unique(topic.name, make, run, self._leases.free)
-            else:
+            run = partial(self._run_unique, topic.name)
+            if recorder is not None:
                 request = recorder.named(topic, request)
-                how = self._recording(recorder, topic, request, claim)
-                found, _ = put_unique(topic.name, *how, self._leases.free)
+                run = partial(self._run_recorded, recorder, topic)
+            make = partial(unique_call, self._commands, topic, request, claim)
+            found, _ = put_unique(topic.name, make, run, self._leases.free)
             return found if isinstance(found, Put) else Put(found.id, KEPT)
         if recorder is not None:
             return self._put_recorded(recorder, topic, recorder.named(topic, request))
@@ -384,23 +386,13 @@ class Puts(CenterPart):
             recorder.repeated(rows)
         return put
 
-    def _recording(
-        self, recorder: Recorder, topic: Topic, request: PutRequest, claim: Claim
-    ) -> tuple[Callable[[Conflict | None], ScriptCall], Callable[[ScriptCall], Any]]:
-        """What makes and runs the calls that put a message with a unique key, and its row."""
-        before: list[Conflict | None] = [None]
+    def _run_unique(self, topic: str, put: UniquePut) -> Any:
+        return self._run(topic, put.call)
 
-        def make(takes: Conflict | None) -> ScriptCall:
-            before[0] = takes
-            return unique_call(self._commands, topic, request, claim, takes)
-
-        def ask(call: ScriptCall) -> Any:
-            takes = before[0]
-            own = request._replace(traits=claim.among(request.traits))
-            own = own if takes is None else own._replace(id=takes.id)
-            return ask_recorded(recorder, topic, own, takes, partial(self._run, topic.name, call))
-
-        return make, ask
+    def _run_recorded(self, recorder: Recorder, topic: Topic, put: UniquePut) -> Any:
+        if put.takes is not None:
+            put = put._replace(request=put.request._replace(id=put.takes.id))
+        return ask_recorded(recorder, topic, partial(self._run_unique, topic.name), put)
 
     def _run(self, topic: str, call: ScriptCall) -> Any:
         """Run a call that puts a message, as :meth:`put` does."""

@@ -16,7 +16,7 @@ from ..model.keys import Slot
 from ..model.limits import MAX_SLOTS, check_one_slot
 from ..model.message import decode_key, encode_key, is_hashed, key_of
 from ..model.topic import Topic, base_of, check_slots, slot_of
-from ..scripts.call import PageSize, ScriptCall, load
+from ..scripts.call import PageSize, ScriptCall, load, texts
 from .center import TimeoutCenter
 from .registry import RELOAD
 from .upkeep import move_claims
@@ -326,7 +326,7 @@ def _move(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[int, int]]:
             pages = iter(pipe.execute())
         again = []
         for slot in slots:
-            ids = _texts([id for _ in (*slot.stores, slot.dead) for id in next(pages)])
+            ids = texts([id for _ in (*slot.stores, slot.dead) for id in next(pages)])
             target = topic.slot(slot.number % topic.slots)
             moved = 0
             for some in _move_all(center, topic, slot, target, ids):
@@ -446,7 +446,3 @@ def _moving(
     keys += (target.pace, target.holders)
     keys.append(center.keys.wake(topic.name))
     return ScriptCall(load("move"), keys, args, tuple)
-
-
-def _texts(raw: list[bytes]) -> list[str]:
-    return [item.decode("utf-8", "surrogatepass") for item in raw]

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import redis
 from redis.exceptions import NoScriptError, ResponseError
@@ -78,24 +78,6 @@ class Away:
         ]
 
 
-class Executor(Protocol):
-    """Sends calls to whichever server has their keys."""
-
-    clustered: bool  #: whether slots may lie on several servers
-
-    def replies(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Send calls; return the raw reply to each, or the error that took its place."""
-
-    def replies_and_replicas(
-        self, calls: Sequence[ScriptCall], replicas: int, timeout_ms: int
-    ) -> tuple[list[Any], list[Any]]:
-        """As :meth:`replies`, and wait for replicas; also return how many replicas each server
-        that was asked reports, or its error."""
-
-    def place_of(self, key: str) -> Hashable:
-        """The server that has a key; None if there is only one server."""
-
-
 def executor_for(client: Any) -> Executor:
     """The executor for a redis-py client. Raises ConfigurationError for a client that cannot be
     used."""
@@ -124,6 +106,7 @@ class StandaloneExecutor:
         )
 
     def replies(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Send calls; return the raw reply to each, or the error that took its place."""
         if self._run_packed is not None:
             replies = self._run_packed([call.packed() for call in calls])
         else:
@@ -142,6 +125,8 @@ class StandaloneExecutor:
         self, calls: Sequence[ScriptCall], replicas: int, timeout_ms: int
     ) -> tuple[list[Any], list[Any]]:
         # WAIT counts what its own connection has written, so it goes in the same pipeline.
+        """As :meth:`replies`, and wait for replicas; also return how many replicas each server
+        that was asked reports, or its error."""
         wait = ("WAIT", replicas, timeout_ms)
         *replies, reported = self._pipeline([*(call.command() for call in calls), wait])
         while unknown := _unknown(replies):
@@ -152,6 +137,7 @@ class StandaloneExecutor:
         return replies, [reported]
 
     def place_of(self, key: str) -> Hashable:
+        """The server that has a key; None: there is only one."""
         return None
 
     def _pipeline(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -209,6 +195,10 @@ class ClusterExecutor:
                     # Consumers read all slots every second, and find what is not announced.
                     logger.debug("what is due is not announced: %s", error)
         return replies, waited
+
+
+#: Sends calls to whichever server has their keys.
+Executor: TypeAlias = StandaloneExecutor | ClusterExecutor
 
 
 def misused(client: Any, keys: Sequence[str]) -> dict[str, str]:

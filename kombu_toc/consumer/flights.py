@@ -56,19 +56,9 @@ class UnansweredPop:
     lost: float = NOT_LOST
     again: float = 0.0
 
-    def recalling(self, center: TimeoutCenter) -> ScriptCall:
-        """The call that delivers once more what it gave."""
-        return self._call(center)
-
-    def holding(self, center: TimeoutCenter) -> ScriptCall:
-        """The call that renews the leases of what it gave, if it has run."""
-        return self._call(center, bodies=False, remember=0)
-
-    def returning(self, center: TimeoutCenter) -> ScriptCall:
-        """The call that tells what it gave, so that it can be released."""
-        return self._call(center, bodies=False)
-
-    def _call(self, center: TimeoutCenter, **how: Any) -> ScriptCall:
+    def recalling(self, center: TimeoutCenter, **how: Any) -> ScriptCall:
+        """The call that delivers once more what it gave, and renews its leases; see
+        :meth:`.calls.Commands.recall`."""
         return center.commands.recall(self.topic, self.slots, self.name, **how)
 
 

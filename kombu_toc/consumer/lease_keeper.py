@@ -21,8 +21,7 @@ from ..metrics.counters import INTERVAL, Metrics
 from ..model.results import Delivery
 from ..scripts.call import ScriptCall
 from .connections import BROKEN
-from .early_acks import EarlyAcks
-from .flights import KEPT, UnansweredPop, UnansweredPops, describe
+from .flights import KEPT, UnansweredPop, describe
 from .holdings import (
     AFTER_END,
     BEATS_PER_LEASE,
@@ -84,7 +83,9 @@ class Beat:
         for deletion in holdings.deletions.pending():
             self._attempt(center, self._delete, center, deletion)
         for flight in holdings.flights.flying():
-            self._attempt(center, center.runner.run, flight.holding(center))
+            self._attempt(
+                center, center.runner.run, flight.recalling(center, bodies=False, remember=0)
+            )
         for flight in holdings.flights.take_kept():
             self._attempt(center, self._release_flight, center, flight)
         self._refresh(center)
@@ -166,7 +167,7 @@ class Beat:
     def _release_flight(self, center: TimeoutCenter, flight: UnansweredPop) -> None:
         """Release what a pop gave to nobody."""
         try:
-            left = center.runner.run(flight.returning(center)).messages
+            left = center.runner.run(flight.recalling(center, bodies=False)).messages
             center.runner.run_all(center.commands.release(left))
         except BaseException:
             self._holdings.flights.lose(flight)  # to be tried again
@@ -337,6 +338,10 @@ class LeaseKeeper:
         lock = native.rlock()
         self._holdings = holdings = HeldResources(lock, native.rlock)
         self._leases = holdings.leases
+        #: what was acknowledged while its task runs on; what is being delivered, and what was to be
+        self.early_acks, self.flights = holdings.early_acks, holdings.flights
+        #: transient topics and bindings that are kept from going stale
+        self.topics, self.bindings = holdings.topics, holdings.bindings
         # Straight to the part that does it: it is called for every message.
         self.drop = holdings.leases.drop
         self._thread = thread = BeatThread(self._run, lock)
@@ -391,11 +396,6 @@ class LeaseKeeper:
         """Whether every lease held here still lasts: see :meth:`.holdings.Leases.in_time`."""
         return self._leases.in_time(time.monotonic(), topic, slots)
 
-    @property
-    def early_acks(self) -> EarlyAcks:
-        """What was acknowledged while its task runs on."""
-        return self._holdings.early_acks
-
     # -- transient queues, and who consumes what
 
     def keep_topic(self, name: str, expires_ms: int, holder: Hashable) -> None:
@@ -408,29 +408,11 @@ class LeaseKeeper:
         self._holdings.bindings.keep((exchange, binding), ttl_ms, holder)
         self._thread.beat_within(ttl_ms / 1000 / BEATS_PER_LEASE)
 
-    def leave_topic(self, name: str, holder: Hashable) -> bool:
-        """Returns whether this holder has kept it, and nobody else in the process does."""
-        return self._holdings.topics.leave(name, holder)
-
     def look_after(self, name: str, expires_ms: int) -> None:
         """A topic was used just now: look when that time is over whether it has expired."""
         seconds = expires_ms / 1000 + EXPIRED
         self._holdings.expiries.note(name, time.monotonic() + seconds)
         self._thread.beat_within(seconds)
-
-    def leave_binding(self, exchange: str, binding: str, holder: Hashable) -> None:
-        self._holdings.bindings.leave((exchange, binding), holder)
-
-    def forget_topic(self, name: str) -> None:
-        """It is deleted: nobody holds it any more."""
-        self._holdings.topics.forget(name)
-
-    def forget_binding(self, exchange: str, binding: str) -> None:
-        self._holdings.bindings.forget((exchange, binding))
-
-    def forget_exchange(self, exchange: str) -> None:
-        """Keep none of its bindings."""
-        self._holdings.bindings.forget_where(lambda name: name[0] == exchange)
 
     def consumes(self, queue: str, holder: Hashable) -> None:
         """A channel consumes a queue: others may know."""
@@ -505,11 +487,6 @@ class LeaseKeeper:
         return self._upkeeper.known
 
     # -- what could not be done
-
-    @property
-    def flights(self) -> UnansweredPops:
-        """What is being delivered, and what was to be."""
-        return self._holdings.flights
 
     def expect(self, flight: UnansweredPop) -> None:
         """Renew what this pop gives as long as its reply is on its way."""

@@ -6,9 +6,9 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kombu.utils.eventio import ERR, READ, poll
 from redis.exceptions import ResponseError
@@ -230,40 +230,8 @@ logger = logging.getLogger(__name__)
 OnRefused: TypeAlias = Callable[[Waiting, ResponseError], bool]
 
 
-class Connection(Protocol):
-    """Sends commands, and has replies read when the loop finds that they have come."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether a reply is still to come."""
-
-    def send(self, items: Sequence[tuple[Any, ...]], *, owed: int = 0) -> None:
-        """See :meth:`.connections.PipelinedConnection.send`."""
-
-    def check(self) -> None:
-        """Raise redis-py's TimeoutError if a reply is overdue."""
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for a reply, or the end of the connection; whether it has come."""
-
-    def read(self) -> None:
-        """Take the replies that have come."""
-
-    def close(self) -> None:
-        """Close it; there will be no more replies."""
-
-
-class BlockingConnection(Connection, Protocol):
-    """One whose commands wait at the server."""
-
-    client_id: int
-
-    def send(
-        self, items: Sequence[tuple[Any, ...]], *, owed: int = 0, block: float = 0.0
-    ) -> None: ...
-
-    def readable(self) -> bool:
-        """Whether a reply has come, or the end of the connection."""
+#: Sends commands, and has replies read when the loop finds that they have come.
+Connection: TypeAlias = PipelinedConnection | ClusterConnections
 
 
 class Wiring:
@@ -282,7 +250,7 @@ class Wiring:
         """The loop of a poller."""
         return Loop(on_nudged)
 
-    def blocking(self, loop: Loop, on_refused: OnRefused) -> BlockingConnection:
+    def blocking(self, loop: Loop, on_refused: OnRefused) -> PipelinedConnection:
         """A connection for commands that block. `on_refused` is told what is refused."""
         return PipelinedConnection(
             self._pool,

@@ -23,29 +23,34 @@ class WorkerPolicy(Protocol):
     """The owner of a channel, as the transport sees it.
 
     Every method is called in the event loop's thread unless it says otherwise, often several times
-    for each message: none may block.
+    for each message: none may block. The answers here are those of a plain consumer.
     """
 
     @property
     def prefetches(self) -> bool:
         """Whether more may be fetched than could start at once."""
+        return True
 
     @property
     def accepts_early(self) -> bool:
         """Whether :meth:`wants_early` is worth a question."""
+        return False
 
     @property
     def queues_in_pool(self) -> bool:
         """Whether the pool has a queue of its own, which :meth:`take_queued` can take from."""
+        return False
 
     def idle_slots(self) -> int | None:
         """How many tasks could start at once; negative if more are queued than can start.
 
         None: there is no bound but the prefetch count.
         """
+        return None
 
     def idle_within(self, seconds: float) -> int:
         """How many more tasks could start within so many seconds, as far as one can tell."""
+        return 0
 
     def start_limit(self) -> int | None:
         """How many messages may be delivered now; None for any number.
@@ -53,6 +58,7 @@ class WorkerPolicy(Protocol):
         That is the number of idle slots, unless the pool takes what comes next faster than it can
         be delivered.
         """
+        return None
 
     def wants_early(self, message: Message) -> bool:
         """Whether a message may be delivered ahead of its time.
@@ -60,9 +66,11 @@ class WorkerPolicy(Protocol):
         Only if whoever gets it begins nothing before (`Message.call_when_due`) and needs the time
         until then to prepare.
         """
+        return False
 
     def keeps(self, message: Message) -> bool:
         """Whether an unsettled message stays with this process when the channel closes."""
+        return False
 
     def execution(self, message: Message) -> Hashable | None:
         """An identity of the task of a message while it is executed; None if it is not.
@@ -70,59 +78,30 @@ class WorkerPolicy(Protocol):
         Asked when a message is acknowledged that holds something until its task has ended; in any
         thread.
         """
+        return None
 
     def ended(self, executions: Collection[Hashable]) -> Collection[Hashable]:
         """Of these executions, the ones that have ended, however; in any thread."""
+        return executions
 
     def take_queued(self, seconds: float) -> list[Message]:
         """Take back what the pool was given so many seconds ago and has not begun."""
+        return []
 
     def before_delivery(self) -> None:
         """Called before each delivery. A worker that is to end raises what ends its loop."""
+        return
 
     def flush_pool(self) -> bool:
         """Have the pool send, in this turn of the event loop, what was delivered in it.
 
         False: this cannot be done, and the loop has to turn once more for it.
         """
+        return False
 
 
-class DefaultPolicy:
+class DefaultPolicy(WorkerPolicy):
     """A plain consumer's: it takes what its prefetch count allows, and keeps nothing."""
-
-    prefetches = True
-    accepts_early = False
-    queues_in_pool = False
-
-    def idle_slots(self) -> int | None:
-        return None
-
-    def idle_within(self, seconds: float) -> int:
-        return 0
-
-    def start_limit(self) -> int | None:
-        return None
-
-    def wants_early(self, message: Message) -> bool:
-        return False
-
-    def keeps(self, message: Message) -> bool:
-        return False
-
-    def execution(self, message: Message) -> Hashable | None:
-        return None
-
-    def ended(self, executions: Collection[Hashable]) -> Collection[Hashable]:
-        return executions
-
-    def take_queued(self, seconds: float) -> list[Message]:
-        return []
-
-    def before_delivery(self) -> None:
-        pass
-
-    def flush_pool(self) -> bool:
-        return False
 
 
 class EarlyMessage(Protocol):

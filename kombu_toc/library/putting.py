@@ -70,7 +70,7 @@ def putting(center: TimeoutCenter, topic: Topic, row: Row, *, counted: bool) -> 
     center.registry.admit(topic, row.id, basis, unique=True)
     return unique_call(
         center.commands, topic, request, claim, goes_on=goes_on, adds=bool(headers.get("retries"))
-    )
+    ).call
 
 
 def is_anothers(row: Row, result: Any) -> bool:

@@ -14,7 +14,6 @@ from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
-from ..center.calls import PutRequest
 from ..center.exchanges import Subscription, remember
 from ..compat import kombu_channel
 from ..consumer.connections import BROKEN
@@ -23,7 +22,6 @@ from ..consumer.snapshot import snapshot
 from ..model import message as envelope
 from ..model.results import Delivery
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall, load
 from .publisher import PublishBatch, Publisher, is_unique
 from .queues import BroadcastQueues, Exchanges, Queues, TopicExchange
 from .receiving import Capacity, QoS, Receiver, capacity_of, tags
@@ -127,7 +125,8 @@ class Channel(virtual.Channel):
         """
         self.publisher.address(message, exchange, routing_key)
         for queue in self._lookup(exchange, routing_key):
-            self.transport.run_briefly(self.publisher.putting(self.queues.topic(queue), message))
+            answer = self.publisher.prepare(self.queues.topic(queue), message)
+            self.transport.run_briefly(self.publisher.call_of(answer))
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """A batch, through which ``Producer.batch()`` publishes."""
@@ -421,11 +420,11 @@ class Channel(virtual.Channel):
             self._delete_transient(queue)
             return
         # Others may consume it, elsewhere: they keep it, or it goes stale.
-        self.lease_keeper.leave_topic(queue, self.channel_key)
+        self.lease_keeper.topics.leave(queue, self.channel_key)
         transient = queue in self.queues.transient
         for exchange, routing_key, arguments in self.state.queue_bindings(queue):
             member = self.exchanges.member(queue, exchange, routing_key, arguments, transient)
-            self.lease_keeper.leave_binding(exchange, member, self.channel_key)
+            self.lease_keeper.bindings.leave((exchange, member), self.channel_key)
 
     def _leave_all_queues(self) -> None:
         """The channel closes: with it go the queues that nobody else can use."""
@@ -534,7 +533,6 @@ class _CapturingPublisher(Publisher):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.captured: list[Captured] = []
-        self._message: dict[str, Any] = {}
 
     def put(
         self,
@@ -546,13 +544,8 @@ class _CapturingPublisher(Publisher):
         if is_unique(message.get("headers") or {}, message["properties"]):
             self.captured.append(Captured(None, message, unique=True))
             return
-        self._message = message
-        self.putting(topic or self._topic_of(queue), message, admit=False)
-
-    def call_of(self, topic: Topic, request: PutRequest) -> ScriptCall:
-        made = Captured(topic.name, self._message, request.priority, request.traits)
-        self.captured.append(made)
-        return ScriptCall(load("put"), (), (), lambda raw: raw)
+        where, request, _ = self.prepare(topic or self._topic_of(queue), message, admit=False)
+        self.captured.append(Captured(where.name, message, request.priority, request.traits))
 
     def broadcast(self, exchange: str, message: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         self.captured.append(Captured(None, message))

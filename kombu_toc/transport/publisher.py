@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from secrets import token_urlsafe
-from typing import Any
+from typing import Any, NamedTuple
 
 from kombu.exceptions import KombuError
 from redis.exceptions import ResponseError
@@ -23,7 +23,7 @@ from ..center.calls import ADD, KEEP, REMEMBER, SENT, PutRequest
 from ..center.center import TimeoutCenter
 from ..center.clock import SendersClock
 from ..center.exchanges import Bindings, broadcast_call, keepers
-from ..center.put import Conflict, is_unique_call, put_unique, unique_call
+from ..center.put import Conflict, UniquePut, put_unique, unique_call
 from ..center.upkeep import home_of
 from ..client.options import Settings
 from ..consumer.connections import BROKEN
@@ -258,6 +258,17 @@ class PublishName(str):
     trace: dict[str, dict[str, str]]
 
 
+class Prepared(NamedTuple):
+    """A message of Kombu's as what is asked of the center.
+
+    claim: that of its unique key, if it has one
+    """
+
+    topic: Topic
+    request: PutRequest
+    claim: Claim | None
+
+
 class Publisher:
     """Publishes for a channel. Threads may share it.
 
@@ -325,40 +336,33 @@ class Publisher:
         publish = None
         if not topic.declaration.expires:  # what goes away by itself is no harm twice: a reply
             publish = publish_of(message["properties"]["delivery_tag"], batch)
-        call = self.putting(topic, message, publish)
-        if is_unique_call(call):
-            self._put_unique(call, topic, message, publish)  # not in a batch: its sender is told
+        prepared = self.prepare(topic, message, publish)
+        if prepared.claim is not None:  # not in a batch: its sender is told
+            self._put_unique(topic, prepared, message)
             return
+        call = self.call_of(prepared)
         if batch is not None:
             batch.add(call, call.keys[SENT])
             return
         self.run(queue, call, wait=not topic.declaration.expires)
 
-    def _put_unique(
-        self,
-        first: ScriptCall,
-        topic: Topic,
-        message: dict[str, Any],
-        publish: tuple[str, str] | None,
-    ) -> None:
+    def _put_unique(self, topic: Topic, prepared: Prepared, message: dict[str, Any]) -> None:
         """Put an addressed message with a unique key. Raises UniqueError; and KeptError, if who
-        sends it wants to know.
-
-        first: the call that puts it
-        """
+        sends it wants to know."""
         id = (message.get("headers") or {}).get("id")
         takes_in = message["properties"]["delivery_tag"].takes
 
-        def make(takes: Conflict | None) -> ScriptCall:
+        def make(takes: Conflict | None) -> UniquePut:
             takes_in[topic.name] = takes
-            if takes is None:
-                return first
-            made = message if id is None else under(message, takes.base)
-            return self.putting(topic, made, publish, takes=takes)
+            if takes is None or id is None:
+                return self.unique_put(prepared, takes)
+            made = under(message, takes.base)
+            return self.unique_put(self.prepare(topic, made, prepared.request.publish), takes)
 
-        run = partial(self.run_unique, topic, wait=not topic.declaration.expires)
         free = self._center.leases.free
-        found, taken = put_unique(topic.name, make, run, free, takes_in.get(topic.name))
+        found, taken = put_unique(
+            topic.name, make, partial(self.run_unique, topic), free, takes_in.get(topic.name)
+        )
         if id is not None and isinstance(found, Conflict):
             say_kept(id, found.base)
         elif id is not None and taken is not None:
@@ -414,7 +418,7 @@ class Publisher:
         for queue in keepers(bound, routing_key):
             self.put(queue, message, batch)
 
-    def putting(
+    def prepare(
         self,
         topic: Topic,
         message: dict[str, Any],
@@ -422,17 +426,14 @@ class Publisher:
         remember: int = REMEMBER,
         *,
         counted: bool = True,
-        takes: Conflict | None = None,
         admit: bool = True,
-    ) -> ScriptCall:
-        """The call that puts a message, and returns a Put; of one with a unique key, perhaps a
-        Conflict.
+    ) -> Prepared:
+        """What is to be asked for to put a message.
 
         publish: (producer, name of the publish), by which a repeated one is recognised
         remember: seconds for which it is
         counted: whether it counts among what may be put into its topic; if not, it is added also
             if another one has its unique key
-        takes: the message whose place it takes
         admit: see to it that the message is found by its id, which may take a call
 
         Raises ActionTimeError if its time cannot be read or lies beyond what can be kept, and
@@ -492,39 +493,38 @@ class Publisher:
             goes_on=bool(headers.get("replaced_task_nesting")),
             has_name=True,
         )
+        return Prepared(topic, request, claim)
+
+    def call_of(self, prepared: Prepared) -> ScriptCall:
+        """The call that puts a message, and returns a Put; of one with a unique key, perhaps a
+        Conflict."""
+        topic, request, claim = prepared
         if claim is not None:
-            # A retry has the claim of the task, and is sent in any case.
-            call = unique_call(
-                self._center.commands,
-                topic,
-                request,
-                claim,
-                takes,
-                goes_on=request.replaces or request.goes_on,
-                adds=request.replaces or not counted,
-            )
-            self.made_unique(call, topic, request, claim, takes)
-        else:
-            call = self.call_of(topic, request)
-        return call._replace(parse=_only_if_added(call.parse)) if ensure else call
+            return self.unique_put(prepared).call
+        call = self._center.commands.put(topic, request)
+        return only_if_added(call) if request.if_exists == KEEP else call
 
-    def made_unique(
-        self,
-        call: ScriptCall,
-        topic: Topic,
-        request: PutRequest,
-        claim: Claim,
-        takes: Conflict | None,
-    ) -> None:
-        """A call that puts a message with a unique key was made."""
+    def unique_put(self, prepared: Prepared, takes: Conflict | None = None) -> UniquePut:
+        """The put of a message with a unique key; takes: the message whose place it takes."""
+        topic, request, claim = prepared
+        assert claim is not None
+        # A retry has the claim of the task, and is sent in any case.
+        made = unique_call(
+            self._center.commands,
+            topic,
+            request,
+            claim,
+            takes,
+            goes_on=request.replaces or request.goes_on,
+            adds=request.replaces or request.counted is False,
+        )
+        if request.if_exists == KEEP:
+            made = made._replace(call=only_if_added(made.call))
+        return made
 
-    def run_unique(self, topic: Topic, call: ScriptCall, *, wait: bool = True) -> Any:
-        """Run a call that puts a message with a unique key. Returns its result."""
-        return self.run(topic.name, call, wait=wait)
-
-    def call_of(self, topic: Topic, request: PutRequest) -> ScriptCall:
-        """The call that puts a message in which nothing is wrong."""
-        return self._center.commands.put(topic, request)
+    def run_unique(self, topic: Topic, put: UniquePut) -> Any:
+        """Run the put of a message with a unique key. Returns its result."""
+        return self.run(topic.name, put.call, wait=not topic.declaration.expires)
 
     def putting_plain(
         self,
@@ -611,11 +611,13 @@ def publish_of(name: str, batch: PublishBatch | None = None) -> tuple[str, str]:
     return name if batch is not None else name.rpartition(".")[0], name
 
 
-def _only_if_added(parse: Callable[[Any], Put]) -> Callable[[Any], Put]:
-    def added(raw: Any) -> Put:
-        put = parse(raw)
+def only_if_added(call: ScriptCall) -> ScriptCall:
+    """The call raises AlreadyThereError if a message of this id is there already."""
+
+    def added(raw: Any) -> Any:
+        put = call.parse(raw)
         if isinstance(put, Put) and put.outcome == KEPT:
             raise AlreadyThereError(f"there is a message {put.id!r} already")
         return put
 
-    return added
+    return call._replace(parse=added)

@@ -239,7 +239,7 @@ class Queues:
         topic = self._center.registry.known(queue)
         if topic is None or not topic.declaration.kept:
             return
-        if self._lease_keeper.leave_topic(queue, self._holder):
+        if self._lease_keeper.topics.leave(queue, self._holder):
             with suppress(*BROKEN, ResponseError):  # it goes when nobody has kept it for long
                 self._center.expiring.leave(topic)
                 self._lease_keeper.look_after(queue, topic.declaration.expires or 0)
@@ -279,7 +279,7 @@ class Queues:
 
     def forget(self, queue: str) -> None:
         """Forget a queue that is deleted, or is to be."""
-        self._lease_keeper.forget_topic(queue)
+        self._lease_keeper.topics.forget(queue)
         self.transient.pop(queue, None)
         self.expiring.pop(queue, None)
         self._touched.pop(queue, None)
@@ -404,7 +404,7 @@ class Exchanges:
         """Keep these bindings fresh no longer."""
         for exchange, members in bindings.items():
             for member in members:
-                self._lease_keeper.forget_binding(exchange, member)
+                self._lease_keeper.bindings.forget((exchange, member))
 
     def member(
         self, queue: str, exchange: str, routing_key: str, arguments: Any, transient: bool
@@ -447,7 +447,7 @@ class Exchanges:
 
     def delete(self, exchange: str) -> None:
         """Delete an exchange and its bindings; the queues stay."""
-        self._lease_keeper.forget_exchange(exchange)
+        self._lease_keeper.bindings.forget_where(lambda name: name[0] == exchange)
         self._bindings.clear(exchange)
         for queue, name, routing_key in list(self._state.bindings):
             if name == exchange:

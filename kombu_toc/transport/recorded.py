@@ -6,7 +6,6 @@ without Redis by whoever only publishes.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from time import time_ns
@@ -14,8 +13,8 @@ from typing import Any
 
 from amqp.protocol import queue_declare_ok_t
 
-from ..center.calls import ADD, SENT, PutRequest
-from ..center.put import Conflict, ask_recorded
+from ..center.calls import ADD, SENT
+from ..center.put import UniquePut, ask_recorded
 from ..center.runner import BROKEN
 from ..consumer.guarding import Guarding
 from ..errors import AlreadyThereError, NotPermittedError, ReplicationError
@@ -27,10 +26,9 @@ from ..library.records import ATTRIBUTES, BIZ_TYPE, Event, Row, row_of, stem_of
 from ..library.statuses import DEAD, DONE, FAR, NAMES, NOT_PUT, PENDING, TAKEN
 from ..model.delivery import BIZ_ID, name_in
 from ..model.library import BEHIND, OFF, OUTBOX
-from ..model.message import KEEP_EARLIER, Claim
+from ..model.message import KEEP_EARLIER
 from ..model.results import Delivery
 from ..model.topic import Declaration, Topic
-from ..scripts.call import ScriptCall
 from .channel import Channel
 from .publisher import PublishBatch, Publisher, is_unique, publish_of
 from .receiving import Message, QoS
@@ -44,11 +42,6 @@ class RecordedPublisher(Publisher):
 
     #: milliseconds after which a queue goes away by itself, as far as this process knows
     lifetime_of: Callable[[str], int | None]
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        #: what a thread has made of the message that it sends
-        self._made = threading.local()
 
     def put(
         self,
@@ -91,9 +84,11 @@ class RecordedPublisher(Publisher):
             return
         if connection is None and not headers.get("retries"):
             self._check_outbox(topic)
-        # What is wrong with a message is found before its row is written.
-        call = self._made_for(topic, message, batch, away=away)
-        request = self._made.unique.pop(call.args)[0] if unique else self._made.request
+        # What is wrong with a message is found before its row is written; and nothing may be asked
+        # of Redis that is away.
+        name = None if away else publish_of(message["properties"]["delivery_tag"], batch)
+        prepared = self.prepare(topic, message, name, admit=not away)
+        request = self.unique_put(prepared).request if unique else prepared.request
         if unique and message["headers"].get("x-unique-conflict", KEEP_EARLIER) != KEEP_EARLIER:
             outbox.refuse(queue, "a message with a unique key and another conflict than 'keep'")
         server_us = None if away else self.library.server_time.of(request)
@@ -114,6 +109,7 @@ class RecordedPublisher(Publisher):
             recorder.write([row._replace(place=NOT_PUT)])
             recorder.not_put([row.key], noted=True)
             return
+        call = self.call_of(prepared)
         if batch is not None:
             batch.record(self._write_records, (topic, row))
             batch.add(call, call.keys[SENT])
@@ -161,49 +157,8 @@ class RecordedPublisher(Publisher):
         declaration = Declaration(expires=self.lifetime_of(queue))
         return Topic(queue, declaration, self._settings.prefix)
 
-    def _made_for(
-        self, topic: Topic, message: dict[str, Any], batch: PublishBatch | None, *, away: bool
-    ) -> ScriptCall:
-        """The call that puts a message; the request that it was made of is kept for its row.
-
-        away: nothing may be asked of Redis
-        """
-        if away:
-            return self.putting(topic, message, admit=False)
-        return self.putting(
-            topic, message, publish_of(message["properties"]["delivery_tag"], batch)
-        )
-
-    def made_unique(
-        self,
-        call: ScriptCall,
-        topic: Topic,
-        request: PutRequest,
-        claim: Claim,
-        takes: Conflict | None,
-    ) -> None:
-        own = request._replace(traits=claim.among(request.traits))
-        made = self._made.__dict__.setdefault("unique", {})
-        made[call.args] = own, takes
-
-    def _put_unique(self, first: ScriptCall, *how: Any) -> None:
-        made = self._made.unique
-        token = made[first.args][0].token
-        try:
-            super()._put_unique(first, *how)
-        finally:
-            # Others are of tasks of an event loop, which are about to run them.
-            for args in [args for args, (own, _) in made.items() if own.token == token]:
-                del made[args]
-
-    def run_unique(self, topic: Topic, call: ScriptCall, *, wait: bool = True) -> Any:
-        request, takes = self._made.unique[call.args]
-        run = partial(super().run_unique, topic, call, wait=wait)
-        return ask_recorded(self.library, topic, request, takes, run)
-
-    def call_of(self, topic: Topic, request: PutRequest) -> ScriptCall:
-        self._made.request = request
-        return self._center.commands.put(topic, request)
+    def run_unique(self, topic: Topic, put: UniquePut) -> Any:
+        return ask_recorded(self.library, topic, partial(super().run_unique, topic), put)
 
 
 _DEAD = NAMES[DEAD]

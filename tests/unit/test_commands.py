@@ -95,14 +95,14 @@ def every_call(made: Made) -> list[ScriptCall]:
         commands.put(topic, PutRequest("a", b"body", basis="other", publish=("me", "1"))),
         unique_call(
             commands, topic, PutRequest("a", b"", basis="k"), claim_of("a", Unique("k"), None)
-        ),
+        ).call,
         sweep_call(slot),
         commands.put(topic, PutRequest("a", b"body", traits=";v9", publish=("me", "1"))),
         commands.put(made.behind, PutRequest("a", b"body", basis="other", publish=("me", "1"))),
         commands.put(made.behind, PutRequest("a", b"", traits=";ka")),
         unique_call(
             commands, made.behind, PutRequest("a", b"", basis="k"), claim_of("a", Unique("k"), None)
-        ),
+        ).call,
         put_many_call(made.context, made.behind, slot, 0, ["a", b"", "", "b", b"", "+5"]),
         read_call(slot, 10, 100),
         written_call(slot, ["1-1"], ["a"]),

@@ -401,9 +401,9 @@ class Leases:
         for call in owed:
             call.run()
         for flight in self.flights.take_kept():
-            server.release(flight.returning(center).run().messages)  # type: ignore[arg-type]
+            server.release(flight.recalling(center, bodies=False).run().messages)  # type: ignore[arg-type]
         for flight in self.flights.flying():
-            flight.holding(center).run()  # type: ignore[arg-type]
+            flight.recalling(center, bodies=False, remember=0).run()  # type: ignore[arg-type]
         if now >= self._renewed + VISIBILITY / 3 or now >= self._safe_until - VISIBILITY / 2:
             self._renewed = now
             server.extend(self._held.values(), VISIBILITY)
