@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -233,6 +233,7 @@ class Picking(CenterPart):
                 yield one._replace(step=index)
 
 
+@dataclass(eq=False)
 class _Picks:
     """One pick: what was delivered so far.
 
@@ -240,17 +241,12 @@ class _Picks:
     recover: rolls back expired leases, by a pop of nothing
     """
 
-    def __init__(
-        self,
-        run: Callable[[Topic, Sequence[tuple[Slot, PickRequest]]], list[Any]],
-        topic: Topic,
-        choice: Choice,
-        recover: Callable[..., Popped],
-    ) -> None:
-        self._run = run
-        self._recover = recover
-        self._topic = topic
-        self._choice = choice
+    _run: Callable[[Topic, Sequence[tuple[Slot, PickRequest]]], list[Any]]
+    _topic: Topic
+    _choice: Choice
+    _recover: Callable[..., Popped]
+
+    def __post_init__(self) -> None:
         self._parts: list[Popped] = []
         self._more = False
         self.messages: list[Delivery] = []

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import redis
@@ -228,6 +229,7 @@ def named(exc: Exception, client: Any, keys: Sequence[str]) -> Exception:
     )
 
 
+@dataclass(eq=False)
 class Runner:
     """Runs script calls; parses, counts and times them.
 
@@ -237,22 +239,16 @@ class Runner:
     wait_timeout: seconds that a put waits for them
     """
 
-    def __init__(
-        self,
-        client: Any,
-        metrics: Metrics,
-        counting: Callable[[str | None, dict[str, int]], ScriptCall],
-        *,
-        wait_replicas: int = 0,
-        wait_timeout: float = 1.0,
-    ) -> None:
-        self.executor = executor_for(client)
-        self.client = client
+    client: Any
+    metrics: Metrics
+    counting: Callable[[str | None, dict[str, int]], ScriptCall]
+    _: KW_ONLY
+    wait_replicas: int = 0
+    wait_timeout: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.executor = executor_for(self.client)
         self.clustered = self.executor.clustered
-        self.metrics = metrics
-        self.counting = counting
-        self.wait_replicas = wait_replicas
-        self.wait_timeout = wait_timeout
         #: node of a Cluster -> when it was last not reached, in monotonic seconds, and why
         self._not_reached: dict[Hashable, tuple[float, Exception | None]] = {}
 

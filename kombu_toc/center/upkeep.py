@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError, ResponseError
@@ -435,6 +435,7 @@ def elect(name: str, seconds: float, duties: Sequence[str]) -> ScriptCall:
     )
 
 
+@dataclass(eq=False)
 class Upkeep:
     """Keeps all topics of one server and prefix in order.
 
@@ -446,26 +447,17 @@ class Upkeep:
     clock: monotonic seconds
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        registry: Registry,
-        context: Context,
-        watches: dict[Hashable, Watch],
-        *,
-        in_time: Callable[[str, Collection[int]], bool],
-        tell: Callable[[Event], None],
-        on_step: Callable[[float], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._clock = clock
-        self._runner = runner
-        self._registry = registry
-        self._context = context
-        self._watches = watches
-        self._in_time = in_time
-        self._tell = tell
-        self._on_step = on_step
+    _runner: Runner
+    _registry: Registry
+    _context: Context
+    _watches: dict[Hashable, Watch]
+    _: KW_ONLY
+    in_time: Callable[[str, Collection[int]], bool]
+    tell: Callable[[Event], None]
+    on_step: Callable[[float], None]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._read_at = 0.0
         #: topic -> its declaration as it was read, and its parts
         self._topics: dict[str, tuple[bytes, list[Part]]] = {}
@@ -476,7 +468,7 @@ class Upkeep:
         self._resting: dict[Hashable, float] = {}
         #: whether a topic goes to the second: then somebody sweeps after each pass
         self.expires = False
-        self._claims = ClaimSweep(runner)
+        self._claims = ClaimSweep(self._runner)
         #: topic -> what the latest pass was refused there
         self.refused: dict[str, RedisError] = {}
 
@@ -487,7 +479,7 @@ class Upkeep:
 
         Raises redis-py's error if the server cannot be reached.
         """
-        now = self._clock()
+        now = self.clock()
         self.refused = {}
         if now >= self._read_at:
             self._read_topics(now)
@@ -515,7 +507,7 @@ class Upkeep:
         declarations = (parts[0].topic.declaration for _, parts in topics.values())
         self.expires = any(declaration.kept for declaration in declarations)
         self._holding = {key for key in self._holding if key[0] in topics}
-        took = self._clock() - now
+        took = self.clock() - now
         self._read_at = now + max(REREAD, REREAD_TIMES * took)
 
     def _parts_of(self, topic: Topic) -> list[Part]:
@@ -562,7 +554,7 @@ class Upkeep:
         """Keep these parts in order; return whether there is more to do at once."""
         if not self._context.clustered:
             return self._ask(parts, [parts])
-        now = self._clock()
+        now = self.clock()
         places = {part: self._place(part) for part in parts}
         return self._ask(
             parts, [[part] for part in parts if self._resting.get(places[part], 0.0) <= now]
@@ -570,14 +562,14 @@ class Upkeep:
 
     def _ask(self, parts: list[Part], groups: list[list[Part]]) -> bool:
         calls = [keep(self._context, [(p, self._may(p)) for p in group]) for group in groups]
-        sent = self._clock()
+        sent = self.clock()
         try:
             results = self._runner.run_each(calls)
         except BROKEN:
             for group in groups:
                 self._watch(self._place(group[0])).missed()
             raise
-        received = self._clock()
+        received = self.clock()
         more = False
         broken: dict[Hashable, RedisError] = {}
         for group, result in zip(groups, results, strict=True):
@@ -585,7 +577,7 @@ class Upkeep:
             if isinstance(result, Kept):
                 step = self._watch(place).sample(result.now_us, sent, received)
                 if step > 0:
-                    self._on_step(step)
+                    self.on_step(step)
                 more = self._take(group, result) or more
             elif isinstance(result, ResponseError):
                 self._apart(group, result)
@@ -603,7 +595,7 @@ class Upkeep:
             key = part.topic.name, part.numbers[0]
             (self._holding.add if at in holding else self._holding.discard)(key)
         for event in kept.events:
-            self._tell(event)
+            self.tell(event)
         for copies, member in kept.stray:
             self._runner.client.hdel(as_bytes(copies), as_bytes(member))
         return kept.more
@@ -623,10 +615,10 @@ class Upkeep:
     def _may(self, part: Part) -> int:
         """Whether leases that have ended may be rolled back there."""
         topic = part.topic
-        if not self._in_time(topic.name, part.numbers):
+        if not self.in_time(topic.name, part.numbers):
             return MAY_NOT
         visibility = topic.declaration.limits(self._context.limits).visibility
-        return self._watch(self._place(part)).may(self._clock(), visibility)
+        return self._watch(self._place(part)).may(self.clock(), visibility)
 
     def _place(self, part: Part) -> Hashable:
         return self._runner.executor.place_of(part.topic.slot(part.numbers[0]).announced_times)

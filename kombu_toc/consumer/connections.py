@@ -6,6 +6,7 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -49,6 +50,7 @@ class Waiting(NamedTuple):
     latest: float  #: monotonic seconds when the reply is overdue
 
 
+@dataclass(eq=False)
 class PipelinedConnection:
     """Sends commands, and reads their replies when the socket has them.
 
@@ -68,28 +70,19 @@ class PipelinedConnection:
     It has seventeen fields: the eight arguments above, and what is on its way.
     """
 
-    def __init__(
-        self,
-        pool: Callable[[], redis.ConnectionPool],
-        on_open: Callable[[int, Callable[[], None]], None],
-        on_close: Callable[[int], None],
-        on_owed: Callable[[list[ScriptCall]], None],
-        metrics: Metrics,
-        *,
-        on_refused: Callable[[Waiting, ResponseError], bool] | None = None,
-        on_announcing: Callable[[ScriptCall], None] | None = None,
-        arguments: Callable[[dict[str, Any]], dict[str, Any]] = dict,
-    ) -> None:
-        self._pool = pool
-        self._on_open = on_open
-        self._on_close = on_close
-        self._on_owed = on_owed
-        self._metrics = metrics
+    _pool: Callable[[], redis.ConnectionPool]
+    _on_open: Callable[[int, Callable[[], None]], None]
+    _on_close: Callable[[int], None]
+    _on_owed: Callable[[list[ScriptCall]], None]
+    _metrics: Metrics
+    _: KW_ONLY
+    on_refused: Callable[[Waiting, ResponseError], bool] | None = None
+    on_announcing: Callable[[ScriptCall], None] | None = None
+    arguments: Callable[[dict[str, Any]], dict[str, Any]] = dict
+
+    def __post_init__(self) -> None:
         self._connection: Any = None
         self._fd: int | None = None
-        self._on_refused = on_refused
-        self._on_announcing = on_announcing
-        self._arguments = arguments
         self._waiting: deque[Waiting] = deque()
         self._used = 0.0
         #: the SHA-1 of each script that was sent whole over this connection
@@ -197,7 +190,7 @@ class PipelinedConnection:
                 self._resend(waiting)
             except ResponseError as exc:
                 waiting = self._waiting.popleft()
-                if self._on_refused is None or not self._on_refused(waiting, exc):
+                if self.on_refused is None or not self.on_refused(waiting, exc):
                     self._fail([waiting])
                     self.close()
                     if is_refused(exc):
@@ -256,7 +249,7 @@ class PipelinedConnection:
     def _open(self) -> None:
         pool = self._pool()
         self._patience = pool.connection_kwargs.get("socket_timeout") or SOCKET_TIMEOUT
-        arguments = self._arguments(pool.connection_kwargs)
+        arguments = self.arguments(pool.connection_kwargs)
         connection = pool.connection_class(**arguments)
         connection.connect()
         connection.send_command("CLIENT", "ID")
@@ -278,8 +271,8 @@ class PipelinedConnection:
     def _announce(self, call: ScriptCall, reply: Any) -> None:
         """Hand over what a script has announced and could not write itself."""
         announcing = call.announcing(reply)
-        if announcing is not None and self._on_announcing is not None:
-            self._on_announcing(announcing)
+        if announcing is not None and self.on_announcing is not None:
+            self.on_announcing(announcing)
 
     def _resend(self, waiting: Waiting) -> None:
         # The server has forgotten its scripts (a restart, SCRIPT FLUSH): the text goes along.
@@ -350,6 +343,7 @@ SLOW = 1.0
 LOOK_AGAIN = 0.5
 
 
+@dataclass(eq=False)
 class ClusterConnections:
     """Connections to the nodes, used as one :class:`PipelinedConnection`. Each call goes to
     the node of its keys.
@@ -362,21 +356,14 @@ class ClusterConnections:
     on_open, on_close, on_owed, metrics: as those of each connection
     """
 
-    def __init__(
-        self,
-        client: ClusterClient,
-        on_open: Callable[[int, Callable[[], None]], None],
-        on_close: Callable[[int], None],
-        on_owed: Callable[[list[ScriptCall]], None],
-        metrics: Metrics,
-        on_refused: Callable[[Waiting, ResponseError], bool] | None = None,
-    ) -> None:
-        self._client = client
-        self._refuses = on_refused
-        self._on_open = on_open
-        self._on_close = on_close
-        self._on_owed = on_owed
-        self._metrics = metrics
+    _client: ClusterClient
+    _on_open: Callable[[int, Callable[[], None]], None]
+    _on_close: Callable[[int], None]
+    _on_owed: Callable[[list[ScriptCall]], None]
+    _metrics: Metrics
+    _refuses: Callable[[Waiting, ResponseError], bool] | None = None
+
+    def __post_init__(self) -> None:
         self._connections: dict[Place, PipelinedConnection] = {}
         #: nodes that cannot be reached
         self._resting: RestingNodes[Place] = RestingNodes()

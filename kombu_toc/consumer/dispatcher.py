@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..center.clock import STEP
@@ -80,28 +81,24 @@ MAX_QUEUED = 0.05
 LATE_US = 5_000
 
 
+@dataclass(eq=False)
 class Dispatcher:
     """Takes from the due queue; states: the consumers, by whom they deliver to."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        clock: ServerClock,
-        states: dict[Any, ConsumerState],
-        metrics: Metrics,
-    ) -> None:
+    _loop: Loop
+    _clock: ServerClock
+    _states: dict[Any, ConsumerState]
+    _metrics: Metrics
+
+    def __post_init__(self) -> None:
         self.due = DueQueue()
         self.pool_first = YieldToPool()
         #: how much was delivered since somebody set this to 0
         self.delivered = 0
         #: whether no more than one message is to be delivered for now
         self.one = False
-        self._loop = loop
-        self._clock = clock
-        self._states = states
-        self._metrics = metrics
-        self._alarm = Alarm(loop, self._on_alarm)
-        self._queued_alarm = Alarm(loop, self._watch_queued, early=0.0)
+        self._alarm = Alarm(self._loop, self._on_alarm)
+        self._queued_alarm = Alarm(self._loop, self._watch_queued, early=0.0)
 
     @property
     def enough(self) -> bool:

@@ -487,6 +487,7 @@ def due_entries(
 # -- passes on claims of slots that other workers prefer
 
 
+@dataclass(eq=False)
 class ClaimForwarder:
     """Passes on claims of slots that are left to others: announces them where these listen, and
     keeps them, to see a second after their time whether they were served.
@@ -495,23 +496,13 @@ class ClaimForwarder:
     next_number: a number that is higher than all before
     """
 
-    def __init__(
-        self,
-        preferred: PreferredSlots,
-        due: DueQueue,
-        outbox: Outbox,
-        clock: ServerClock,
-        loop: Loop,
-        topic_of: Callable[[str, int], Topic],
-        next_number: Callable[[], int],
-    ) -> None:
-        self._preferred = preferred
-        self._due = due
-        self._outbox = outbox
-        self._clock = clock
-        self._loop = loop
-        self._topic_of = topic_of
-        self._next_number = next_number
+    _preferred: PreferredSlots
+    _due: DueQueue
+    _outbox: Outbox
+    _clock: ServerClock
+    _loop: Loop
+    _topic_of: Callable[[str, int], Topic]
+    _next_number: Callable[[], int]
 
     def take(self, claim: Claim, state: ConsumerState) -> bool:
         """Take a claim if others prefer its slot; whether they do."""

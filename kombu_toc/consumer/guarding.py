@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -55,19 +56,19 @@ class _Asked(NamedTuple):
     until: float  #: monotonic seconds
 
 
+@dataclass(eq=False)
 class Guarding:
     """What a poller has asked about. Used by its loop, but for what says otherwise.
 
     on_judged: told what comes of it
     """
 
-    def __init__(
-        self, guard: Guard, center: TimeoutCenter, loop: Loop, on_judged: OnJudged
-    ) -> None:
-        self._guard = guard
-        self._center = center
-        self._loop = loop
-        self._on_judged = on_judged
+    _guard: Guard
+    _center: TimeoutCenter
+    _loop: Loop
+    _on_judged: OnJudged
+
+    def __post_init__(self) -> None:
         self._numbers = count()
         #: in the order in which they are waited for
         self._asked: dict[int, _Asked] = {}

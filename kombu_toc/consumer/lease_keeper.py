@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from redis import exceptions
@@ -44,6 +45,7 @@ from .upkeeper import Look, Upkeeper, sweep
 MAX_NAMED = 10
 
 
+@dataclass(eq=False)
 class Beat:
     """Sees to what a process holds. For one thread, which waits for the server.
 
@@ -52,17 +54,12 @@ class Beat:
     due: tells monotonic seconds of the next beat
     """
 
-    def __init__(
-        self,
-        holdings: HeldResources,
-        log: DeferredLog,
-        beat_within: Callable[[float], None],
-        due: Callable[[], float],
-    ) -> None:
-        self._holdings = holdings
-        self._log = log
-        self._beat_within = beat_within
-        self._due = due
+    _holdings: HeldResources
+    _log: DeferredLog
+    _beat_within: Callable[[float], None]
+    _due: Callable[[], float]
+
+    def __post_init__(self) -> None:
         #: queues that could not be refreshed
         self._unrefreshed: set[str] = set()
         self._swept = 0.0

@@ -29,17 +29,14 @@ class WorkerPolicy(Protocol):
     @property
     def prefetches(self) -> bool:
         """Whether more may be fetched than could start at once."""
-        return True
 
     @property
     def accepts_early(self) -> bool:
         """Whether :meth:`wants_early` is worth a question."""
-        return False
 
     @property
     def queues_in_pool(self) -> bool:
         """Whether the pool has a queue of its own, which :meth:`take_queued` can take from."""
-        return False
 
     def idle_slots(self) -> int | None:
         """How many tasks could start at once; negative if more are queued than can start.
@@ -102,6 +99,9 @@ class WorkerPolicy(Protocol):
 
 class DefaultPolicy(WorkerPolicy):
     """A plain consumer's: it takes what its prefetch count allows, and keeps nothing."""
+
+    prefetches = True
+    accepts_early = queues_in_pool = False
 
 
 class EarlyMessage(Protocol):

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 REREAD = 4.0
 
 
+@dataclass(eq=False)
 class Rereading:
     """Reads it along with what is sent anyway.
 
@@ -52,19 +54,13 @@ class Rereading:
     on_lost: called when a topic is gone that is consumed here
     """
 
-    def __init__(
-        self,
-        center: TimeoutCenter,
-        work: Connection,
-        states: Mapping[Any, ConsumerState],
-        on_resumed: Callable[[set[str]], None],
-        on_lost: Callable[[], None],
-    ) -> None:
-        self._center = center
-        self._work = work
-        self._states = states
-        self._on_resumed = on_resumed
-        self._on_lost = on_lost
+    _center: TimeoutCenter
+    _work: Connection
+    _states: Mapping[Any, ConsumerState]
+    _on_resumed: Callable[[set[str]], None]
+    _on_lost: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._paused: set[str] = set()
         self._at = 0.0
         #: the limits of topics as they were last read

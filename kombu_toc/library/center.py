@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
 from typing import Any
 
 from ..center.calls import ADD, PutRequest, ScheduleChange
@@ -27,6 +28,7 @@ from .records import Key, Row, identity_of, ids_of, key_of, lease_us, named, now
 UNDER_WAY_US = 5_000_000
 
 
+@dataclass(eq=False)
 class OpenLibrary:
     """The recorder of a process as a center uses it, and what can be asked of the record: see
     :class:`kombu_toc.center.recording.Recorder`.
@@ -34,16 +36,15 @@ class OpenLibrary:
     center: whose methods are recorded
     """
 
-    def __init__(
-        self, recorder: Recorder, library: Library, far: FarMessages, center: TimeoutCenter
-    ) -> None:
-        self.recorder = recorder
-        self.library = library
-        self.far = far
-        self._center = center
-        self.server_time = ServerTime(center.client)
+    recorder: Recorder
+    library: Library
+    far: FarMessages
+    _center: TimeoutCenter
+
+    def __post_init__(self) -> None:
+        self.server_time = ServerTime(self._center.client)
         #: the topic of that name, if it is known; asks nobody
-        self.topic_of: Callable[[str], Topic | None] = center.registry.known
+        self.topic_of: Callable[[str], Topic | None] = self._center.registry.known
 
     # -- what is put
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -190,6 +191,7 @@ class Guard:
         )
 
 
+@dataclass(eq=False)
 class Asker:
     """Asks one database, by a thread of its own; any thread may call it.
 
@@ -197,19 +199,13 @@ class Asker:
     patience: seconds for which whoever asks waits
     """
 
-    def __init__(
-        self,
-        store: Store,
-        database: Database,
-        ready: Callable[[], None],
-        worker: Callable[[], str],
-        patience: float,
-    ) -> None:
-        self._patience = patience
-        self._store = store
-        self._database = database
-        self._ready = ready
-        self._worker = worker
+    _store: Store
+    _database: Database
+    _ready: Callable[[], None]
+    _worker: Callable[[], str]
+    _patience: float
+
+    def __post_init__(self) -> None:
         self.after_fork()
 
     def after_fork(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -227,23 +228,19 @@ class _Head(NamedTuple):
     topic: str | None
 
 
+@dataclass(eq=False)
 class Loader:
     """One process's part in it; used by one thread.
 
     doubtful: told of rows that were put, when it is not known whether their rows say so
     """
 
-    def __init__(
-        self,
-        far: FarStore,
-        center: TimeoutCenter,
-        putter: Putter,
-        doubtful: Callable[[Sequence[Row]], None],
-    ) -> None:
-        self._far = far
-        self._center = center
-        self._putter = putter
-        self._doubtful = doubtful
+    _far: FarStore
+    _center: TimeoutCenter
+    _putter: Putter
+    _doubtful: Callable[[Sequence[Row]], None]
+
+    def __post_init__(self) -> None:
         #: monotonic seconds of the next looks
         self._next_look = self._next_all = 0.0
         self._queues: dict[str, Declaration] = {}

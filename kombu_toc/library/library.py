@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..center.calls import PutRequest
@@ -40,21 +41,15 @@ MOST = 1 << 31
 SECONDS = 9e12
 
 
+@dataclass(eq=False)
 class Library:
     """What can be asked of the record, and done to what is found: see
     :class:`kombu_toc.center.recording.TaskLibrary`."""
 
-    def __init__(
-        self,
-        store: Store,
-        center: TimeoutCenter,
-        another: Callable[[], TimeoutCenter],
-        ready: Any,
-    ) -> None:
-        self.store = store
-        self._another = another
-        self._center = center
-        self._ready = ready
+    store: Store
+    _center: TimeoutCenter
+    _another: Callable[[], TimeoutCenter]
+    _ready: Any
 
     def find(
         self,

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -59,6 +60,7 @@ class _Part(NamedTuple):
     withdrawn: list[Made]
 
 
+@dataclass(eq=False)
 class Backlog:
     """Rows and events that are to be written. Any thread may call it.
 
@@ -66,15 +68,11 @@ class Backlog:
     count: is told the queue of each message whose record is given up
     """
 
-    def __init__(
-        self,
-        store: Store,
-        ready: Callable[[Sequence[Database]], None],
-        count: Callable[[str], None],
-    ) -> None:
-        self._store = store
-        self._ready = ready
-        self._count = count
+    _store: Store
+    _ready: Callable[[Sequence[Database]], None]
+    _count: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         #: held by who writes
         self._writing = threading.Lock()

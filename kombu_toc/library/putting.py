@@ -6,6 +6,7 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..center.center import TimeoutCenter
@@ -81,6 +82,7 @@ def is_anothers(row: Row, result: Any) -> bool:
 # -- puts the messages of rows into Redis, many at once
 
 
+@dataclass(eq=False)
 class Putter:
     """Puts rows back.
 
@@ -88,15 +90,11 @@ class Putter:
     on_kept: told the rows whose messages are not put, because others have their unique keys
     """
 
-    def __init__(
-        self,
-        center: TimeoutCenter,
-        declarations: Callable[[], Mapping[str, Declaration]],
-        on_kept: Callable[[list[Row]], None] = lambda rows: None,
-    ) -> None:
-        self._center = center
-        self._on_kept = on_kept
-        self.declarations = declarations
+    _center: TimeoutCenter
+    declarations: Callable[[], Mapping[str, Declaration]]
+    _on_kept: Callable[[list[Row]], None] = lambda rows: None
+
+    def __post_init__(self) -> None:
         #: rows that were not put, because they have expired: whoever has them put records that
         self.expired: list[Row] = []
 

@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -143,25 +144,22 @@ def reading_ahead(source: Iterator[T]) -> Iterator[Iterator[T]]:
         yield ahead()
 
 
+@dataclass(eq=False)
 class Rebuild:
     """One rebuild. What is done already is found out as it goes: it can be repeated.
 
     ready: raises LibraryError if these databases cannot be used
     """
 
-    def __init__(
-        self,
-        store: Store,
-        center: TimeoutCenter,
-        ready: Callable[[Sequence[Database]], None] = lambda databases: None,
-    ) -> None:
-        self._store = store
-        self._center = center
-        self._ready = ready
+    _store: Store
+    _center: TimeoutCenter
+    _ready: Callable[[Sequence[Database]], None] = lambda databases: None
+
+    def __post_init__(self) -> None:
         #: the databases that are away, and what has said so
         self._away: dict[Database, LibraryError] = {}
-        self._putter = Putter(center, store.topics, store.take_over)
-        self._returner = Returner(store, center, self._putter)
+        self._putter = Putter(self._center, self._store.topics, self._store.take_over)
+        self._returner = Returner(self._store, self._center, self._putter)
         self._doubts: deque[_Doubt] = deque()
         self._name = f"rebuild/{os.urandom(6).hex()}"
         self._claims = 0
@@ -579,6 +577,7 @@ class Reconciler:
                     kept.pop(key)
 
 
+@dataclass(eq=False)
 class Comparison:
     """Everything that disagrees: what is found is looked at once more after a moment, for much is
     on its way.
@@ -586,15 +585,9 @@ class Comparison:
     sleep: waits for so many seconds
     """
 
-    def __init__(
-        self,
-        store: Store,
-        center: TimeoutCenter,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._store = store
-        self._center = center
-        self._sleep = sleep
+    _store: Store
+    _center: TimeoutCenter
+    sleep: Callable[[float], None] = time.sleep
 
     def run(self, *, fix: bool = False) -> Iterator[Disagreement]:
         """Yield what disagrees; with `fix`, mend it."""
@@ -617,7 +610,7 @@ class Comparison:
         self, suspects: Sequence[Row], messages: Sequence[tuple[Found, Key]], fix: bool
     ) -> Iterator[Disagreement]:
         """Yield what disagrees still, of what did a moment ago."""
-        self._sleep(UNDER_WAY_US / 1e6)
+        self.sleep(UNDER_WAY_US / 1e6)
         again = {row.key: row for row in self._store.of_keys([row.key for row in suspects])}
         rows = [row for row in suspects if again.get(row.key, row._replace(body=b"")) == row]
         states = states_in_redis(self._center, rows)

@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from secrets import token_urlsafe
@@ -269,6 +269,7 @@ class Prepared(NamedTuple):
     claim: Claim | None
 
 
+@dataclass(eq=False)
 class Publisher:
     """Publishes for a channel. Threads may share it.
 
@@ -277,19 +278,13 @@ class Publisher:
     on_missed: called with a key whose node of a Cluster cannot be reached
     """
 
-    def __init__(
-        self,
-        center: TimeoutCenter,
-        settings: Settings,
-        topic_of: Callable[[str], Topic],
-        priority_of: Callable[[dict[str, Any]], int],
-        on_missed: Callable[[str | bytes], None],
-    ) -> None:
-        self._center = center
-        self._settings = settings
-        self._topic_of = topic_of
-        self._priority_of = priority_of
-        self._on_missed = on_missed
+    _center: TimeoutCenter
+    _settings: Settings
+    _topic_of: Callable[[str], Topic]
+    _priority_of: Callable[[dict[str, Any]], int]
+    _on_missed: Callable[[str | bytes], None]
+
+    def __post_init__(self) -> None:
         #: process, name, numbers
         self._producer: tuple[int, str, Iterator[int]] | None = None
         self._clock = SendersClock()

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -67,23 +68,19 @@ _RABBITMQS = frozenset(
 )
 
 
+@dataclass(eq=False)
 class Queues:
     """The queues that a channel has declared or sends to.
 
     holder: by which the lease keeper knows who uses a transient queue
     """
 
-    def __init__(
-        self,
-        center: TimeoutCenter,
-        settings: Settings,
-        lease_keeper: LeaseKeeper,
-        holder: Hashable,
-    ) -> None:
-        self._center = center
-        self._settings = settings
-        self._lease_keeper = lease_keeper
-        self._holder = holder
+    _center: TimeoutCenter
+    _settings: Settings
+    _lease_keeper: LeaseKeeper
+    _holder: Hashable
+
+    def __post_init__(self) -> None:
         #: milliseconds for which a transient queue outlives its last refresh. That is at least
         #: toc_stale_after, also with a shorter x-expires: it is refreshed by a thread of whoever
         #: uses it, and must outlive a process that stands still or reconnects.
@@ -458,6 +455,7 @@ class Exchanges:
 # -- queues that are bound to fanout exchanges
 
 
+@dataclass(eq=False)
 class BroadcastQueues:
     """The queues of a channel that are bound to fanout exchanges.
 
@@ -468,15 +466,11 @@ class BroadcastQueues:
     unfollow: ends the reading of a subscription
     """
 
-    def __init__(
-        self,
-        center: TimeoutCenter,
-        identity: Hashable,
-        unfollow: Callable[[Subscription], object],
-    ) -> None:
-        self._center = center
-        self._identity = identity
-        self._unfollow = unfollow
+    _center: TimeoutCenter
+    _identity: Hashable
+    _unfollow: Callable[[Subscription], object]
+
+    def __post_init__(self) -> None:
         #: queues that go away by themselves: what is read for each binding
         self._reading: dict[str, list[Subscription]] = {}
         #: queues that go away by themselves and are topics, for they are bound to other exchanges

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
@@ -203,6 +204,7 @@ class Owner(Protocol):
         """Where a delivered message waits to be acknowledged."""
 
 
+@dataclass(eq=False)
 class Receiver:
     """Delivers to the consumers of a channel: these methods are what the poller calls.
 
@@ -210,19 +212,13 @@ class Receiver:
     subscriptions: gives those by which broadcasts are read for a queue
     """
 
-    def __init__(
-        self,
-        channel: Owner,
-        center: TimeoutCenter,
-        poller: Poller,
-        lease_keeper: LeaseKeeper,
-        subscriptions: Callable[[str], list[Subscription]],
-    ) -> None:
-        self._channel = channel
-        self._center = center
-        self._poller = poller
-        self._lease_keeper = lease_keeper
-        self._subscriptions = subscriptions
+    _channel: Owner
+    _center: TimeoutCenter
+    _poller: Poller
+    _lease_keeper: LeaseKeeper
+    _subscriptions: Callable[[str], list[Subscription]]
+
+    def __post_init__(self) -> None:
         #: queue -> who consumes it
         self._consumers: dict[str, _Consumer] = {}
         #: asked before a firing of a schedule is delivered, with what it came as and its name:

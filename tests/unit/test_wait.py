@@ -212,7 +212,7 @@ def test_a_pop_that_found_nothing_for_long_holds_nothing_of_it() -> None:
     found = Gathered(1)
     for _ in range(1000):
         found.add("mail", popped())
-    assert len(found._others) == 1
+    assert len(found._parts) == 1
 
 
 def test_topics_and_times_that_make_no_sense_are_refused_by_name() -> None:
