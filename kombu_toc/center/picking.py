@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 
 from ..errors import ConfigurationError
 from ..model.keys import Slot
-from ..model.results import WAITING, Delivery, Found, Popped
+from ..model.results import WAITING, Delivery, Found, Popped, merge_popped
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, as_bytes, texts
 from .calls import Context, lease_ms, own_of, read_deliveries, terms_of
@@ -344,7 +344,7 @@ class _Picks:
     def popped(self) -> Popped:
         """All of it as one result."""
         self.messages.sort(key=lambda message: (message.step, message.score))
-        return Popped.merged(self._parts, self._more, self.messages)
+        return merge_popped(self._parts, self._more, self.messages)
 
 
 def _digest(body: bytes) -> bytes:

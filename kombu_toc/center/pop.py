@@ -15,7 +15,7 @@ from ..metrics.counters import TopicCounts
 from ..model import scores
 from ..model.delivery import shown
 from ..model.keys import check_name
-from ..model.results import DEAD, Delivery, Found, Popped, Settled
+from ..model.results import DEAD, Delivery, Found, Popped, Settled, merge_popped
 from ..model.topic import Topic, base_of
 from ..scripts.call import ScriptCall, as_bytes, load, text
 from .calls import (
@@ -412,7 +412,7 @@ class Deliveries(CenterPart):
             popped = ask(request._replace(name=name, recover=0))
             parts.append(popped)
         if len(parts) > 1:
-            popped = Popped.merged(parts, popped.more, popped.messages)
+            popped = merge_popped(parts, popped.more, popped.messages)
         for kept in noted:
             for event in kept.events:
                 popped.rolled_back.extend(event.rolled_back)

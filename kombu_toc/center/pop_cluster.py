@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
-from ..model.results import Delivery, Popped
+from ..model.results import Delivery, Popped, merge_popped
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall
 from .calls import Commands, PopRequest, divide_evenly
@@ -126,7 +126,7 @@ class _Pop(CenterPart):
             if not messages:
                 raise error
             logger.warning("cannot pop some slots of %r for now: %s", self._topic.name, error)
-        popped = Popped.merged(self._parts, bool(heads), messages)
+        popped = merge_popped(self._parts, bool(heads), messages)
         return popped._replace(errors=list(self._errors.values()))
 
     def _divided(self, heads: dict[int, SlotHeads], left: int) -> dict[int, int]:

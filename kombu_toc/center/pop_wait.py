@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from ..client.cluster import is_passing
 from ..client.errors import translated
 from ..errors import ServerError
-from ..model.results import Delivery, Popped
+from ..model.results import Delivery, Popped, merge_popped
 from ..scripts.call import as_bytes, pack_command
 from .calls import divide_evenly
 from .runner import BROKEN
@@ -235,7 +235,7 @@ class Gathered:
 
     def result(self) -> Popped:
         """All of it."""
-        made = Popped.merged(self._parts, any(self._more.values()), self._messages)
+        made = merge_popped(self._parts, any(self._more.values()), self._messages)
         return made._replace(now_us=self._now_us)
 
 

@@ -183,7 +183,9 @@ class PutMany:
         self._commands = commands
         self._topic = topic
         self._messages = _read(messages)
-        self._results: list[Any] = [None] * len(self._messages)
+        #: of each message a Put, the error of who knows that it was not put or does not know
+        #: whether it was, or None if it was not sent
+        self.results: list[Any] = [None] * len(self._messages)
         #: of each, its time and its traits as scripts read them
         self._said = [
             (_when(number, one.id, one.at, one.delay), _traits(number, one))
@@ -243,18 +245,12 @@ class PutMany:
         """The messages at these places are kept elsewhere."""
         self._left_out = places
         for place in places:
-            self._results[place] = Put(self._messages[place].id, ADDED)
+            self.results[place] = Put(self._messages[place].id, ADDED)
 
     @property
     def near_results(self) -> list[Any]:
         """As :attr:`results`, of those that are not left out."""
-        return [one for place, one in enumerate(self._results) if place not in self._left_out]
-
-    @property
-    def results(self) -> list[Any]:
-        """Of each message a Put, the error of who knows that it was not put or does not know
-        whether it was, or None if it was not sent."""
-        return self._results
+        return [one for place, one in enumerate(self.results) if place not in self._left_out]
 
     def next_calls(self) -> list[ScriptCall]:
         """The calls that are to be sent next, together."""
@@ -310,7 +306,7 @@ class PutMany:
         shortage: too few replicas have what they added
         """
         self._shortage = self._shortage or shortage
-        put, messages = self._results, self._messages
+        put, messages = self.results, self._messages
         for numbers, result in zip(self._sent, results, strict=True):
             if isinstance(result, PutTogether):
                 now = result.now_us
@@ -336,7 +332,7 @@ class PutMany:
 
     def _refuse(self, number: int, error: Exception) -> None:
         """A message was not put because of a rate; others may be, of other keys."""
-        self._results[number] = error
+        self.results[number] = error
         self._refused.append(cast(RateLimitedError, error))
 
     def fail(self, error: Exception) -> None:
@@ -346,7 +342,7 @@ class PutMany:
     def finish(self) -> list[Put]:
         """What became of each message. Raises PutManyError, RateLimitedError or ReplicationError if
         not all are put for sure, or not on enough replicas."""
-        found = self._results
+        found = self.results
         if self._error is not None:
             raise self._not_all()
         if self._refused:
@@ -358,7 +354,7 @@ class PutMany:
         return found
 
     def _not_all(self) -> PutManyError:
-        found, error = self._results, cast(Exception, self._error)
+        found, error = self.results, cast(Exception, self._error)
         unsent = ServerError(f"it was not sent, because another message was refused: {error}")
         found = [unsent if result is None else result for result in found]
         failed = [at for at, result in enumerate(found) if isinstance(result, Exception)]
@@ -372,7 +368,7 @@ class PutMany:
         return made
 
     def _too_many(self) -> RateLimitedError:
-        found, refused = self._results, self._refused
+        found, refused = self.results, self._refused
         soonest = min(refused, key=lambda error: error.retry_after)
         return RateLimitedError(
             f"{len(refused)} of {len(found)} messages were not put: {soonest}. The error's results "

@@ -137,7 +137,7 @@ class Outbox:
         ended. Whoever crashes meanwhile does not have it delivered again.
 
         buries: it is dead then, and not gone
-        on_end: is called when it has ended: see :meth:`.early_acks.EarlyAcks.add`
+        on_end: is called when it has ended: see :meth:`.holdings.EarlyAcks.add`
         """
         self._leases.early_acks.add(policy, execution, delivery, on_end)
         if self._loop.hub is not None:

@@ -20,7 +20,7 @@ from . import outbox, statuses
 from .dead import DeadLetters
 from .horizon import FarMessages, is_far
 from .library import Library, ServerTime
-from .putting import MISSING, states_in_redis
+from .putting import missing_of
 from .recorder import Recorder, logger
 from .records import Key, Row, identity_of, ids_of, key_of, lease_us, named, now_us, row_of, stem_of
 
@@ -127,9 +127,7 @@ class OpenLibrary:
                     and one.token != row.token
                     and one.status == statuses.PENDING
                 ]
-                states = states_in_redis(self._center, others)
-                pairs = zip(others, states, strict=True)
-                self.recorder.store.take_over([one for one, state in pairs if state == MISSING])
+                self.recorder.store.take_over(missing_of(self._center, others))
             except LibraryError as exc:
                 logger.warning(
                     "message %s has taken the place of another, whose row stays for now: %s",
@@ -139,8 +137,7 @@ class OpenLibrary:
     def repeated(self, rows: Sequence[Row | None]) -> None:
         """These had been put before: what has ended since has no row."""
         some = [row for row in rows if row is not None]
-        states = states_in_redis(self._center, some)
-        self.withdraw([row for row, one in zip(some, states, strict=True) if one == MISSING])
+        self.withdraw(missing_of(self._center, some))
 
     def replace_far(self, topic: Topic, request: PutRequest) -> Put | None:
         """Give body and time of a message to the newest one of its id, if that is far ahead; None
@@ -386,8 +383,7 @@ class OpenLibrary:
             gone = [row.key for row in rows if row.status == statuses.PENDING]
             taken = [row for row in rows if row.status == statuses.TAKEN]
             lost = [row for row in taken if row.modified_us + lease_us(row, limits) < now_us()]
-            states = states_in_redis(self._center, lost)
-            gone += [row.key for row, state in zip(lost, states, strict=True) if state == MISSING]
+            gone += [row.key for row in missing_of(self._center, lost)]
             self.recorder.end(gone, statuses.CANCELLED)
 
     def forgotten(self, topic: str) -> None:

@@ -35,7 +35,7 @@ from ..model.topic import Topic
 from . import statuses
 from .dead import DeadLetters
 from .guard import ends_of, over_of
-from .putting import MISSING, states_in_redis
+from .putting import missing_of
 from .rebuild import key_of
 from .records import TOLD_HEADERS, Event, Key, Row, identity_of, ids_of, now_us, row_of_message
 from .shards import Database
@@ -305,7 +305,7 @@ class Behind:
                     moved.append(row)
         if rows or dead:
             for topic in {one.name: one for one, *_ in part}.values():
-                self._store.note_topic(topic.name, topic.declaration, database)
+                self._store.declarations.note(topic.name, topic.declaration, database)
         if not self._insert(list(rows.values())):
             DeadLetters(self._store).go_on(self._center, list(rows.values()))
         for row in moved:
@@ -386,11 +386,9 @@ class Behind:
             for row in self._store.of_ids(wanted)
             if row.id in ids.get(row.topic, ()) and row.place == statuses.IN_REDIS
         ]
-        states = states_in_redis(self._center, rows)
         return [
             Event(row.key, statuses.CANCELLED, now_us(), 0, "", "", ({}, 0))
-            for row, state in zip(rows, states, strict=True)
-            if state == MISSING
+            for row in missing_of(self._center, rows)
         ]
 
     # -- what is not logged
@@ -441,10 +439,9 @@ class Behind:
     def _write_seen(self, look: _Look, database: Database, rows: Sequence[Row]) -> None:
         """Write the rows of what a look has seen."""
         topic = look.topic
-        self._store.note_topic(topic.name, topic.declaration, database)
+        self._store.declarations.note(topic.name, topic.declaration, database)
         self._insert(rows)
-        states = states_in_redis(self._center, rows)
-        gone = [row.key for row, state in zip(rows, states, strict=True) if state == MISSING]
+        gone = [row.key for row in missing_of(self._center, rows)]
         if gone and all(self._lengths([(topic, slot) for slot, _ in look.marks])):
             self._store.forget(gone)  # not if everything was lost just now
 

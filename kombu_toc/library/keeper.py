@@ -178,7 +178,7 @@ class Keeper:
         }
         for name, declaration in off.items():
             if self._off.get(name) != declaration:
-                self._store.note_topic(name, declaration)
+                self._store.declarations.note(name, declaration)
         self._off = off
 
     def _prune_if_due(self) -> None:

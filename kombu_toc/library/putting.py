@@ -206,6 +206,12 @@ def states_in_redis(center: TimeoutCenter, rows: Sequence[Row]) -> list[str]:
     return found
 
 
+def missing_of(center: TimeoutCenter, rows: Sequence[Row]) -> list[Row]:
+    """The rows whose messages are not in Redis."""
+    states = zip(rows, states_in_redis(center, rows), strict=True)
+    return [row for row, state in states if state == MISSING]
+
+
 def _states(center: TimeoutCenter, rows: Sequence[Row]) -> list[str]:
     found = [MISSING] * len(rows)
     # Each slot is asked once for all: there may be many that merely wait for a worker.

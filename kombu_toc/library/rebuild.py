@@ -27,7 +27,7 @@ from ..model.results import IN_FLIGHT, WAITING, Found
 from . import statuses
 from .dead import DeadLetters
 from .guard import ended_rows, over_of
-from .putting import DEAD, MISSING, THERE, Putter, states_in_redis
+from .putting import DEAD, MISSING, THERE, Putter, missing_of, states_in_redis
 from .records import (
     Event,
     Key,
@@ -322,8 +322,7 @@ class Rebuild:
         # What is due, and not in Redis, may be with a worker, or have just been: that is not known
         # here before the worker has said so.
         now = time.monotonic()
-        states = states_in_redis(self._center, near)
-        held = [row for row, state in zip(near, states, strict=True) if state == MISSING]
+        held = missing_of(self._center, near)
         for row in held:
             # By the clock of its sender, which may be wrong.
             young = min(max(YOUNG - (now_us() - row.created_us) / 1e6, 0.0), YOUNG)
@@ -347,8 +346,7 @@ class Rebuild:
                 moments = self._store.moments([row.key for row in some])
                 number += len(some)
                 same += [row for row in some if moments.get(row.key) == row.modified_us]
-        states = states_in_redis(self._center, same)
-        missing = [row for row, state in zip(same, states, strict=True) if state == MISSING]
+        missing = missing_of(self._center, same)
         found = self._sorted(missing)
         lost = len(missing) - found.number  # those of a database that has just gone away
         yield found._replace(number=number - lost, ended=found.ended + number - len(same))
@@ -653,9 +651,7 @@ class Comparison:
         if new:
             self._store.insert(new)
             # What was handled before has ended, and whoever has done that has said so.
-            states = states_in_redis(self._center, new)
-            gone = [row.key for row, state in zip(new, states, strict=True) if state == MISSING]
-            self._store.forget(gone)
+            self._store.forget([row.key for row in missing_of(self._center, new)])
             # What was requeued by somebody who does not know the library has one already.
             DeadLetters(self._store).requeued([(row.topic, row.id) for row in new])
         self._center.cancel(

@@ -84,15 +84,22 @@ class Recorder:
     ) -> None:
         self.store = store
         self._count = count
-        self._backlog = Backlog(store, ready, count)
         self._retention = retention
         self._make_center = make_center
         self.ready = ready
         self._required = required
-        self.worker = f"{_host}:{os.getpid()}"
+        self._begin()
         #: what consumers note, until it is to be written
         self.gathering = Gathering(self._backlog, self.worker)
+        #: says of queues with ``x-guard`` what has ended
+        self.guard = Guard(store, ready, self.gather, lambda: self.worker, patience)
+
+    def _begin(self) -> None:
+        """Have nothing, and no thread."""
         self._pid = os.getpid()
+        self.worker = f"{_host}:{self._pid}"
+        self._backlog = Backlog(self.store, self.ready, self._count)
+        self.schedules = Schedules(self.store)
         self._lock = threading.Lock()
         self._bell = threading.Event()
         self._thread: threading.Thread | None = None
@@ -108,12 +115,10 @@ class Recorder:
         self._committed: dict[str, Declaration] = {}
         #: monotonic seconds until which Redis is not asked by those who send
         self.away_until = 0.0
+        # Of a child: its parent uses the connections to Redis, so they are not closed.
         self._keeper: Keeper | None = None
         self._consumes = False
         self._not_put = False
-        self.schedules = Schedules(store)
-        #: says of queues with ``x-guard`` what has ended
-        self.guard = Guard(store, ready, self.gather, lambda: self.worker, patience)
 
     # -- what is sent
 
@@ -134,7 +139,7 @@ class Recorder:
             try:
                 self.ready([database])
                 if topic is not None:
-                    owed = self.store.note_topic(topic.name, topic.declaration, database)
+                    owed = self.store.declarations.note(topic.name, topic.declaration, database)
                     if owed:
                         self._start()
                 self.store.insert(some)
@@ -165,7 +170,7 @@ class Recorder:
         try:
             for database in databases:
                 self.ready([database])
-                if self.store.note_topic(topic.name, topic.declaration, database):
+                if self.store.declarations.note(topic.name, topic.declaration, database):
                     self._start()
             self.store.insert(rows)
         except LibraryError as exc:
@@ -323,20 +328,9 @@ class Recorder:
         """This is a child of the process that has made it: what that has gathered, and its
         connections, are its own."""
         self.store.shards.close(inherited=True)
-        self.schedules = Schedules(self.store)
         self.guard.after_fork()
-        # Its connections to Redis are not closed: the parent uses them.
-        self._keeper = None
-        self._pid = os.getpid()
-        self.worker = f"{_host}:{self._pid}"
-        self._lock = threading.Lock()
-        self._bell = threading.Event()
-        self._backlog = Backlog(self.store, self.ready, self._count)
+        self._begin()
         self.gathering.after_fork(self._backlog, self.worker)
-        self._thread, self.running = None, {}
-        self._consumes = self._not_put = False
-        self._expected, self._declared, self._committed = {}, {}, {}
-        self._stopping, self.away_until = False, 0.0
 
     def close(self) -> None:
         """Write what there is, and end the thread."""
@@ -430,14 +424,14 @@ class Recorder:
             # Not before: SQLite has one writer, which was the caller.
             declaration = self._declared.pop(topic, None)
             if declaration is not None:
-                self.store.note_topic(topic, declaration)
+                self.store.declarations.note(topic, declaration)
         with self._lock:
             for key in put:
                 self._expected.pop(key, None)
 
     def _note_committed(self) -> None:
         for name in list(self._committed):
-            self.store.note_topic(name, self._committed[name])
+            self.store.declarations.note(name, self._committed[name])
             self._committed.pop(name)
 
     def _touch(self) -> None:

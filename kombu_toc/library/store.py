@@ -345,12 +345,6 @@ class Store:
 
         return shard.database.run(work)
 
-    def note_topic(
-        self, name: str, declaration: Declaration, database: Database | None = None
-    ) -> bool:
-        """As :meth:`.declarations.Declarations.note`."""
-        return self.declarations.note(name, declaration, database)
-
     def topics(self) -> dict[str, Declaration]:
         """What queues were declared with: see :meth:`.declarations.Declarations.all`."""
         return {name: kept.declared for name, kept in self.declarations.all().items()}

@@ -251,16 +251,15 @@ class Popped(NamedTuple):
     #: why slots of other nodes of a Cluster gave nothing, although there are messages of some
     errors: list[Exception] = []
 
-    @classmethod
-    def merged(cls, parts: Sequence[Popped], more: bool, messages: list[Delivery]) -> Popped:
-        """What several pops did, as one that gives these messages."""
-        now_us = max((part.now_us for part in parts), default=0)
-        if not parts:
-            return cls(now_us, more, messages, [], [], [], [], [])
-        kinds = zip(*(part[3:] for part in parts), strict=True)
-        return cls(
-            now_us, more, messages, *([one for some in kind for one in some] for kind in kinds)
-        )
+
+def merge_popped(parts: Sequence[Popped], more: bool, messages: list[Delivery]) -> Popped:
+    """What several pops did, as one that gives these messages."""
+    now_us = max((part.now_us for part in parts), default=0)
+    if not parts:
+        return Popped(now_us, more, messages, [], [], [], [], [])
+    kinds = zip(*(part[3:] for part in parts), strict=True)
+    lists = ([one for some in kind for one in some] for kind in kinds)
+    return Popped(now_us, more, messages, *lists)
 
 
 class Settled(int):

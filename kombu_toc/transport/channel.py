@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from amqp.protocol import queue_declare_ok_t
@@ -294,6 +295,9 @@ class Channel(virtual.Channel):
         with other steps than ``priority_steps`` says, and Kombu's
         ChannelError if `passive` and it was not.
         """
+        transient = (
+            not queue or exclusive or auto_delete or bool((arguments or {}).get("x-expires"))
+        )
         queue = queue or f"amq.gen-{uuid()}"
         if passive:
             if not self._has_queue(queue):
@@ -301,8 +305,19 @@ class Channel(virtual.Channel):
                     f"NOT_FOUND - no queue {queue!r}", (50, 10), "Channel.queue_declare", "404"
                 )
             return queue_declare_ok_t(queue, self._size(queue), 0)
-        topic = self.queues.declare(queue, exclusive, auto_delete, arguments or {})
-        return queue_declare_ok_t(queue, 0 if topic is None else self._size(queue), 0)
+        declare = partial(self._declare, queue, exclusive, auto_delete, arguments or {})
+        return queue_declare_ok_t(queue, self._or_later(queue, declare, transient) or 0, 0)
+
+    def _declare(self, queue: str, *how: Any) -> int:
+        """Declare a queue; returns its size."""
+        return 0 if self.queues.declare(queue, *how) is None else self._size(queue)
+
+    def _or_later(self, what: Any, do: Callable[[], int | None], transient: bool) -> int | None:
+        """Declare or bind a queue, also of a channel that may be there while Redis is away.
+
+        what: the queue, or the binding
+        """
+        return do()
 
     def queue_bind(
         self,
@@ -319,6 +334,10 @@ class Channel(virtual.Channel):
         exchange's stream, for as long as it is consumed.
         """
         exchange = exchange or "amq.direct"
+        bind = partial(self._bind, queue, exchange, routing_key, arguments)
+        self._or_later((queue, exchange, routing_key), bind, False)
+
+    def _bind(self, queue: str, exchange: str, routing_key: str, arguments: Any) -> None:
         fanout = self.exchanges.typeof(exchange).type == "fanout"
         self.state.binding_declare(queue, exchange, routing_key, arguments)
         ttl_ms = self.queues.transient.get(queue, 0)

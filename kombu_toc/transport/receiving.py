@@ -410,7 +410,7 @@ class QoS(virtual.QoS):
 
     def _runs_on(self, message: Message) -> Callable[[bool], Any] | None:
         """What is acknowledged now is dead if its task is lost; returns what is to be called when
-        that has ended: see :meth:`.early_acks.EarlyAcks.add`."""
+        that has ended: see :meth:`.holdings.EarlyAcks.add`."""
         return None
 
     def reject(self, delivery_tag: int, requeue: bool = False) -> None:

@@ -11,8 +11,6 @@ from functools import partial
 from time import time_ns
 from typing import Any
 
-from amqp.protocol import queue_declare_ok_t
-
 from ..center.calls import ADD, SENT
 from ..center.put import UniquePut, ask_recorded
 from ..center.runner import BROKEN
@@ -353,52 +351,15 @@ class RecordedChannel(Channel):
                 return
             self._undeclared.pop(name, None)
 
-    def queue_declare(
-        self,
-        queue: str | None = None,
-        passive: bool = False,
-        durable: bool = False,
-        exclusive: bool = False,
-        auto_delete: bool = False,
-        arguments: dict[str, Any] | None = None,
-        nowait: bool = False,
-        **kwargs: Any,
-    ) -> queue_declare_ok_t:
-        transient = exclusive or auto_delete or (arguments or {}).get("x-expires")
-
-        def declare() -> queue_declare_ok_t:
-            return super(RecordedChannel, self).queue_declare(
-                queue, passive, durable, exclusive, auto_delete, arguments, nowait, **kwargs
-            )
-
+    def _or_later(self, what: Any, do: Callable[[], int | None], transient: bool) -> int | None:
         try:
-            return declare()
+            return do()
         except NotPermittedError:
             raise
         except BROKEN:
-            if not queue or passive or transient or not self.transport.may_be_away:
+            queue = what[0] if isinstance(what, tuple) else what
+            known = queue in self._undeclared and what != queue
+            if transient or not (known or self.transport.may_be_away):
                 raise
-            self._undeclared[queue] = declare
-            return queue_declare_ok_t(queue, 0, 0)
-
-    def queue_bind(
-        self,
-        queue: str,
-        exchange: str | None = None,
-        routing_key: str = "",
-        arguments: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        def bind() -> None:
-            super(RecordedChannel, self).queue_bind(
-                queue, exchange, routing_key, arguments, **kwargs
-            )
-
-        try:
-            bind()
-        except NotPermittedError:
-            raise
-        except BROKEN:
-            if queue not in self._undeclared and not self.transport.may_be_away:
-                raise
-            self._undeclared[queue, exchange, routing_key] = bind
+            self._undeclared[what] = do
+            return None

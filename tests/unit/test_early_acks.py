@@ -6,7 +6,7 @@ import threading
 from functools import partial
 from typing import Any
 
-from kombu_toc.consumer.early_acks import EarlyAcks
+from kombu_toc.consumer.holdings import EarlyAcks
 from kombu_toc.consumer.policy import DefaultPolicy
 
 from ..support.consumers import delivery

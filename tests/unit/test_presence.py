@@ -7,8 +7,7 @@ import threading
 
 import pytest
 
-from kombu_toc.consumer.early_acks import OwedCalls
-from kombu_toc.consumer.holdings import PRESENCE_INTERVAL, KeptFresh, Presence
+from kombu_toc.consumer.holdings import PRESENCE_INTERVAL, KeptFresh, OwedCalls, Presence
 from kombu_toc.scripts.call import ScriptCall, load
 
 
