@@ -369,8 +369,8 @@ class AdminCommands:
         return ScriptCall(
             load("counts"),
             keys,
-            (len(slots), len(topic.steps)),
-            lambda raw: [Counts(*raw[i : i + 4]) for i in range(0, len(raw), 4)],
+            (len(slots), len(topic.steps), 0),
+            lambda raw: [Counts(*raw[i : i + 4]) for i in range(0, len(raw), 5)],
         )
 
     def coming(self, slot: Slot, times_us: Sequence[int]) -> ScriptCall:
@@ -382,9 +382,9 @@ class AdminCommands:
         """Result: :class:`Counts`, and for how many microseconds the oldest due message has been
         due."""
         return ScriptCall(
-            load("summary"),
+            load("counts"),
             (slot.prepare, slot.dead, *slot.stores),
-            (),
+            (1, len(slot.stores), 1),
             lambda raw: (Counts(*raw[:4]), raw[4]),
         )
 

@@ -110,6 +110,6 @@ class SharedNotes(CenterPart):
         if not names:
             return []
         keys = [self._context.keys.speaker(one) for one in names]
-        call = ScriptCall(load("speak"), keys, (name, int(seconds * 1000)), list)
+        call = ScriptCall(load("elect"), keys, (name, int(seconds * 1000)), lambda raw: raw[1::2])
         answers = self._runner.run(call)
         return [one for one, mine in zip(names, answers, strict=True) if mine]

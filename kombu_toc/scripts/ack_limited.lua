@@ -15,7 +15,7 @@
 -- then, per copies set: the number of its slot, the id that is recorded there
 -- Returns {how many there were, which of them were not (by number, from 1, in the order of ARGV),
 --          announcements, settled}
---@ clock admitted wake token sorted redelivered lanes openings
+--@ clock admitted wake token sorted redelivered lanes
 
 local slots, steps, sets = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local gates = read_gates(ARGV[4])

@@ -36,7 +36,7 @@ def source(name: str) -> str:
     plain = name.removesuffix("_limited")
     if plain == name or file.is_file():
         return file.read_text(encoding="ascii")
-    return source(plain).replace("unlimited", "sorted lanes openings limited", 1)
+    return source(plain).replace("unlimited", "sorted lanes limited", 1)
 
 
 def has_limited_form(name: str) -> bool:

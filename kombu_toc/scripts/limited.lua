@@ -1,4 +1,4 @@
--- Fragment: the slot is of a topic that is limited. Needs lanes.lua and openings.lua.
+-- Fragment: the slot is of a topic that is limited. Needs lanes.lua.
 --
 -- Before the wake index come what limits need: lanes, turns, waits, pace, tags, busy, holders; then armed, pace and
 -- busy of the slot where the whole queue's limits are kept. The last ARGV are: the limits, see

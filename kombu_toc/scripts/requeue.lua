@@ -9,7 +9,7 @@
 --
 -- It counts as tried, for it was; its last error stays with it. If it expires, that is counted from
 -- now.
---@ clock admitted wake failure anew token sorted claim log
+--@ clock admitted wake failure token sorted claim log
 
 local steps = tonumber(ARGV[1])
 local claims, log, wake = KEYS[5 + steps], KEYS[6 + steps], KEYS[7 + steps]

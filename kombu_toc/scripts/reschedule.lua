@@ -11,7 +11,7 @@
 -- ARGV[5] 1: the copies too   ARGV[6] how many entries the log may have, or 0 if nothing is logged
 -- Returns {{id, state: 1 waiting and moved | 2 in flight | 3 dead, score, ...}, announcements,
 --          settled}
---@ clock admitted wake spread anew sorted log push
+--@ clock admitted wake spread token sorted log push
 
 local steps = tonumber(ARGV[1])
 local stores = {unpack(KEYS, 6, 5 + steps)}

@@ -65,3 +65,12 @@ local function forget(body, reasons, tokens, id)
   redis.call('HDEL', tokens, id)
   return redis.call('HDEL', body, id)
 end
+
+-- A message was given another time: when it expires, and how often it was requeued, is counted anew.
+local function count_anew(tokens, id)
+  local token = redis.call('HGET', tokens, id)
+  if not token then return end
+  local counted = string.gsub(string.gsub(token, ',x%d+', '', 1), ';x%d+', '', 1)
+  counted = string.gsub(counted, '([;,]r)%d+', '%10', 1)
+  if counted ~= token then redis.call('HSET', tokens, id, counted) end
+end

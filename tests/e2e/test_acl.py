@@ -43,7 +43,7 @@ CONSUMER = {
 }
 CONSUMER |= {"bury", "recall", "sweep"}
 LIMITED = {f"{name}_limited" for name in ("ack", "bury", "pop", "purge", "reject", "release")}
-WORKER = PRODUCER | CONSUMER | LIMITED | {"edition", "elect", "mark", "speak", "upkeep"}
+WORKER = PRODUCER | CONSUMER | LIMITED | {"edition", "elect", "mark", "upkeep"}
 SCRIPTS = {
     "producer": PRODUCER,
     "worker": WORKER,

@@ -138,7 +138,7 @@ def every_call(made: Made) -> list[ScriptCall]:
 def test_on_a_cluster_all_keys_of_a_call_share_a_slot() -> None:
     """A4"""
     calls = every_call(Made(clustered=True))
-    assert len({call.script.name for call in calls}) == 31
+    assert len({call.script.name for call in calls}) == 30
     for call in calls:
         assert len(hash_slots(call.keys)) == 1, call.script.name
         assert not any("{toc}" in key for key in call.keys), call.script.name
