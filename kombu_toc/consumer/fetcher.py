@@ -185,6 +185,7 @@ class Plan:
     pops: list[Pop] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class Fetcher:
     """Decides for the consumers of a process what is popped, how much of it, and when.
 
@@ -193,24 +194,20 @@ class Fetcher:
     jitter: a number from 0 to 1, lest all processes look at the same time
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        clustered: bool,
-        topic_of: Callable[[str, int], Topic],
-        jitter: Callable[[], float] = _random.random,
-    ) -> None:
-        self._interval = settings.toc_poll_interval
-        self._behind_us = int(settings.toc_queue_after * 1_000_000)
-        self._clustered = clustered
-        self._topic_of = topic_of
-        self._jitter = jitter
+    _settings: Settings
+    _clustered: bool
+    _topic_of: Callable[[str, int], Topic]
+    jitter: Callable[[], float] = _random.random
+
+    def __post_init__(self) -> None:
+        self._interval = self._settings.toc_poll_interval
+        self._behind_us = int(self._settings.toc_queue_after * 1_000_000)
         #: seconds after which what is known of the other topics is so old that they are asked
         #: about first
-        in_turns = settings.queue_order_strategy == ROUND_ROBIN
+        in_turns = self._settings.queue_order_strategy == ROUND_ROBIN
         self._stale_after = OTHERS_STALE if in_turns else ASK_OTHERS
         #: the slots that are taken first; None if all are alike
-        self.preferred = PreferredSlots.of(settings.toc_prefer_slots)
+        self.preferred = PreferredSlots.of(self._settings.toc_prefer_slots)
         #: which slots of a Cluster's topic come first, of those that nothing sets apart
         self._rotation = 0
 
@@ -272,7 +269,7 @@ class Fetcher:
         # The wake index and who keeps it up see to it that there is nothing to find.
         # On a Cluster an index that moves to another node takes and gives nothing meanwhile.
         rarely = kept_up and not self._clustered
-        some = RARELY * (1 + self._jitter()) / 2 if rarely else 1
+        some = RARELY * (1 + self.jitter()) / 2 if rarely else 1
         state.next_look = now + self._interval * some
         return True
 

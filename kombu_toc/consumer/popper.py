@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Hashable
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ OnPopped = Callable[["ConsumerState", str, Popped, float, tuple[int, int, int]],
 Item = tuple[Any, ...]
 
 
+@dataclass(eq=False)
 class Popper:
     """Makes calls of plans, and learns from their replies.
 
@@ -47,30 +49,20 @@ class Popper:
     on_known: told a consumer that it is known now in which topics something is due
     """
 
-    def __init__(
-        self,
-        center: TimeoutCenter,
-        settings: Settings,
-        leases: LeaseKeeper,
-        loop: Loop,
-        clock: ServerClock,
-        *,
-        identity: Hashable,
-        on_popped: OnPopped,
-        on_noted: Callable[[str, Popped], None],
-        on_known: Callable[[ConsumerState], None],
-        on_back: Callable[[], None],
-    ) -> None:
-        self.fetcher = Fetcher(settings, center.clustered, self.topic_of)
-        self._center = center
-        self._leases = leases
-        self._loop = loop
-        self._clock = clock
-        self._identity = identity
-        self._on_popped = on_popped
-        self._on_noted = on_noted
-        self._on_known = on_known
-        self._on_back = on_back
+    _center: TimeoutCenter
+    _settings: Settings
+    _leases: LeaseKeeper
+    _loop: Loop
+    _clock: ServerClock
+    _: KW_ONLY
+    identity: Hashable
+    on_popped: OnPopped
+    on_noted: Callable[[str, Popped], None]
+    on_known: Callable[[ConsumerState], None]
+    on_back: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self.fetcher = Fetcher(self._settings, self._center.clustered, self.topic_of)
         self._numbers = count()
 
     def next_number(self) -> int:
@@ -114,7 +106,7 @@ class Popper:
         def known(indexes: list[int]) -> None:
             state.pops_in_flight.discard(number)
             state.pending.found_due(unknown, indexes)
-            self._on_known(state)
+            self.on_known(state)
 
         if not self._center.clustered:
             return call, known
@@ -189,7 +181,7 @@ class Popper:
         where = self._center.client.place_of(key) if self._center.clustered else None
         self._hear_clock(result.now_us, flight.left, where)
         self.fetcher.take(state, pop, result)
-        self._on_popped(state, pop.topic.name, result, flight.visibility, turn)
+        self.on_popped(state, pop.topic.name, result, flight.visibility, turn)
 
     def _failed(self, state: ConsumerState, pop: Pop, flight: UnansweredPop) -> None:
         if not pop.looks:
@@ -202,7 +194,7 @@ class Popper:
         now = self._loop.now()
         clock = self._clock
         before = clock.at(now) if clock.known else 0
-        steps = _steps.setdefault((self._identity, where), Steps())
+        steps = _steps.setdefault((self.identity, where), Steps())
         if back := steps.back(now_us, left, now):
             clock.forget(where)
             logger.warning(
@@ -216,7 +208,7 @@ class Popper:
             )
         clock.sample(now_us, now, where)
         if clock.at(now) < before - STEP * 1_000_000:
-            self._on_back()
+            self.on_back()
 
     def _look_at_leases(self, items: list[Item], topic: Topic, slots: Collection[int]) -> None:
         """Have those that have ended rolled back, but not while our own may be among them."""
@@ -227,7 +219,7 @@ class Popper:
 
     def _looked(self, topic: str, kept: Kept) -> None:
         for event in kept.events:
-            self._on_noted(
+            self.on_noted(
                 topic,
                 Popped(
                     kept.now_us,
@@ -262,8 +254,8 @@ class Popper:
                 *(len(result.messages), flight.topic.name),
             )
         turn = (number, 0, number)
-        self._on_popped(state, flight.topic.name, result, flight.visibility, turn)
-        self._on_back()  # since they were given, the clock may have been set
+        self.on_popped(state, flight.topic.name, result, flight.visibility, turn)
+        self.on_back()  # since they were given, the clock may have been set
 
     def _recall_failed(self, state: ConsumerState, flight: UnansweredPop, number: int) -> None:
         if self._center.clustered:

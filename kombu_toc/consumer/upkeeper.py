@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -145,6 +146,7 @@ _host = socket.gethostname()
 Look = Callable[[TimeoutCenter, Callable[..., None], Callable[[], bool]], None]
 
 
+@dataclass(eq=False)
 class Upkeeper:
     """Takes part in the election, and does the work when elected.
 
@@ -156,20 +158,15 @@ class Upkeeper:
     log: logs from a native thread
     """
 
-    def __init__(
-        self,
-        make_center: Callable[[], TimeoutCenter],
-        lock: Callable[[], Any],
-        log: DeferredLog,
-        *,
-        in_time: Callable[..., bool],
-        beat: Callable[[], None],
-    ) -> None:
-        self._make_center = make_center
-        self._in_time = in_time
-        self._beat = beat
-        self._log = log
-        self._bell = WakeEvent(lock)
+    _make_center: Callable[[], TimeoutCenter]
+    _lock: Callable[[], Any]
+    _log: DeferredLog
+    _: KW_ONLY
+    in_time: Callable[..., bool]
+    beat: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._bell = WakeEvent(self._lock)
         self.name = f"{_host}:{os.getpid()}:{uuid4().hex[:12]}"
         self._election = Election()
         #: its part in the election of who does what :attr:`looks` has: only some can
@@ -274,7 +271,7 @@ class Upkeeper:
             "the server's clock was set forward by %.1f seconds: leases are renewed at once",
             seconds,
         )
-        self._beat()
+        self.beat()
 
     # -- in the thread that does the work
 
@@ -304,7 +301,7 @@ class Upkeeper:
             center.registry,
             center.context,
             watches,
-            in_time=self._in_time,
+            in_time=self.in_time,
             tell=lambda event: self._tell(center, event),
             on_step=self._stepped,
         )

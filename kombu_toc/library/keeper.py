@@ -10,6 +10,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from ..center.center import TimeoutCenter
@@ -56,6 +57,7 @@ OFF_INTERVAL = 60.0
 SPEAKER = " library"
 
 
+@dataclass(eq=False)
 class Keeper:
     """One process's part in it; used by one thread.
 
@@ -65,18 +67,17 @@ class Keeper:
     ready: raises LibraryError if these databases, or all, cannot be used
     """
 
-    def __init__(
-        self,
-        store: Store,
-        center: TimeoutCenter,
-        process: str,
-        retention: float,
-        ready: Callable[..., None] = lambda databases=None: None,
-    ) -> None:
-        urls = [str(url) for url in store.shards.layout.urls]
+    _store: Store
+    center: TimeoutCenter
+    _process: str
+    _retention: float
+    ready: Callable[..., None] = lambda databases=None: None
+
+    def __post_init__(self) -> None:
+        urls = [str(url) for url in self._store.shards.layout.urls]
         host = socket.gethostname() if urls[0].startswith("sqlite") else ""
         self._speaker = f"{SPEAKER} {zlib.crc32(repr((urls, host)).encode()):08x}"
-        self._retention_us = int(retention * 1_000_000)
+        self._retention_us = int(self._retention * 1_000_000)
         self._next_prune = self._next_off = 0.0
         #: the queues that have no rows, as the library has them
         self._off: dict[str, Declaration] = {}
@@ -84,15 +85,14 @@ class Keeper:
         self._pruning: Iterator[int] | None = None
         #: the number of the shard that was looked at last
         self._last_shard = -1
-        self._store = store
-        self._ready = ready
-        self.center = center
-        self._name = f"{process}/{os.urandom(6).hex()}"
-        self._putter = Putter(center, store.topics, store.take_over)
-        self._reconciler = Reconciler(store, center, self._putter)
-        self._returner = Returner(store, center, self._putter)
-        self._loader = Loader(FarStore(store), center, self._putter, self._reconciler.watch)
-        self._behind = Behind(store, center)
+        self._name = f"{self._process}/{os.urandom(6).hex()}"
+        self._putter = Putter(self.center, self._store.topics, self._store.take_over)
+        self._reconciler = Reconciler(self._store, self.center, self._putter)
+        self._returner = Returner(self._store, self.center, self._putter)
+        self._loader = Loader(
+            FarStore(self._store), self.center, self._putter, self._reconciler.watch
+        )
+        self._behind = Behind(self._store, self.center)
         #: monotonic seconds until which nobody else is elected
         self._until = 0.0
         #: monotonic seconds of the next attempt to be elected, turn and look
@@ -150,7 +150,7 @@ class Keeper:
             if database.rests:
                 continue  # it was away a moment ago
             try:
-                self._ready([database])
+                self.ready([database])
                 usable = True
             except LibraryError as exc:
                 errors.append(exc)
@@ -232,7 +232,7 @@ class Keeper:
             if database.rests:
                 continue
             try:
-                self._ready([database])
+                self.ready([database])
                 holding += [shard for _, shard in self._store.holding(database, statuses.NOT_PUT)]
             except LibraryError as exc:
                 error = error or exc

@@ -407,13 +407,16 @@ class _Suspect(NamedTuple):
     modified_us: int
 
 
+@dataclass(eq=False)
 class Reconciler:
     """What the upkeep does about what is overdue. Used by one thread."""
 
-    def __init__(self, store: Store, center: TimeoutCenter, putter: Putter) -> None:
-        self._store = store
-        self._center = center
-        self._returner = Returner(store, center, putter)
+    _store: Store
+    _center: TimeoutCenter
+    _putter: Putter
+
+    def __post_init__(self) -> None:
+        self._returner = Returner(self._store, self._center, self._putter)
         #: the shards that are looked at in this round, and where each goes on, by its number
         self._round: deque[Shard] = deque()
         self._after: dict[int, tuple[int, str, str, str] | None] = {}

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -59,6 +60,7 @@ _host = socket.gethostname()
 Ready = Callable[..., None]
 
 
+@dataclass(eq=False)
 class Recorder:
     """Keeps the record of what one process sends and consumes. Any thread may call it.
 
@@ -71,34 +73,27 @@ class Recorder:
     count: is told the queue of each message whose record is given up
     """
 
-    def __init__(
-        self,
-        store: Store,
-        make_center: Callable[[], TimeoutCenter],
-        ready: Ready,
-        *,
-        required: bool,
-        retention: float,
-        patience: float,
-        count: Callable[[str], None],
-    ) -> None:
-        self.store = store
-        self._count = count
-        self._retention = retention
-        self._make_center = make_center
-        self.ready = ready
-        self._required = required
+    store: Store
+    _make_center: Callable[[], TimeoutCenter]
+    ready: Ready
+    _: KW_ONLY
+    required: bool
+    retention: float
+    patience: float
+    count: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._begin()
         #: what consumers note, until it is to be written
         self.gathering = Gathering(self._backlog, self.worker)
         #: says of queues with ``x-guard`` what has ended
-        self.guard = Guard(store, ready, self.gather, lambda: self.worker, patience)
+        self.guard = Guard(self.store, self.ready, self.gather, lambda: self.worker, self.patience)
 
     def _begin(self) -> None:
         """Have nothing, and no thread."""
         self._pid = os.getpid()
         self.worker = f"{_host}:{self._pid}"
-        self._backlog = Backlog(self.store, self.ready, self._count)
+        self._backlog = Backlog(self.store, self.ready, self.count)
         self.schedules = Schedules(self.store)
         self._lock = threading.Lock()
         self._bell = threading.Event()
@@ -133,7 +128,7 @@ class Recorder:
         for row in rows:
             parts.setdefault(self.store.shards.of_key(row.key).database, []).append(row)
         for database, some in parts.items():
-            if not self._required and self._backlog.has_rows_for(database):
+            if not self.required and self._backlog.has_rows_for(database):
                 self._backlog.add_rows(some)  # it does not answer: who sends does not wait again
                 continue
             try:
@@ -147,7 +142,7 @@ class Recorder:
                 self._withdraw(rows)
                 raise
             except LibraryError as exc:
-                if self._required:
+                if self.required:
                     self._withdraw(rows)
                     raise
                 self._backlog.add_rows(some)
@@ -165,7 +160,7 @@ class Recorder:
         """Write the rows of messages that are put later because their time is far ahead; return
         whether that is done. Raises LibraryError if rows are required."""
         databases = {self.store.shards.of_key(row.key).database for row in rows}
-        if not self._required and any(map(self._backlog.has_rows_for, databases)):
+        if not self.required and any(map(self._backlog.has_rows_for, databases)):
             return False  # it does not answer: who sends does not wait again
         try:
             for database in databases:
@@ -174,7 +169,7 @@ class Recorder:
                     self._start()
             self.store.insert(rows)
         except LibraryError as exc:
-            if self._required or isinstance(exc, RefusedError):
+            if self.required or isinstance(exc, RefusedError):
                 self._withdraw(rows)
                 raise
             return False
@@ -447,7 +442,7 @@ class Recorder:
         try:
             if self._keeper is None:
                 self._keeper = Keeper(
-                    *(self.store, self._make_center(), self.worker, self._retention),
+                    *(self.store, self._make_center(), self.worker, self.retention),
                     ready=self.ready,
                 )
             if self._expected:

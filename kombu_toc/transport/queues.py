@@ -328,6 +328,7 @@ class TopicExchange(virtual.exchange.TopicExchange):
     wildcards = {"*": r"[^\.]+", "#": r".*?"}
 
 
+@dataclass(eq=False)
 class Exchanges:
     """The exchanges that a channel declares, binds queues to and sends to.
 
@@ -336,19 +337,14 @@ class Exchanges:
     routes: the bindings in Redis, for who publishes
     """
 
-    def __init__(
-        self,
-        center: TimeoutCenter,
-        lease_keeper: LeaseKeeper,
-        routes: Routes,
-        state: Any,
-        types: Mapping[str, Any],
-    ) -> None:
-        self._bindings = Bindings(center)
-        self._lease_keeper = lease_keeper
-        self._routes = routes
-        self._state = state
-        self._types = types
+    _center: TimeoutCenter
+    _lease_keeper: LeaseKeeper
+    _routes: Routes
+    _state: Any
+    _types: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        self._bindings = Bindings(self._center)
 
     def typeof(self, exchange: str, default: str = "direct") -> Any:
         """The type of an exchange; of one that this process has not declared, as it is bound."""

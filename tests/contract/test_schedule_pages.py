@@ -229,7 +229,7 @@ def test_the_library_hears_of_a_change_whatever_happens_to_its_place(
         raise redis.ConnectionError("cut")
 
     recurring = center.recurring
-    monkeypatch.setattr(recurring, "recorder", Recorder())
+    monkeypatch.setattr(center, "recorder", Recorder())
     note = recurring.places.note
     with monkeypatch.context() as patched:
         patched.setattr(recurring.places, "note", broken)
