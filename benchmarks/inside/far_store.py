@@ -43,7 +43,7 @@ def fill(center: Any, number: int) -> dict[str, float]:
     center.library.create()
     store = center.recorder.recorder.store
     center.queues.declare(TOPIC, horizon=NEAR)
-    store.note_topic(TOPIC, center.registry.declared(TOPIC).declaration)
+    store.declarations.note(TOPIC, center.registry.declared(TOPIC).declaration)
     database = store.shards.databases[0]
     pending = store.shards.all[0].tables.pending
     indexes = sorted(pending.indexes, key=lambda index: str(index.name))
@@ -170,7 +170,7 @@ def _lateness(center: Any, far: Any, loader: Any) -> dict[str, float]:
         dues = {f"{name}-{begin:.0f}-{n}": begin + n * step for n in range(MESSAGES)}
         stopping = threading.Event()
         if is_far:
-            far.store.note_topic(topic, center.registry.declared(topic).declaration)
+            far.store.declarations.note(topic, center.registry.declared(topic).declaration)
             far.store.insert([_row(id, topic, due) for id, due in dues.items()])
             keeping = threading.Thread(target=_keep, args=(loader, stopping))
             keeping.start()

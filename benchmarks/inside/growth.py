@@ -87,7 +87,7 @@ def fill(center: Any, store: Any, number: int) -> dict[str, float]:
     center.queues.declare("near")
     center.queues.declare("far", horizon=3600)
     for topic in ("near", "far"):
-        store.note_topic(topic, center.registry.declared(topic).declaration)
+        store.declarations.note(topic, center.registry.declared(topic).declaration)
     database = store.shards.databases[0]
     {"postgresql": _fill_postgresql, "mysql": _fill_mariadb, "sqlite": _fill_sqlite}[
         database.dialect.name
