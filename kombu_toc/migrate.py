@@ -287,14 +287,22 @@ class Migrated(NamedTuple):
         return sum(self.queues.values())
 
 
-class Account:
-    """Adds up what is moved and what stays.
+class Move(ABC):
+    """Moves messages between a timeout center and a broker, one way, and adds up what is moved and
+    what stays.
 
+    channel: of the timeout center
     only: the queues that are moved; None for all
     dry_run: count, and change nothing
     """
 
-    def __init__(self, only: Collection[str] | None, dry_run: bool) -> None:
+    def __init__(
+        self, channel: Channel, broker: Broker, only: Collection[str] | None, dry_run: bool
+    ) -> None:
+        self.channel = channel
+        self.center = channel.center
+        self.broker = broker
+        self.client: Any = broker.client
         self.only = None if only is None else set(only)
         self.dry_run = dry_run
         self.moved: Counter[str] = Counter()
@@ -328,19 +336,6 @@ class Account:
             sorted(unknown),
             dead=self.dead,
         )
-
-
-class Move(ABC):
-    """Moves messages between a timeout center and a broker, one way.
-
-    channel: of the timeout center
-    """
-
-    def __init__(self, channel: Channel, broker: Broker, account: Account) -> None:
-        self.channel = channel
-        self.center = channel.center
-        self.broker = broker
-        self.account = account
 
     @abstractmethod
     def check(self) -> None:
@@ -391,16 +386,12 @@ def carry_out(
                     if not dry_run:
                         raise
                     refused = str(exc)
-            found = move.run(progress or _tell_nobody)
+            found = move.run(progress or (lambda done, total: None))
             # Who migrates ends now, and may have no connection left when its process does.
             channel.center.metrics.send(channel.center.runner)
             return found._replace(refused=refused)
         finally:
             broker.close()
-
-
-def _tell_nobody(done: int, total: int) -> None:
-    """No progress was asked for."""
 
 
 # -- moves the messages of a broker of Kombu's own Redis transport into a timeout center
@@ -463,7 +454,7 @@ def migrate_broker(
         target,
         source,
         options,
-        lambda channel, broker: _FromRedis(channel, broker, Account(queues, dry_run), fanout),
+        lambda channel, broker: _FromRedis(channel, broker, queues, dry_run, fanout),
         dry_run=dry_run,
         force=force,
         progress=progress,
@@ -515,10 +506,14 @@ class _Bindings:
 
 class _FromRedis(Move):
     def __init__(
-        self, channel: Channel, broker: Broker, account: Account, fanout: Collection[str]
+        self,
+        channel: Channel,
+        broker: Broker,
+        only: Collection[str] | None,
+        dry_run: bool,
+        fanout: Collection[str],
     ) -> None:
-        super().__init__(channel, broker, account)
-        self.client: Any = broker.client
+        super().__init__(channel, broker, only, dry_run)
         self.fanout = set(fanout)
         self.now_us = time.time_ns() // 1000
         self.bindings = _Bindings(broker)
@@ -563,46 +558,43 @@ class _FromRedis(Move):
             for looked_at in steps:
                 done += looked_at
                 progress(done, max(total, done))
-        only = self.account.only
-        if only is None:
+        if self.only is None:
             self._others_unacknowledged()
-        return self.account.result(
+        return self.result(
             queue
-            for queue in only or ()
-            if queue not in self.seen
-            and queue not in self.account.moved
-            and not self._is_known(queue)
+            for queue in self.only or ()
+            if queue not in self.seen and queue not in self.moved and not self._is_known(queue)
         )
 
     # -- what is ready
 
     def _lists(self) -> Iterator[tuple[bytes, str]]:
         """(key, queue) of each list that has a queue's messages."""
-        prefix, account = self.broker.prefix, self.account
+        prefix = self.broker.prefix
         pattern = literally(prefix) + "*"
         for raw in sorted(set(self.client.scan_iter(pattern, count=1000, _type="list"))):
             key = raw.decode("utf-8", "surrogateescape")
             queue, _, step = key[len(prefix) :].partition(self.broker.sep)
-            if not account.is_wanted(queue) or (step and not step.isdigit()):
+            if not self.is_wanted(queue) or (step and not step.isdigit()):
                 continue
             self.seen.add(queue)
             if self.client.pttl(raw) > 0:
-                account.skip(key, "it expires by itself")
+                self.skip(key, "it expires by itself")
                 continue
             if queue.endswith(".pidbox"):  # which older versions of Kombu do not let expire
-                account.skip(key, "replies to remote control, which nobody waits for any more")
+                self.skip(key, "replies to remote control, which nobody waits for any more")
                 continue
             message = self._one_of(raw)
             if message is not None and self._went_to(queue, message):
                 yield raw, queue
             elif message is not None:
-                account.skip(
+                self.skip(
                     key,
                     "its messages were not sent to this queue; perhaps they have another "
                     "global_keyprefix; else name it among the queues to move",
                     self.client.llen(raw),
                 )
-            elif self.bindings.is_bound(queue) or account.only is not None:
+            elif self.bindings.is_bound(queue) or self.only is not None:
                 yield raw, queue  # nothing at its ends can be read: each will be named
 
     def _is_known(self, queue: str) -> bool:
@@ -621,7 +613,7 @@ class _FromRedis(Move):
 
     def _went_to(self, queue: str, message: dict[str, Any]) -> bool:
         """Whether it was sent to this queue, or the caller names it as one."""
-        if self.account.only is not None:
+        if self.only is not None:
             return True
         info = message["properties"]["delivery_info"]
         try:
@@ -635,11 +627,10 @@ class _FromRedis(Move):
     def _list(self, key: bytes, queue: str) -> Iterator[int]:
         kept = 0  # at the end of the list, where the oldest are
         page_size = PageSize(BATCH, POP_BYTES)
-        account = self.account
         while page := self.client.lrange(key, -(kept + page_size.next), -(kept + 1)):
             page_size.read(sum(map(len, page)))
             rows = []
-            staying = account.staying
+            staying = self.staying
             for raw in reversed(page):
                 try:
                     message = from_kombu(parse(raw))
@@ -655,7 +646,7 @@ class _FromRedis(Move):
                     pipe.execute()
 
             self._move(key, rows, take)
-            kept += len(page) if account.dry_run else account.staying - staying
+            kept += len(page) if self.dry_run else self.staying - staying
             yield len(page)
 
     # -- what workers had
@@ -676,7 +667,7 @@ class _FromRedis(Move):
                 except Unreadable as exc:
                     self._stays(unacked, raw, exc)
                 else:
-                    if any(map(self.account.is_wanted, row.queues)):
+                    if any(map(self.is_wanted, row.queues)):
                         rows.append(row)
 
             def take(rows: list[_Row]) -> None:
@@ -685,7 +676,7 @@ class _FromRedis(Move):
                         pipe.eval(_TAKE, 2, unacked, index, row.tag, row.raw)
                     pipe.execute()
 
-            self.account.unacknowledged += self._move(unacked, rows, take)
+            self.unacknowledged += self._move(unacked, rows, take)
             yield len(page)
             if not cursor:
                 return
@@ -704,7 +695,7 @@ class _FromRedis(Move):
             except Unreadable:
                 continue
             reason = "workers of a broker with another global_keyprefix had these"
-            self.account.skip(key, reason, self.client.hlen(raw))
+            self.skip(key, reason, self.client.hlen(raw))
 
     def _queues(self, exchange: str, routing_key: str) -> list[str]:
         """The queues that a message came from; Kombu keeps only how it was sent."""
@@ -726,23 +717,22 @@ class _FromRedis(Move):
     def _stays(self, key: bytes | str, raw: bytes, reason: Exception, what: str = "") -> None:
         place = key.decode("utf-8", "replace") if isinstance(key, bytes) else key
         begin = raw[:60].decode("utf-8", "replace")
-        self.account.stays(place, what or begin, str(reason))
+        self.stays(place, what or begin, str(reason))
 
     def _move(self, key: bytes | str, rows: list[_Row], take: Callable[[list[_Row]], None]) -> int:
         """Write to the center, then take from the source; return how many."""
-        dry_run = self.account.dry_run
         calls: list[ScriptCall] = []
         moving: list[_Row] = []
         for row in rows:
             try:
                 self._check_time(row)
-                made = [] if dry_run else [self._putting(q, row) for q in row.queues]
+                made = [] if self.dry_run else [self._putting(q, row) for q in row.queues]
             except (ActionTimeError, TraitError) as exc:
                 self._stays(key, row.raw, exc, row.message["headers"].get("id") or row.tag)
                 continue
             calls += made
             moving.append(row)
-        if not dry_run and moving:
+        if not self.dry_run and moving:
             self.center.runner.run_puts(calls)
             take(moving)
             # They are gone from the source: nobody will write them again.
@@ -751,8 +741,8 @@ class _FromRedis(Move):
                     pipe.unlink(call.keys[SENT])
                 pipe.execute()
         for row in moving:
-            self.account.moved.update(row.queues)
-            self.account.scheduled += (eta_or_none(row.message) or 0) > self.now_us
+            self.moved.update(row.queues)
+            self.scheduled += (eta_or_none(row.message) or 0) > self.now_us
         return len(moving)
 
     def _check_time(self, row: _Row) -> None:
@@ -842,7 +832,7 @@ def migrate_back(
         target,
         options,
         lambda channel, broker: _ToRedis(
-            channel, broker, Account(queues, dry_run), source.as_uri(), taken=not force
+            channel, broker, queues, dry_run, source.as_uri(), taken=not force
         ),
         dry_run=dry_run,
         force=force,
@@ -852,10 +842,15 @@ def migrate_back(
 
 class _ToRedis(Move):
     def __init__(
-        self, channel: Channel, broker: Broker, account: Account, shown: str, taken: bool
+        self,
+        channel: Channel,
+        broker: Broker,
+        only: Collection[str] | None,
+        dry_run: bool,
+        shown: str,
+        taken: bool,
     ) -> None:
-        super().__init__(channel, broker, account)
-        self.client: Any = broker.client
+        super().__init__(channel, broker, only, dry_run)
         self.shown = shown
         #: whether what consumers have taken is moved, for there are none any more
         self.taken = taken
@@ -886,13 +881,13 @@ class _ToRedis(Move):
 
     def run(self, progress: Progress) -> Migrated:
         declared = self.center.queues.names()
-        names = [name for name in declared if self.account.is_wanted(name)]
+        names = [name for name in declared if self.is_wanted(name)]
         queues = [name for name in names if not self._is_skipped(name)]
         counts = {name: self.center.counts(name) for name in queues}
         total = sum(one.waiting + one.in_flight for one in counts.values())
-        self.account.dead = sum(one.dead for one in counts.values())
+        self.dead = sum(one.dead for one in counts.values())
         # By a run that was killed: of those that are still there, it will be known again.
-        written = {} if self.account.dry_run else self._written(queues)
+        written = {} if self.dry_run else self._written(queues)
         done = 0
         progress(0, total)
         for name in queues:
@@ -910,7 +905,7 @@ class _ToRedis(Move):
                     if after is None:
                         break
         self._forget(written)
-        return self.account.result((self.account.only or set()).difference(declared))
+        return self.result((self.only or set()).difference(declared))
 
     def _written(self, queues: Collection[str]) -> dict[str, None]:
         """Names of messages of these queues that a run before this one has written."""
@@ -927,10 +922,10 @@ class _ToRedis(Move):
         if not counts.waiting + counts.in_flight:
             return False
         if topic.declaration.expires:
-            self.account.skip(name, "it expires by itself")
+            self.skip(name, "it expires by itself")
             return True
         if name in self._copying:
-            self.account.skip(
+            self.skip(
                 name,
                 "it is bound to a fanout exchange, of which Kombu's transport keeps no copies",
                 counts.waiting + counts.in_flight,
@@ -958,7 +953,7 @@ class _ToRedis(Move):
                 moving.append((one, to_kombu(one, self.now_us)))
             except Unreadable as exc:
                 self._stays(one, str(exc))
-        if not self.account.dry_run and moving:
+        if not self.dry_run and moving:
             self._give(moving)
             found = [one for one, _ in moving]
             gone = self.center.cancel(found, in_flight=self.taken, dead=False)
@@ -967,12 +962,12 @@ class _ToRedis(Move):
             left = {one.id for one in gone if not one.deleted}
             self._forget(_name(one) for one in found if one.id not in left)
         if moving:
-            self.account.moved[queue] += len(moving)
+            self.moved[queue] += len(moving)
         for one, _ in moving:
             if state == IN_FLIGHT:
-                self.account.unacknowledged += 1
+                self.unacknowledged += 1
             elif one.time_us > self.now_us:
-                self.account.scheduled += 1
+                self.scheduled += 1
 
     def _give(self, moving: list[tuple[Found, dict[str, Any]]]) -> None:
         with self.client.pipeline(transaction=False) as pipe:
@@ -1016,7 +1011,7 @@ class _ToRedis(Move):
         return self.broker.prefix + (f"{queue}{self.broker.sep}{step}" if step else queue)
 
     def _stays(self, one: Found, reason: str) -> None:
-        self.account.stays(one.topic, one.id, reason)
+        self.stays(one.topic, one.id, reason)
 
 
 def _name(one: Found) -> str:

@@ -13,7 +13,7 @@ from celery_toc.beat import configured
 from celery_toc.compat import control
 from celery_toc.worker import remote_control as remote_control
 
-from .exits import Group
+from .session import Group
 
 control.add_commands()
 configured.watch()

@@ -14,7 +14,6 @@ from celery.backends.base import DisabledBackend
 from kombu_toc import Cancelled, Found
 
 from ..app.revoke import mark_revoked, remember_revoked
-from .exits import FAILED, NOT_FOUND, TOO_LATE, Group
 from .messages import (
     bounds,
     describe,
@@ -28,12 +27,16 @@ from .messages import (
 )
 from .screen import counted, skipped
 from .session import (
+    FAILED,
+    NOT_FOUND,
     SPAN,
+    TOO_LATE,
+    Group,
     Session,
     command,
     complete_dead_id,
     complete_id,
-    iso_us,
+    document,
     local_iso,
     queue_option,
     yes_option,
@@ -310,13 +313,8 @@ def _cancel_ids(
 
 
 def _cancelled(each: Cancelled, state: str, revoked: bool) -> dict[str, Any]:
-    return {
-        "id": each.id,
-        "queue": each.topic,
-        "state": state,
-        "cancelled": each.deleted,
-        "revoked": revoked,
-    }
+    done = {"state": state, "cancelled": each.deleted, "revoked": revoked}
+    return {**document(each, "id topic"), **done}
 
 
 def _cancel_business(
@@ -492,23 +490,14 @@ def _move_ids(
         session.complain(f"too late: {id!r} is gone", TOO_LATE)
     results = []
     for each in in_order(ids, moved):
-        due = iso_us(each.time_us)
         state = each.state.replace(" ", "-")
         if state == "waiting":
             state = "scheduled" if each.time_us > session.now * 1e6 and when else "ready"
-        results.append(
-            {
-                "id": each.id,
-                "queue": each.topic,
-                "state": state,
-                "moved": each.moved,
-                "time": due,
-            }
-        )
+        results.append({**document(each, "id topic moved time_us"), "state": state})
         if not each.moved:
             session.complain(f"too late: {each.id!r} is {each.state}", TOO_LATE)
         elif not session.as_json:
-            at = local_iso(each.time_us / 1e6, session.zone) if due and when else "now"
+            at = local_iso(each.time_us / 1e6, session.zone) if each.time_us and when else "now"
             session.screen.say(f"{each.id} in {each.topic!r} is due {at}.")
     if session.as_json:
         session.screen.json({"results": results})
@@ -671,9 +660,7 @@ def _apply(
         what += f" in {name!r}" if name else ""
         session.confirm(f"{verb.capitalize()} {what}?", yes)
         number = session.ask(operation, name, ids=list(ids) or None, where=named(task))
-    if session.as_json:
-        session.json({done: number})
-    elif number:
-        session.screen.say(f"{done.capitalize()} {counted(number, 'message')}.")
-    elif not session.exit_code:
-        session.screen.say("No messages match.")
+    said = "" if session.exit_code else "No messages match."
+    session.tell(
+        {done: number}, f"{done.capitalize()} {counted(number, 'message')}." if number else said
+    )

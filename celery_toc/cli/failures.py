@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
 import kombu_toc
 
-from .exits import NOT_FOUND, PARTIAL, USAGE, Failure, Group
-from .messages import cut, described_failure, failure_fields, local_time, paging
+from .messages import cut, described_failure, failure_fields, local_time, paging, show_parts
 from .screen import Column, counted
-from .session import Session, command, queue_option, yes_option
+from .session import (
+    NOT_FOUND,
+    PARTIAL,
+    USAGE,
+    Failure,
+    Group,
+    Session,
+    command,
+    queue_option,
+    yes_option,
+)
 
 failures = Group(
     "failures",
@@ -35,6 +43,8 @@ GROUP_COLUMNS = (
     Column("queue", fold=True, spare=True),
     Column("last", spare=True),
 )
+
+NONE = "No failed tasks match."
 
 #: Fields of what a retry has taken away or left undone, and what is said of so many tasks.
 SAID = {
@@ -72,11 +82,14 @@ def list_(
         if session.as_json:
             session.json({"groups": [one._asdict() for one in found]})
             return
-        rows: list[list[Any]] = []
-        for one in found:
-            last = local_time(session, one.last_us / 1e6)
-            rows.append([one.number, one.task, one.exception, one.topic, last])
-        _table(session, GROUP_COLUMNS, rows)
+        rows = [
+            [
+                *(one.number, one.task, one.exception, one.topic),
+                local_time(session, one.last_us / 1e6),
+            ]
+            for one in found
+        ]
+        session.screen.table(GROUP_COLUMNS, rows, NONE)
         return
     try:
         page = session.ask(part.find, name, since=earliest, until=latest, **which)
@@ -85,26 +98,16 @@ def list_(
     if session.as_json:
         session.json({"failures": list(map(described_failure, page.failures)), "after": page.after})
         return
-    _table(
-        session,
-        COLUMNS,
+    rows = [
         [
-            [
-                *(one.id, one.task, one.topic, local_time(session, one.failed_us / 1e6)),
-                cut(one.error.partition("\n")[0] or one.exception),
-            ]
-            for one in page.failures
-        ],
-    )
+            *(one.id, one.task, one.topic, local_time(session, one.failed_us / 1e6)),
+            cut(one.error.partition("\n")[0] or one.exception),
+        ]
+        for one in page.failures
+    ]
+    session.screen.table(COLUMNS, rows, NONE)
     if page.after is not None:
         session.screen.say(f"There are more: --after '{page.after}'", "dim")
-
-
-def _table(session: Session, columns: Sequence[Column], rows: list[list[Any]]) -> None:
-    if rows:
-        session.screen.table(columns, rows)
-    else:
-        session.screen.say("No failed tasks match.")
 
 
 @command("""
@@ -117,10 +120,8 @@ def show(session: Session, id: str, queue: str | None) -> None:
     found = session.ask(session.center.failures.get, id, topic=session.queue(queue))
     if session.as_json:
         session.json({"failures": list(map(described_failure, found))})
-    for number, one in enumerate(() if session.as_json else found):
-        if number:
-            session.screen.say()
-        session.screen.fields(failure_fields(session, one))
+    else:
+        show_parts(session, (failure_fields(session, one) for one in found))
     if not found:
         session.complain(f"no failure of {id!r} is kept", NOT_FOUND)
 

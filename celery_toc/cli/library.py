@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from .exits import FAILED, FAULTS, Group
 from .screen import Column, Progress, counted
-from .session import Session, command
+from .session import FAILED, FAULTS, Group, Session, command, document
 
 DIFFERENCES = (Column("kind"), Column("id", fold=True), Column("queue", fold=True))
 
@@ -23,13 +22,8 @@ library = Group(
 
 
 def _changed(session: Session, what: str, otherwise: str, databases: list[str]) -> None:
-    if session.as_json:
-        session.screen.json({"databases": databases})
-        return
-    for url in databases:
-        session.screen.say(f"{what} {url}.")
-    if not databases:
-        session.screen.say(otherwise)
+    lines = [f"{what} {url}." for url in databases]
+    session.tell({"databases": databases}, *(lines or [otherwise]))
 
 
 @command("celery -A shop toc library create")
@@ -61,12 +55,8 @@ def status(session: Session) -> None:
         session.screen.json(
             {
                 "databases": [
-                    {
-                        "url": database.url,
-                        "version": database.version,
-                        "problem": database.problem or None,
-                    }
-                    for database in databases
+                    {**document(one, "url version"), "problem": one.problem or None}
+                    for one in databases
                 ],
                 "counts": {name.replace(" ", "_"): number for name, number in counts.items()},
             }
@@ -93,21 +83,13 @@ def check(session: Session, fix: bool) -> None:
     code 5 if something is found, also if it is mended.
     """
     found = session.center.library.check(fix=fix)
-    if session.as_json:
-        session.screen.json(
-            {
-                "fixed": fix,
-                "disagreements": [
-                    {"kind": one.kind, "id": one.id, "queue": one.topic} for one in found
-                ],
-            }
-        )
-    elif found:
-        session.screen.table(DIFFERENCES, [[one.kind, one.id, one.topic] for one in found])
-        if fix:
-            session.screen.say(f"Mended {counted(len(found), 'disagreement')}.")
-    else:
-        session.screen.say("The library and Redis agree.")
+    rows = [[one.kind, one.id, one.topic] for one in found]
+    if not session.as_json:
+        session.screen.table(DIFFERENCES, rows, "The library and Redis agree.")
+    session.tell(
+        {"fixed": fix, "disagreements": [document(one, "kind id topic") for one in found]},
+        f"Mended {counted(len(found), 'disagreement')}." if fix and found else "",
+    )
     if found:
         session.exit_code = FAULTS
 
@@ -126,10 +108,7 @@ celery -A shop toc library prune --days 7
 def prune(session: Session, days: float) -> None:
     """Drop the history of earlier days, by whole days. What is pending stays."""
     dropped = session.library.prune(days)
-    if session.as_json:
-        session.screen.json({"dropped": dropped})
-    else:
-        session.screen.say(f"Dropped {counted(dropped, 'day')} of history.")
+    session.tell({"dropped": dropped}, f"Dropped {counted(dropped, 'day')} of history.")
 
 
 @command("""
@@ -147,7 +126,7 @@ def rebuild(session: Session) -> None:
     if session.as_json:
         session.screen.json(
             {
-                **{"rows": done.rows, "put": done.put, "taken": done.taken, "ended": done.ended},
+                **document(done, "rows put taken ended"),
                 **{"not_kept": list(done.not_kept), "behind": list(done.behind)},
             }
         )
@@ -184,7 +163,7 @@ def reshard(session: Session) -> None:
     """
     with Progress("Moving", hidden=session.as_json) as bar:
         done = session.library.reshard(lambda so_far: bar(so_far.rows, so_far.of_rows))
-    if session.as_json:
-        session.screen.json({"rows": done.rows, "moved": done.moved})
-        return
-    session.screen.say(f"Moved {counted(done.moved, 'row')}, of {counted(done.of_rows, 'row')}.")
+    session.tell(
+        document(done, "rows moved"),
+        f"Moved {counted(done.moved, 'row')}, of {counted(done.of_rows, 'row')}.",
+    )

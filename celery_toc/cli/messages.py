@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,13 +15,18 @@ from kombu_toc import FailedTask, Found, Record
 
 from .. import Task
 from ..app.task import sources_of
-from .exits import FAILED, NOT_FOUND, PARTIAL, USAGE, Failure
 from .screen import Cell, Column, clean, counted
 from .session import (
+    FAILED,
+    NOT_FOUND,
+    PARTIAL,
+    USAGE,
+    Failure,
     Session,
     command,
     complete_id,
     distance,
+    document,
     iso_us,
     local,
     local_iso,
@@ -146,13 +151,11 @@ def _retry(
         more = " or more" if number == COUNTED != limit else ""
         session.confirm(f"Send {counted(number, 'task')}{more} again?", yes)
         done = library.retry(status=status, limit=limit, **which)
-    if session.as_json:
-        session.screen.json({"retried": done.number, "not_kept": done.not_kept})
-        return
-    session.screen.say(
-        f"Sent {counted(done.number, 'task')} again." if done.number else "No tasks match."
+    session.tell(
+        {"retried": done.number, "not_kept": done.not_kept},
+        f"Sent {counted(done.number, 'task')} again." if done.number else "No tasks match.",
     )
-    if done.not_kept:
+    if done.not_kept and not session.as_json:
         session.complain(f"{counted(done.not_kept, 'task')}: the message is not kept", PARTIAL)
 
 
@@ -178,10 +181,9 @@ def _show(
     away: tuple[str, ...] = (),
 ) -> None:
     if session.as_json:
-        document: dict[str, Any] = {"tasks": [described(record) for record in records]}
-        session.screen.json({**document, "after": after, "away": list(away)})
+        tasks = list(map(described, records))
+        session.screen.json({"tasks": tasks, "after": after, "away": list(away)})
         return
-
     rows = [
         [
             *(record.id, record.status, _moment(session, record.action_us)),
@@ -192,10 +194,7 @@ def _show(
         ]
         for record in records
     ]
-    if rows:
-        session.screen.table(RECORD_COLUMNS, rows)
-    else:
-        session.screen.say("No tasks match.")
+    session.screen.table(RECORD_COLUMNS, rows, "No tasks match.")
     if after is not None:
         session.screen.say(f"There are more: --after '{after}'", "dim")
 
@@ -206,21 +205,11 @@ def _moment(session: Session, us: int) -> str | None:
 
 def described(record: kombu_toc.Record) -> dict[str, Any]:
     """A record as JSON."""
-    return {
-        "id": record.id,
-        "queue": record.topic,
-        "task": record.task,
-        "status": record.status,
-        "time": iso_us(record.action_us),
-        "biz_type": record.biz_type,
-        "biz_id": record.biz_id,
-        "attributes": record.attributes,
-        "attempts": record.attempts,
-        "worker": record.worker,
-        "error": record.error,
-        "created": iso_us(record.created_us),
-        "changed": iso_us(record.modified_us),
-    }
+    return document(
+        record,
+        "id topic task status action_us biz_type biz_id attributes attempts worker error "
+        "created_us modified_us",
+    )
 
 
 # -- A message as JSON for scripts, and as text for people
@@ -262,21 +251,12 @@ def describe(session: Session, task: Task, *, whole: bool = False) -> dict[str, 
     found = task.found
     assert isinstance(found, Found)
     shown = {
-        "id": found.id,
+        **document(found, "id topic slot time_us far key unique visibility max_lease expiration"),
+        "expires": iso_us(found.expires_us or 0),
         "task": task.name or None,
-        "queue": found.topic,
-        "slot": found.slot,
         "priority": _priority(session, found),
         "state": state_of(session, found),
-        "time": iso_us(found.time_us),
         "retries_left": _retries_left(session, found),
-        "far": found.far,
-        "key": found.key,
-        "unique": found.unique,
-        "visibility": found.visibility,
-        "max_lease": found.max_lease,
-        "expiration": found.expiration,
-        "expires": iso_us(found.expires_us or 0),
         "args": _values(task.args),
         "kwargs": _values(task.kwargs),
         "argsrepr": _repr(task.headers, "argsrepr", task.args),
@@ -286,10 +266,8 @@ def describe(session: Session, task: Task, *, whole: bool = False) -> dict[str, 
         "problem": task.problem or None,
     }
     if whole:
-        shown["headers"] = task.headers
-        shown["properties"] = task.properties
-        shown["content_type"] = task.content_type
-        shown["body"] = _text(task.body)
+        shown.update(document(task, "headers properties content_type"))
+        shown["body"] = task.body.decode("utf-8", "backslashreplace")
     return shown
 
 
@@ -335,10 +313,6 @@ def _repr(headers: dict[str, Any], name: str, decoded: Any) -> str | None:
     if isinstance(said, str):
         return said
     return None if decoded is None else repr(decoded)
-
-
-def _text(body: bytes) -> str:
-    return body.decode("utf-8", "backslashreplace")
 
 
 def arguments(shown: dict[str, Any]) -> str:
@@ -458,7 +432,6 @@ def bounds(
     session: Session, since: str | None, until: str | None
 ) -> tuple[float | None, float | None]:
     """The times that were given, in seconds since the epoch."""
-
     return session.time("since", since), session.time("until", until)
 
 
@@ -524,14 +497,11 @@ def show_page(
         make_row(session, message, found.time_us / 1e6)
         for message, found in zip(messages, page.messages, strict=True)
     ]
-    if rows:
-        left_out = session.screen.table(columns, rows)
-        if left_out:
-            session.screen.say(f"No room for {' and '.join(left_out)}.", "dim")
-        if session.screen.is_terminal and not {"time", "died"} & set(left_out):
-            session.screen.say(f"Times are in {session.zone_name}.", "dim")
-    else:
-        session.screen.say("No messages match.")
+    left_out = session.screen.table(columns, rows, "No messages match.")
+    if left_out:
+        session.screen.say(f"No room for {' and '.join(left_out)}.", "dim")
+    if rows and session.screen.is_terminal and not {"time", "died"} & set(left_out):
+        session.screen.say(f"Times are in {session.zone_name}.", "dim")
     if page.after is not None:
         session.screen.say(f"There are more: --after {page.after}", "dim")
 
@@ -587,22 +557,17 @@ def show_all(
         }
         more = {name: value for name, value in more.items() if value}
         session.json({"id": id, "messages": messages, **more})
-    for number, (each, message) in enumerate(zip(found, messages, strict=True)):
-        if session.as_json:
-            break
-        if number:
-            session.screen.say()
-        session.screen.fields(_fields(session, message, each.time_us / 1e6))
-    for number, record in enumerate(() if session.as_json else records):
-        if found or number:
-            session.screen.say()
-        session.screen.fields(_recorded(session, record))
-    for number, failure in enumerate(() if session.as_json else failed):
-        if found or records or number:
-            session.screen.say()
-        session.screen.fields(failure_fields(session, failure))
     knows = [(one.name, one.said) for one in sources if one.said]
     if not session.as_json:
+        parts = [
+            *(
+                _fields(session, message, each.time_us / 1e6)
+                for each, message in zip(found, messages, strict=True)
+            ),
+            *(_recorded(session, record) for record in records),
+            *(failure_fields(session, failure) for failure in failed),
+        ]
+        show_parts(session, parts)
         session.screen.fields(knows)
     if not (found or records or failed or knows):
         asked = ["the failures", *(one.name for one in sources if not one.error)]
@@ -610,23 +575,18 @@ def show_all(
         session.complain_of_none(id, asked, away)
 
 
+def show_parts(session: Session, parts: Iterable[list[tuple[str, Any]]]) -> None:
+    """Show several things, each a line for each property, with an empty line between two."""
+    for number, fields in enumerate(parts):
+        if number:
+            session.screen.say()
+        session.screen.fields(fields)
+
+
 def described_failure(one: FailedTask) -> dict[str, Any]:
     """A failed task as JSON."""
-    return {
-        "id": one.id,
-        "task": one.task,
-        "queue": one.topic,
-        "exception": one.exception,
-        "error": one.error,
-        "args": one.args,
-        "failed": iso_us(one.failed_us),
-        "worker": one.worker or None,
-        "runtime": one.runtime,
-        "retries": one.retries,
-        "dead": one.dead,
-        "masked": one.masked,
-        "retryable": one.retryable,
-    }
+    names = "id task topic exception error args failed_us runtime retries dead masked retryable"
+    return {**document(one, names), "worker": one.worker or None}
 
 
 def failure_fields(session: Session, one: FailedTask) -> list[tuple[str, Any]]:
@@ -646,7 +606,6 @@ def failure_fields(session: Session, one: FailedTask) -> list[tuple[str, Any]]:
 
 def _recorded(session: Session, record: Record) -> list[tuple[str, Any]]:
     """The library's record of a message that has ended, a line for each property."""
-
     return [
         *(("id", record.id), ("task", record.task), ("status", record.status)),
         ("due", _moment(session, record.action_us)),

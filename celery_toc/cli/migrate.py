@@ -9,9 +9,8 @@ import click
 import kombu_toc
 
 from ..schedules.view import Schedule
-from .exits import FAILED, USAGE, Failure
 from .screen import Column, Progress, counted
-from .session import Session, command, yes_option
+from .session import FAILED, USAGE, Failure, Session, command, document, yes_option
 
 #: Added to the error that somebody consumes: what can be done.
 OVERRIDE = "; --force moves what is there all the same"
@@ -150,29 +149,16 @@ def _report(session: Session, result: Any, dry_run: bool, schedules: list[Schedu
     if session.as_json:
         session.screen.json(
             {
+                **document(result, "queues unacknowledged scheduled staying skipped unknown dead"),
                 "dry_run": dry_run,
                 "moved": 0 if dry_run else result.moved,
                 "found": result.moved,
-                "queues": result.queues,
-                "unacknowledged": result.unacknowledged,
-                "scheduled": result.scheduled,
-                "staying": result.staying,
                 "named": [
                     {"place": one.place, "message": one.what, "reason": one.reason}
                     for one in result.named
                 ],
-                "skipped": result.skipped,
-                "unknown": result.unknown,
-                "dead": result.dead,
                 "refused": result.refused or None,
-                "schedules": [
-                    {
-                        "name": schedule.name,
-                        "queue": schedule.queue,
-                        "beat_entry": schedule.beat_entry,
-                    }
-                    for schedule in schedules
-                ],
+                "schedules": [document(one, "name queue beat_entry") for one in schedules],
             }
         )
     else:

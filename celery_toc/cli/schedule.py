@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import wraps
@@ -34,15 +34,20 @@ from ..beat.sync import (
     redbeat_definitions,
 )
 from ..schedules.rules import UnknownScheduleError, read_cron
-from .exits import FAILED, NOT_FOUND, USAGE, Failure, Group
 from .screen import Cell, Column, counted, listed, plural
 from .session import (
+    FAILED,
+    NOT_FOUND,
     SPAN,
+    USAGE,
+    Failure,
+    Group,
     Session,
     command,
     complete_queue,
     complete_schedule,
     distance,
+    document,
     iso,
     local,
     local_iso,
@@ -132,17 +137,14 @@ def list_(
         if after is None:
             break
     if session.as_json:
-        session.screen.json(
-            {"schedules": [document(one) for one in found], "after": after},
-        )
-    elif found:
-        if session.screen.is_terminal:
-            session.screen.say(f"Times are in {session.zone_name}.", "dim")
-        session.screen.table(COLUMNS, [_line(session, one) for one in found])
-        if after is not None:
-            session.screen.say(f"There may be more: --after {after}", "dim")
-    else:
-        session.screen.say("There are no such schedules.")
+        session.screen.json({"schedules": list(map(described, found)), "after": after})
+        return
+    if found and session.screen.is_terminal:
+        session.screen.say(f"Times are in {session.zone_name}.", "dim")
+    lines = [_line(session, one) for one in found]
+    session.screen.table(COLUMNS, lines, "There are no such schedules.")
+    if found and after is not None:
+        session.screen.say(f"There may be more: --after {after}", "dim")
 
 
 def _matches(found: Any, task: str | None, state: str | None, owner: str | None) -> bool:
@@ -166,13 +168,17 @@ def show(session: Session, name: str) -> None:
     coming = found.upcoming(UPCOMING)
     history = session.center.schedules.history(name)
     if session.as_json:
-        document_ = document(found)
-        document_["upcoming"] = [_iso(moment) for moment in coming]
-        document_["history"] = [_firing(one) for one in history]
-        document_["edits"] = [
-            {"time": _iso(one.at), "by": one.by, "what": one.what} for one in found.edits
-        ]
-        session.screen.json(document_)
+        session.screen.json(
+            {
+                **described(found),
+                "upcoming": [iso(moment.timestamp()) for moment in coming],
+                "history": [_firing(one) for one in history],
+                "edits": [
+                    {"time": iso(one.at.timestamp()), "by": one.by, "what": one.what}
+                    for one in found.edits
+                ],
+            }
+        )
         return
     show_fields(session, found, coming)
     if history:
@@ -238,7 +244,7 @@ def _each(
 def pause(session: Session, name: str) -> tuple[dict[str, Any], str]:
     """Have schedules fire no more, until `resume`. What has fired already goes on."""
     found = session.center.schedules.pause(name)
-    return document(found), f"Paused {name!r}."
+    return described(found), f"Paused {name!r}."
 
 
 @command("celery -A shop toc schedule resume nightly")
@@ -246,7 +252,7 @@ def pause(session: Session, name: str) -> tuple[dict[str, Any], str]:
 def resume(session: Session, name: str) -> tuple[dict[str, Any], str]:
     """Have paused schedules fire again, from their next time on."""
     found = session.center.schedules.resume(name)
-    return document(found), f"Resumed {name!r}: next {_moment(session, found.next) or 'never'}."
+    return described(found), f"Resumed {name!r}: next {_moment(session, found.next) or 'never'}."
 
 
 @command("celery -A shop toc schedule skip nightly")
@@ -257,7 +263,7 @@ def skip(session: Session, name: str) -> tuple[dict[str, Any], str]:
     found = session.center.schedules.skip_next(name)
     left = _moment(session, before.next) if before is not None else None
     said = f"{name!r} leaves out {left}: next {_moment(session, found.next) or 'never'}."
-    return document(found), said
+    return described(found), said
 
 
 @command("celery -A shop toc schedule run nightly")
@@ -286,10 +292,10 @@ def backfill(
         ids = session.center.schedules.backfill(name, *bounds, rate=rate, limit=limit)
     except UnknownScheduleError:
         raise unknown(session, name) from None
-    if session.as_json:
-        session.screen.json({"name": name, "ids": ids})
-    else:
-        session.screen.say(f"Sent {counted(len(ids), 'firing')} of {name!r}, {rate:g} a second.")
+    session.tell(
+        {"name": name, "ids": ids},
+        f"Sent {counted(len(ids), 'firing')} of {name!r}, {rate:g} a second.",
+    )
 
 
 @command("""
@@ -311,10 +317,7 @@ def delete(session: Session, names: tuple[str, ...], yes: bool) -> None:
     if there:
         session.confirm(f"Delete {counted(len(there), 'schedule')}: {listed(there)}?", yes)
     deleted = [name for name in there if session.center.schedules.delete(name)]
-    if session.as_json:
-        session.screen.json({"deleted": deleted})
-    elif deleted:
-        session.screen.say(f"Deleted {listed(deleted)}.")
+    session.tell({"deleted": deleted}, f"Deleted {listed(deleted)}." if deleted else "")
 
 
 # -- how it is shown
@@ -328,52 +331,27 @@ def unknown(session: Session, name: str) -> Failure:
     return Failure(f"there is no schedule {name!r}{hint}", NOT_FOUND)
 
 
-def document(found: Any) -> dict[str, Any]:
+def described(found: Any) -> dict[str, Any]:
     """A schedule, as in JSON."""
     return {
-        "name": found.name,
-        "task": found.task,
+        **document(
+            found, "name task timezone queue misfire overlap start end max_runs owner state"
+        ),
+        **document(found, "next next_id last runs created changed"),
         "schedule": found.text,
-        "timezone": found.timezone,
-        "queue": found.queue,
         # of what is not decoded, as their sender wrote them
         "args": found.args if isinstance(found.args, str) else list(found.args or ()),
         "kwargs": found.kwargs if isinstance(found.kwargs, str) else dict(found.kwargs or {}),
         "options": dict(found.options),
-        "misfire": found.misfire,
         "grace_seconds": float(found.grace),
-        "overlap": found.overlap,
         "jitter_seconds": float(found.jitter),
         "exclude": list(map(str, found.exclude)),
-        "start": _iso(found.start),
-        "end": _iso(found.end),
-        "max_runs": found.max_runs,
-        "owner": found.owner,
-        "state": found.state,
-        "next": _iso(found.next),
-        "next_id": found.next_id,
-        "last": _iso(found.last),
-        "runs": found.runs,
-        "created": _iso(found.created),
-        "changed": _iso(found.changed),
     }
 
 
 def _firing(found: Any) -> dict[str, Any]:
-    return {
-        "id": found.id,
-        "planned": _iso(found.planned),
-        "started": _iso(found.started),
-        "ended": _iso(found.ended),
-        "outcome": found.outcome,
-        "reason": found.reason or None,
-        "by_hand": found.by_hand,
-        "late_seconds": found.late,
-    }
-
-
-def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else iso(moment.timestamp())
+    shown = document(found, "id planned started ended outcome by_hand")
+    return {**shown, "reason": found.reason or None, "late_seconds": found.late}
 
 
 def _moment(session: Session, moment: datetime | None) -> str | None:
@@ -539,7 +517,7 @@ def put(
         raise Failure(f"task {task!r} cannot be sent so: {exc}", USAGE) from exc
     changed = before is None or before.fingerprint != found.fingerprint
     if session.as_json:
-        session.screen.json({**document(found), "is_new": before is None, "has_changed": changed})
+        session.screen.json({**described(found), "is_new": before is None, "has_changed": changed})
         return
     show_fields(session, found, found.upcoming(3))
     if not changed:
@@ -627,26 +605,17 @@ def sync(session: Session, dry_run: bool) -> None:
 
 
 def _report_sync(session: Session, outcome: Outcome, dry_run: bool) -> None:
-    if outcome.refused:
-        session.exit_code = FAILED
-    if session.as_json:
-        session.screen.json(
-            {
-                "dry_run": dry_run,
-                "put": outcome.put,
-                "removed": outcome.removed,
-                "unchanged": outcome.unchanged,
-                "refused": _refused(outcome.refused),
-            }
-        )
-        return
     would = "would be " if dry_run else ""
-    for name in outcome.put:
-        session.screen.say(f"{name}: {would}put")
-    for name in outcome.removed:
-        session.screen.say(f"{name}: {would}removed")
     parts = [f"{len(outcome.put)} {would}put", f"{len(outcome.removed)} {would}removed"]
-    session.screen.say(f"{', '.join(parts)}, {outcome.unchanged} unchanged.")
+    session.tell(
+        {
+            **document(outcome, "put removed unchanged"),
+            **{"dry_run": dry_run, "refused": [one._asdict() for one in outcome.refused]},
+        },
+        *(f"{name}: {would}put" for name in outcome.put),
+        *(f"{name}: {would}removed" for name in outcome.removed),
+        f"{', '.join(parts)}, {outcome.unchanged} unchanged.",
+    )
     _say_refused(session, outcome.refused)
 
 
@@ -716,38 +685,26 @@ def _read_redbeat(session: Session, url: str | None, key_prefix: str | None) -> 
 
 
 def _report_import(session: Session, read: Read, done: Imported, dry_run: bool) -> None:
-    if done.refused:
-        session.exit_code = FAILED
     found = len(read.entries) + len(read.refused)
-    if session.as_json:
-        session.screen.json(
-            {
-                "dry_run": dry_run,
-                "found": found,
-                "put": done.put,
-                "unchanged": done.unchanged,
-                "paused": done.paused,
-                "refused": _refused(done.refused),
-            }
-        )
-        return
     would = "would be " if dry_run else ""
     paused = set(done.paused)
-    for name in done.put:
-        session.screen.say(f"{name}: {would}put{', paused' if name in paused else ''}")
-    session.screen.say(
+    session.tell(
+        {
+            **document(done, "put unchanged paused"),
+            **{"dry_run": dry_run, "found": found},
+            "refused": [one._asdict() for one in done.refused],
+        },
+        *(f"{name}: {would}put{', paused' if name in paused else ''}" for name in done.put),
         f"{counted(found, 'entry')}: {len(done.put)} {would}put, {done.unchanged} unchanged, "
-        f"{len(done.refused)} not taken."
+        f"{len(done.refused)} not taken.",
     )
     _say_refused(session, done.refused)
 
 
-def _refused(refused: Iterable[Refused]) -> list[dict[str, Any]]:
-    return [one._asdict() for one in refused]
-
-
 def _say_refused(session: Session, refused: list[Refused]) -> None:
     if refused:
+        session.exit_code = FAILED
+    if refused and not session.as_json:
         noun = "entry" if len(refused) == 1 else plural("entry")
         session.screen.say(f"Not taken, {len(refused)} {noun}:", "yellow")
         session.screen.table(REFUSED, refused)

@@ -224,8 +224,17 @@ class Screen:
     def _styled(self, text: str, style: str) -> str:
         return styled(text, style, self.colors) if self.is_terminal else text
 
-    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> list[str]:
-        """Show a table; return the names of the columns that were left out."""
+    def table(
+        self, columns: Sequence[Column], rows: Iterable[Sequence[Any]], otherwise: str = ""
+    ) -> list[str]:
+        """Show a table; return the names of the columns that were left out.
+
+        otherwise: said instead of a table without rows
+        """
+        rows = list(rows)
+        if otherwise and not rows:
+            self.say(otherwise)
+            return []
         if not self.is_terminal:
             click.echo(plain_table(columns, rows))
             return []

@@ -11,10 +11,22 @@ import kombu_toc
 from kombu_toc import Fault
 
 from ..app.broker import visibility_warnings
-from .exits import FAILED, FAULTS, PARTIAL, USAGE, Failure
 from .screen import Cell, Column, counted, listed, scaled
-from .session import Session, command, milliseconds, queues_argument, span, yes_option
-from .topic import text_of
+from .session import (
+    FAILED,
+    FAULTS,
+    PARTIAL,
+    USAGE,
+    Failure,
+    Session,
+    command,
+    document,
+    milliseconds,
+    queues_argument,
+    span,
+    yes_option,
+)
+from .topic import NO_QUEUES, text_of
 
 # -- celery toc status
 
@@ -72,19 +84,15 @@ def status(session: Session, queues: tuple[str, ...], every: bool, running: bool
     ]
     told = _running(session) if running else None
     if session.as_json:
-        document = {"broker": session.broker, "server": server, "topics": rows}
-        more = {} if told is None else {"running": told}
-        session.json({**document, "warnings": warnings, **more})
+        shown = {"broker": session.broker, "server": server, "topics": rows, "warnings": warnings}
+        session.json(shown if told is None else {**shown, "running": told})
         return
     session.screen.say(title(session, server), "bold")
-    if rows:
-        far = any("far" in row for row in rows)
-        columns = list(COLUMNS)
-        if far:
-            columns.insert([one.name for one in COLUMNS].index("dead") + 1, FAR)
-        session.screen.table(columns, [line(row, far=far) for row in rows])
-    else:
-        session.screen.say("There are no queues yet: a worker declares its own when it starts.")
+    far = any("far" in row for row in rows)
+    columns = list(COLUMNS)
+    if far:
+        columns.insert([one.name for one in COLUMNS].index("dead") + 1, FAR)
+    session.screen.table(columns, [line(row, far=far) for row in rows], NO_QUEUES)
     if told:
         session.screen.say("")
         session.screen.table(RUNNING, [list(one.values()) for one in told])
@@ -311,25 +319,13 @@ def _found(session: Session, look: Callable[[str], list[Fault]], names: Iterable
 
 def _report(session: Session, found: list[Fault]) -> list[Fault]:
     if session.as_json:
-        session.json(
-            {
-                "faults": [
-                    {
-                        "queue": fault.topic,
-                        "slot": fault.slot,
-                        "kind": fault.kind,
-                        "id": fault.id or None,
-                        "places": list(fault.places),
-                    }
-                    for fault in found
-                ]
-            }
-        )
-    elif found:
-        rows = [[f.topic, f.slot, f.kind, f.id or None, ", ".join(f.places)] for f in found]
-        session.screen.table(FAULT_COLUMNS, rows)
+        faults = [
+            {**document(one, "topic slot kind places"), "id": one.id or None} for one in found
+        ]
+        session.json({"faults": faults})
     else:
-        session.screen.say("No inconsistencies found.")
+        rows = [[f.topic, f.slot, f.kind, f.id or None, ", ".join(f.places)] for f in found]
+        session.screen.table(FAULT_COLUMNS, rows, "No inconsistencies found.")
     return found
 
 
@@ -388,10 +384,7 @@ def metrics(session: Session, address: tuple[str, int] | None) -> None:
         samples = [sample for family in registry.collect() for sample in family.samples]
         if session.as_json:
             session.screen.json(
-                [
-                    {"name": one.name, "labels": one.labels, "value": float(one.value)}
-                    for one in samples
-                ]
+                [{**document(one, "name labels"), "value": float(one.value)} for one in samples]
             )
         else:
             click.echo(exporter.metrics_text(session.center), nl=False)
@@ -445,32 +438,23 @@ def limits(session: Session, queues: tuple[str, ...]) -> None:
         if used is not None and (used.limits or queues):
             usages.append(used)
     if session.as_json:
-        session.json({"limits": [document(usage) for usage in usages]})
+        session.json({"limits": list(map(_described, usages))})
         return
-    rows = [row for usage in usages for row in _rows(usage)]
-    if rows:
-        session.screen.table(LIMIT_COLUMNS, rows)
-    else:
-        session.screen.say("No queue limits anything: 'celery toc topic set QUEUE --rate 100/s'.")
+    nothing = "No queue limits anything: 'celery toc topic set QUEUE --rate 100/s'."
+    session.screen.table(LIMIT_COLUMNS, [row for usage in usages for row in _rows(usage)], nothing)
 
 
-def document(usage: kombu_toc.Usage) -> dict[str, Any]:
+def _described(usage: kombu_toc.Usage) -> dict[str, Any]:
     """A queue, as in JSON."""
     return {
-        "queue": usage.topic,
+        **document(usage, "topic running waiting keys_waiting"),
         "limits": [
             {
-                "limit": limit.name,
-                "value": limit.value,
-                "used": limit.used,
-                "of": limit.of,
-                "opens_seconds": limit.opens_us / 1e6,
+                **document(limit, "value used of"),
+                **{"limit": limit.name, "opens_seconds": limit.opens_us / 1e6},
             }
             for limit in usage.limits
         ],
-        "running": usage.running,
-        "waiting": usage.waiting,
-        "keys_waiting": usage.keys_waiting,
         "oldest_seconds": usage.oldest_us / 1e6,
     }
 

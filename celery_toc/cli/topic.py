@@ -11,9 +11,20 @@ import click
 
 import kombu_toc
 
-from .exits import FAILED, NOT_FOUND, Failure, Group
 from .screen import Cell, Column, counted, listed, skipped
-from .session import SPAN, Session, command, complete_queue, queues_argument, yes_option
+from .session import (
+    FAILED,
+    NOT_FOUND,
+    SPAN,
+    Failure,
+    Group,
+    Session,
+    command,
+    complete_queue,
+    document,
+    queues_argument,
+    yes_option,
+)
 
 COLUMNS = (
     Column("queue", fold=True),
@@ -35,6 +46,8 @@ _UNLESS_SAID = frozenset((*kombu_toc.TERMS, *kombu_toc.LIBRARY_TERMS, *kombu_toc
 
 #: Limits that only `declare` takes.
 _DECLARED_ONCE = ("slots", "expires")
+
+NO_QUEUES = "There are no queues yet: a worker declares its own when it starts."
 
 _queue = click.argument("queue", metavar="QUEUE", shell_complete=complete_queue)
 
@@ -154,15 +167,13 @@ def list_(session: Session, queues: tuple[str, ...], every: bool) -> None:
     """
     descriptions = []
     for name in session.queues(queues):
-        described = session.ask(session.center.queues.describe, name)
-        if every or queues or described.expires_ms is None:
-            descriptions.append(described)
+        found = session.ask(session.center.queues.describe, name)
+        if every or queues or found.expires_ms is None:
+            descriptions.append(found)
     if session.as_json:
-        session.json({"topics": [document(description) for description in descriptions]})
-    elif descriptions:
-        session.screen.table(COLUMNS, [_line(description) for description in descriptions])
+        session.json({"topics": list(map(described, descriptions))})
     else:
-        session.screen.say("There are no queues yet: a worker declares its own when it starts.")
+        session.screen.table(COLUMNS, map(_line, descriptions), NO_QUEUES)
 
 
 @command("""
@@ -217,7 +228,7 @@ def set_(session: Session, queue: str, **limits: Any) -> None:
     after = session.ask(center.queues.describe, queue)
     changed = [name for name in wanted if before.limits[name] != after.limits[name]]
     if session.as_json:
-        session.json({**document(after), "changed": changed})
+        session.json({**described(after), "changed": changed})
         return
     for name in changed:
         was, now = (_shown(name, one.limits[name]) for one in (before, after))
@@ -236,18 +247,13 @@ def set_(session: Session, queue: str, **limits: Any) -> None:
 # -- how it is shown
 
 
-def document(description: kombu_toc.Description) -> dict[str, Any]:
+def described(description: kombu_toc.Description) -> dict[str, Any]:
     """A queue, as in JSON."""
     expires = description.expires_ms
     return {
-        "queue": description.topic,
-        "slots": description.slots,
+        **document(description, "topic slots closed_steps draining_counts paused target_stopped"),
         "limits": {name: limit._asdict() for name, limit in description.limits.items()},
-        "closed_steps": list(description.closed_steps),
         "expires_seconds": None if expires is None else expires / 1000,
-        "draining_counts": list(description.draining_counts),
-        "paused": description.paused,
-        "target_stopped": description.target_stopped,
         **description.counts._asdict(),
         "consumers": sorted(consumer.name for consumer in description.consumers),
     }
@@ -255,7 +261,7 @@ def document(description: kombu_toc.Description) -> dict[str, Any]:
 
 def _show(session: Session, description: kombu_toc.Description) -> None:
     if session.as_json:
-        session.json(document(description))
+        session.json(described(description))
         return
     fields: list[tuple[str, Any]] = [("queue", description.topic), ("slots", description.slots)]
     if description.draining_counts:
@@ -355,14 +361,13 @@ def _set_paused(session: Session, queues: tuple[str, ...], paused: bool) -> None
     names = session.queues(queues)
     change = session.center.queues.pause if paused else session.center.queues.resume
     changed = [name for name in names if change(name)]
-    if session.as_json:
-        session.screen.json({"queues": names, "paused": paused, "changed": changed})
-        return
-    if changed:
-        session.screen.say(f"{'Paused' if paused else 'Resumed'} {listed(changed)}.")
-    if same := [name for name in names if name not in changed]:
-        are = "is" if len(same) == 1 else "are"
-        session.screen.say(f"{listed(same)} {are} {'already' if paused else 'not'} paused.")
+    same = [name for name in names if name not in changed]
+    are = "is" if len(same) == 1 else "are"
+    session.tell(
+        {"queues": names, "paused": paused, "changed": changed},
+        f"{'Paused' if paused else 'Resumed'} {listed(changed)}." if changed else "",
+        f"{listed(same)} {are} {'already' if paused else 'not'} paused." if same else "",
+    )
 
 
 @command("""
@@ -436,11 +441,8 @@ def delete(session: Session, queue: str, force: bool, yes: bool) -> None:
     with session.app.connection_for_write() as connection:
         # And its bindings, whoever has made them: by those it would be filled again.
         connection.default_channel.queue_delete(queue)
-    if session.as_json:
-        session.screen.json({"queue": queue, "deleted": number})
-    else:
-        with_ = f", with {counted(number, 'message')}" if number else ""
-        session.screen.say(f"Deleted {queue!r}{with_}.")
+    with_ = f", with {counted(number, 'message')}" if number else ""
+    session.tell({"queue": queue, "deleted": number}, f"Deleted {queue!r}{with_}.")
 
 
 # -- celery toc reshard
@@ -520,20 +522,14 @@ def reshard(
         )
     except kombu_toc.ReshardError as exc:
         raise Failure(exc, FAILED) from exc
-    if session.as_json:
-        session.screen.json(
-            {
-                "queue": queue,
-                "slots": slots,
-                "slots_before": before,
-                "moved": result.moved,
-                "left": result.left,
-                "done": result.done,
-            }
-        )
-    elif result.done:
-        moved = counted(result.moved, "message")
-        session.screen.say(f"Done: {queue!r} has {slots} slots; moved {moved}.")
+    moved = counted(result.moved, "message")
+    session.tell(
+        {
+            **document(result, "moved left done"),
+            **{"queue": queue, "slots": slots, "slots_before": before},
+        },
+        f"Done: {queue!r} has {slots} slots; moved {moved}." if result.done else "",
+    )
     if not result.done:
         why = (
             "stay where they are, for on a Cluster nothing is moved between slots"

@@ -10,8 +10,7 @@ import click
 
 import kombu_toc
 
-from .exits import FAILED, Failure
-from .session import Session, command
+from .session import FAILED, Failure, Session, command
 
 # -- celery toc web
 

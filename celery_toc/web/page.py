@@ -8,21 +8,18 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import DisabledBackend
 
 import kombu_toc
 from kombu_toc.http import (
-    FiringRow,
     HttpApi,
     Mask,
     PageExtras,
     Parts,
     Problem,
     Request,
-    ScheduleRow,
     Token,
     Tokens,
     WorkerRow,
@@ -243,15 +240,14 @@ class AppExtras(PageExtras):
 
     async def schedules(
         self, token: Token, limit: int, after: str
-    ) -> tuple[list[ScheduleRow], str | None]:
-        page, more = await page_of_schedules(self._schedules(), token, limit, after)
-        return [_row(one) for one in page], more
+    ) -> tuple[list[Schedule], str | None]:
+        return await page_of_schedules(self._schedules(), token, limit, after)
 
-    async def schedule(self, name: str) -> tuple[ScheduleRow, list[FiringRow]]:
+    async def schedule(self, name: str) -> tuple[Schedule, list[Firing]]:
         found = await self._schedules().get(name)
         if found is None:
             raise _unknown(name)
-        return _row(found), [_firing(one) for one in await self._schedules().history(name)]
+        return found, await self._schedules().history(name)
 
     async def schedule_fields(self, name: str) -> dict[str, Any]:
         found = await self._schedules().get(name)
@@ -362,33 +358,8 @@ def _worker(name: str, running: Sequence[Any], report: Any) -> WorkerRow:
     )
 
 
-def _row(found: Schedule) -> ScheduleRow:
-    return ScheduleRow(
-        found.name,
-        found.task,
-        found.queue,
-        found.text,
-        found.timezone,
-        found.state,
-        _us(found.next),
-        _us(found.last),
-        found.runs,
-        found.owner or "",
-        [(_us(one.at), one.by, one.what) for one in found.edits],
-    )
-
-
 def _span(seconds: float) -> str:
     return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"
-
-
-def _firing(found: Firing) -> FiringRow:
-    outcome = f"{found.outcome}, by hand" if found.by_hand else found.outcome
-    return FiringRow(found.id, _us(found.planned), _us(found.started), outcome, found.reason)
-
-
-def _us(moment: datetime | None) -> int:
-    return 0 if moment is None else round(moment.timestamp() * 1e6)
 
 
 def _unknown(name: str) -> Problem:

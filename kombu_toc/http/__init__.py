@@ -27,7 +27,7 @@ from .fields import (
     record,
 )
 from .messages import id_of, trace_of
-from .page import FiringRow, Mask, Page, PageExtras, Parts, ScheduleRow, Visitor, WorkerRow
+from .page import Mask, Page, PageExtras, Parts, Visitor, WorkerRow
 from .problems import Problem, invalid, not_found, retry_after
 from .queues import page_of_names
 from .request import Answer, Operations, Request, answer
@@ -40,7 +40,6 @@ __all__ = (
     "TEXT",
     "Answer",
     "Anything",
-    "FiringRow",
     "Flag",
     "Headers",
     "HttpApi",
@@ -56,7 +55,6 @@ __all__ = (
     "Parts",
     "Problem",
     "Request",
-    "ScheduleRow",
     "Text",
     "Time",
     "Token",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from kombu_toc.migrate import (
     MAX_NAMED,
     NEAR,
-    Account,
+    Migrated,
+    Move,
+    Progress,
     Unreadable,
     delivered,
     eta_or_none,
@@ -130,8 +133,19 @@ def test_what_is_no_task_and_not_due_stays() -> None:
     to_kombu(found(from_kombu(payload()), NOW_US), NOW_US)
 
 
-def test_an_account_names_the_first_of_those_that_stay_and_counts_all() -> None:
-    account = Account(["mail"], dry_run=False)
+class Counting(Move):
+    """Moves nothing."""
+
+    def check(self) -> None: ...
+
+    def check_for_consumers(self) -> None: ...
+
+    def run(self, progress: Progress) -> Migrated:
+        return self.result(())
+
+
+def test_a_move_names_the_first_of_those_that_stay_and_counts_all() -> None:
+    account = Counting(mock.Mock(), mock.Mock(), ["mail"], dry_run=False)
     assert account.is_wanted("mail") and not account.is_wanted("other")
     for number in range(MAX_NAMED + 5):
         account.stays("mail", f"{number}", "reason")

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from ..tokens import Mask as Mask
 from .page import Page as Page
-from .reading import FiringRow as FiringRow
 from .reading import PageExtras as PageExtras
 from .reading import Parts as Parts
-from .reading import ScheduleRow as ScheduleRow
 from .reading import WorkerRow as WorkerRow
 from .sessions import Visitor as Visitor

@@ -268,37 +268,6 @@ class WorkerRow(NamedTuple):
     paused: bool = False
 
 
-class ScheduleRow(NamedTuple):
-    """A schedule. Times are microseconds since the epoch, 0: none.
-
-    rule: when it fires, for people
-    state: ``active``, ``paused`` or ``ended``
-    edits: the latest changes, the latest first: when, by whom, and what
-    """
-
-    name: str
-    task: str
-    queue: str
-    rule: str
-    zone: str
-    state: str
-    next_us: int
-    last_us: int
-    runs: int
-    owner: str
-    edits: Sequence[tuple[int, str, str]] = ()
-
-
-class FiringRow(NamedTuple):
-    """A firing of a schedule. Times are microseconds since the epoch, 0: none."""
-
-    id: str
-    planned_us: int
-    started_us: int
-    outcome: str
-    reason: str
-
-
 class PageExtras:
     """What a center knows by itself. An app's page has a class of its own."""
 
@@ -329,16 +298,17 @@ class PageExtras:
 
     async def schedules(
         self, token: Token, limit: int, after: str
-    ) -> tuple[list[ScheduleRow], str | None]:
-        """A page of the schedules that a token may see, and where the next one begins. Raises
-        Problem.
+    ) -> tuple[Sequence[Any], str | None]:
+        """A page of the schedules that a token may see, each a ``celery_toc.Schedule``, and where
+        the next one begins. Raises Problem.
 
         after: where this one begins; empty: at the first one
         """
         return [], None
 
-    async def schedule(self, name: str) -> tuple[ScheduleRow, list[FiringRow]]:
-        """A schedule and its latest firings. Raises Problem if there is none."""
+    async def schedule(self, name: str) -> tuple[Any, Sequence[Any]]:
+        """A schedule and its latest firings, each a ``celery_toc.Firing``. Raises Problem if there
+        is none."""
         raise NotImplementedError
 
     async def change_schedule(self, name: str, act: str, by: str, *given: float) -> Any:

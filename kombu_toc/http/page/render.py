@@ -127,7 +127,7 @@ def templates() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    for filter in (number, span, lateness, moment, iso):
+    for filter in (number, span, lateness, moment, iso, us):
         made.filters[filter.__name__] = filter
     made.filters.update(cut=cut, last_line=last_line)
     made.globals.update(
@@ -324,6 +324,11 @@ def iso(us: int) -> str:
     except OverflowError:
         return ""
     return f"{made:%Y-%m-%dT%H:%M:%S.%f}Z"
+
+
+def us(moment: datetime) -> int:
+    """Microseconds since the epoch."""
+    return round(moment.timestamp() * 1e6)
 
 
 def away(us: int, now_us: int) -> str:

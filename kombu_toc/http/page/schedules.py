@@ -331,7 +331,7 @@ async def _put(tools: Tools, ask: Ask) -> View | Answer:
     typed, is_new = _typed(fields, ask), not ask.field("edit")
     name = ask.field("name").strip() if is_new else ask.field("name")
     try:
-        if not is_new and typed["when"] == (await tools.extras.schedule(name))[0].rule:
+        if not is_new and typed["when"] == (await tools.extras.schedule(name))[0].text:
             fields = tuple(one for one in fields if one.name != "when")
         body = _body(fields, typed, await tools.now_us() / 1e6)
         body.pop("name")
