@@ -39,6 +39,7 @@ from .session import (
     document,
     local_iso,
     queue_option,
+    together,
     yes_option,
 )
 
@@ -66,26 +67,19 @@ class _WithId(Protocol):
 T = TypeVar("T", bound=_WithId)
 
 
-def selection_options(function: Any) -> Any:
-    """Give a command the arguments and options that select waiting messages."""
-    for option in (
-        click.option(
-            "--until",
-            metavar="TIME",
-            help="Only those that are due before that time.",
-        ),
-        click.option(
-            "--since",
-            metavar="TIME",
-            help="Only those that are due from that time on: ISO 8601, or a span such as 1h30m.",
-        ),
-        click.option("--state", "-s", type=click.Choice(WAITING), help="Only in this state."),
-        click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
-        queue_option,
-        click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=complete_id),
-    ):
-        function = option(function)
-    return function
+#: What selects waiting messages.
+selection_options = together(
+    click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=complete_id),
+    queue_option,
+    click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
+    click.option("--state", "-s", type=click.Choice(WAITING), help="Only in this state."),
+    click.option(
+        "--since",
+        metavar="TIME",
+        help="Only those that are due from that time on: ISO 8601, or a span such as 1h30m.",
+    ),
+    click.option("--until", metavar="TIME", help="Only those that are due before that time."),
+)
 
 
 class Filters(NamedTuple):
@@ -295,13 +289,7 @@ def _cancel_ids(
         state = each.state.replace(" ", "-")
         if state == "waiting":
             state = before.get((each.topic, each.id), "ready")
-        revoked = each.deleted and results.mark(each)
-        shown.append(_cancelled(each, state, revoked))
-        if not each.deleted:
-            session.complain(f"too late: {each.id!r} is {each.state}", TOO_LATE)
-        elif not session.as_json:
-            result = " Its result is REVOKED." if revoked else ""
-            session.screen.say(f"Cancelled {each.id} in {each.topic!r}; it was {state}.{result}")
+        shown.append(_tell_cancelled(session, each, state, results, f"; it was {state}"))
     schedules = sorted({one.schedule for one in done if one.schedule})
     gone = {(one.topic, one.id) for one in found} - {(one.topic, one.id) for one in done}
     for _, id in sorted(gone):  # since they were looked up
@@ -312,7 +300,19 @@ def _cancel_ids(
         session.screen.say(skipped(schedules), "yellow")
 
 
-def _cancelled(each: Cancelled, state: str, revoked: bool) -> dict[str, Any]:
+def _tell_cancelled(
+    session: Session, each: Cancelled, state: str, results: _Results, more: str = ""
+) -> dict[str, Any]:
+    """Mark the result of a message, and say what became of it; returns that as in JSON.
+
+    more: what else is said of one that was deleted
+    """
+    revoked = each.deleted and results.mark(each)
+    if not each.deleted:
+        session.complain(f"too late: {each.id!r} is {each.state}", TOO_LATE)
+    elif not session.as_json:
+        result = " Its result is REVOKED." if revoked and more else ""
+        session.screen.say(f"Cancelled {each.id} in {each.topic!r}{more}.{result}")
     done = {"state": state, "cancelled": each.deleted, "revoked": revoked}
     return {**document(each, "id topic"), **done}
 
@@ -327,14 +327,7 @@ def _cancel_business(
         if number:
             session.confirm(f"Cancel {counted(number, 'message')} of {biz_id!r}?", yes)
     done = library.cancel(biz_id=biz_id, biz_type=biz_type)
-    shown = []
-    for each in done:
-        revoked = each.deleted and results.mark(each)
-        shown.append(_cancelled(each, each.state.replace(" ", "-"), revoked))
-        if not each.deleted:
-            session.complain(f"too late: {each.id!r} is {each.state}", TOO_LATE)
-        elif not session.as_json:
-            session.screen.say(f"Cancelled {each.id} in {each.topic!r}.")
+    shown = [_tell_cancelled(session, each, each.state.replace(" ", "-"), results) for each in done]
     if session.as_json:
         session.screen.json({"results": shown})
     if not done:
@@ -581,17 +574,14 @@ def show(session: Session, id: str, queue: str | None) -> None:
         show_all(session, id, gone)
 
 
-def _dead_options(function: Any) -> Any:
-    """Give a command the arguments and options that select dead messages."""
-    for option in (
-        yes_option,
-        click.option("--all", "-a", "every", is_flag=True, help="All of them."),
-        click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
-        queue_option,
-        click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=complete_dead_id),
-    ):
-        function = option(function)
-    return function
+#: What selects dead messages.
+_dead_options = together(
+    click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=complete_dead_id),
+    queue_option,
+    click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
+    click.option("--all", "-a", "every", is_flag=True, help="All of them."),
+    yes_option,
+)
 
 
 @command("""

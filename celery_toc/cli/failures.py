@@ -19,6 +19,7 @@ from .session import (
     Session,
     command,
     queue_option,
+    together,
     yes_option,
 )
 
@@ -126,18 +127,15 @@ def show(session: Session, id: str, queue: str | None) -> None:
         session.complain(f"no failure of {id!r} is kept", NOT_FOUND)
 
 
-def _which(function: Any) -> Any:
-    """Give a command the arguments and options that select failed tasks."""
-    for option in (
-        yes_option,
-        click.option("--all", "-a", "every", is_flag=True, help="All of them."),
-        click.option("--exception", metavar="TYPE", help="Only with this type of exception."),
-        click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
-        queue_option,
-        click.argument("ids", nargs=-1, metavar="[ID]..."),
-    ):
-        function = option(function)
-    return function
+#: What selects failed tasks.
+_which = together(
+    click.argument("ids", nargs=-1, metavar="[ID]..."),
+    queue_option,
+    click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
+    click.option("--exception", metavar="TYPE", help="Only with this type of exception."),
+    click.option("--all", "-a", "every", is_flag=True, help="All of them."),
+    yes_option,
+)
 
 
 @command("""

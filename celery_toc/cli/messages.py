@@ -32,6 +32,7 @@ from .session import (
     local_iso,
     queue_option,
     span,
+    together,
     yes_option,
 )
 
@@ -387,28 +388,25 @@ def named(pattern: str | None) -> Callable[[Task], bool] | None:
 # -- celery toc list
 
 
-def paging(function: Any) -> Any:
-    """The options that say which messages, and how many of them."""
-    for option in (
-        click.option("--after", metavar="CURSOR", help="Go on where another page ended."),
-        click.option(
-            "--limit",
-            "-n",
-            type=click.IntRange(1),
-            default=50,
-            show_default=True,
-            help="Messages on a page.",
-        ),
-        click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
-        click.option("--until", metavar="TIME", help="Only with a time before that one."),
-        click.option(
-            "--since",
-            metavar="TIME",
-            help="Only from that time on: ISO 8601, or a span from now such as 1h30m or -2d.",
-        ),
-    ):
-        function = option(function)
-    return function
+#: Which messages, and how many of them.
+paging = together(
+    click.option(
+        "--since",
+        metavar="TIME",
+        help="Only from that time on: ISO 8601, or a span from now such as 1h30m or -2d.",
+    ),
+    click.option("--until", metavar="TIME", help="Only with a time before that one."),
+    click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
+    click.option(
+        "--limit",
+        "-n",
+        type=click.IntRange(1),
+        default=50,
+        show_default=True,
+        help="Messages on a page.",
+    ),
+    click.option("--after", metavar="CURSOR", help="Go on where another page ended."),
+)
 
 
 @command("""

@@ -383,6 +383,17 @@ def complete_schedule(ctx: click.Context, incomplete: str) -> Iterable[str]:
     ]
 
 
+def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """One decorator for several arguments and options, in the order in which help has them."""
+
+    def add(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
 queue_option = click.option(
     "--queue",
     "-Q",

@@ -23,6 +23,7 @@ from .session import (
     complete_queue,
     document,
     queues_argument,
+    together,
     yes_option,
 )
 
@@ -98,21 +99,19 @@ def option_of(limit: str) -> str:
     return "--priority-steps" if limit == "steps" else f"--{limit.replace('_', '-')}"
 
 
-def _limit_options(
-    names: tuple[str, ...], may_be_default: bool
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        for name in reversed(names):
-            function = click.option(
+def _limit_options(names: tuple[str, ...], may_be_default: bool) -> Callable[[Any], Any]:
+    return together(
+        *(
+            click.option(
                 option_of(name),
                 name,
                 type=_Value(name, may_be_default),
                 metavar=_OPTIONS[name][0],
                 help=_OPTIONS[name][1],
-            )(function)
-        return function
-
-    return add
+            )
+            for name in names
+        )
+    )
 
 
 #: Of each limit, how its option's value is written, and the help.

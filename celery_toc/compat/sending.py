@@ -68,6 +68,7 @@ import inspect
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial, wraps
 from json.encoder import encode_basestring_ascii as quoted
@@ -308,20 +309,16 @@ def _is_celerys(function: Any, file: str) -> bool:
     return code is not None and code.co_filename.replace("\\", "/").endswith(file)
 
 
+@dataclass(slots=True)
 class Values:
     """The values in which a message differs from others of its shape."""
 
-    __slots__ = ("args", "counts", "eta", "id", "key", "kwargs")
-
-    def __init__(
-        self, id: str, args: Any, kwargs: Any, eta: str, counts: bool, key: str = ""
-    ) -> None:
-        self.id = id
-        self.args = args
-        self.kwargs = kwargs
-        self.eta = eta
-        self.counts = counts  #: whether the eta is a countdown
-        self.key = key  #: its header x-key, or nothing
+    id: str
+    args: Any
+    kwargs: Any
+    eta: str
+    counts: bool  #: whether the eta is a countdown
+    key: str = ""  #: its header x-key, or nothing
 
 
 class Shape:

@@ -25,16 +25,15 @@ from kombu_toc.http import (
     WorkerRow,
     api_for,
     invalid,
-    not_found,
 )
 
 from .. import aio, timeout_center
 from ..app.broker import broker_of
 from ..app.revoke import mark_revoked, remember_revoked
 from ..app.task import Task, sources_of
-from ..schedules.rules import ScheduleError, UnknownScheduleError, check_name, zone_of
+from ..schedules.rules import ScheduleError, check_name, zone_of
 from . import schedules, tasks
-from .schedules import PUT, keep, page_of_schedules, when_of
+from .schedules import PUT, keep, page_of_schedules, refusals, unknown, when_of
 from .tasks import NEW_TASK, Allowed, send
 
 if TYPE_CHECKING:
@@ -246,13 +245,13 @@ class AppExtras(PageExtras):
     async def schedule(self, name: str) -> tuple[Schedule, list[Firing]]:
         found = await self._schedules().get(name)
         if found is None:
-            raise _unknown(name)
+            raise unknown(name)
         return found, await self._schedules().history(name)
 
     async def schedule_fields(self, name: str) -> dict[str, Any]:
         found = await self._schedules().get(name)
         if found is None:
-            raise _unknown(name)
+            raise unknown(name)
         await self._kept(found)
         return {
             "task": found.task,
@@ -297,7 +296,7 @@ class AppExtras(PageExtras):
         schedules = self._signed(by)
         found = await schedules.get(name)
         if not is_new and found is None:
-            raise _unknown(name)
+            raise unknown(name)
         if is_new and found is not None:
             raise invalid("name", "there is a schedule of this name")
         more: dict[str, Any] = {}
@@ -327,12 +326,8 @@ class AppExtras(PageExtras):
 
     async def change_schedule(self, name: str, act: str, by: str, *given: float) -> Any:
         schedules = self._signed(by)
-        try:
+        with refusals(name):
             return await getattr(schedules, _CHANGES.get(act, act))(name, *given)
-        except UnknownScheduleError:
-            raise _unknown(name) from None
-        except ScheduleError as exc:
-            raise Problem("conflict", str(exc)) from None
 
 
 def _worker(name: str, running: Sequence[Any], report: Any) -> WorkerRow:
@@ -360,10 +355,6 @@ def _worker(name: str, running: Sequence[Any], report: Any) -> WorkerRow:
 
 def _span(seconds: float) -> str:
     return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"
-
-
-def _unknown(name: str) -> Problem:
-    return not_found(f"there is no schedule {name!r}")
 
 
 # -- the application of an app

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -147,7 +149,6 @@ BACKFILL = Object(
     name="Backfill",
 )
 
-_NAMES = {"maxRuns": "max_runs"}
 _RULES = (
     *("args", "kwargs", "queue", "timezone", "misfire", "grace", "overlap", "jitter", "exclude"),
 )
@@ -238,7 +239,8 @@ async def keep(
     more: options of the put that the fields do not have
     """
     rules = {rule: fields[rule] for rule in (*_RULES, "start", "end") if rule in fields}
-    rules.update({_NAMES[rule]: fields[rule] for rule in _NAMES if rule in fields})
+    if "maxRuns" in fields:
+        rules["max_runs"] = fields["maxRuns"]
     if before is not None and before.owner:
         raise Problem("conflict", f"the schedule {name!r} was put by {before.owner!r}")
     try:
@@ -335,7 +337,7 @@ def operations(app: Celery, allowed: Allowed) -> Operations:
         its queue."""
         found: Schedule | None = await _schedules().get(request.segments[0])
         if found is None or not request.token.sees(found.queue):
-            raise _unknown(request.segments[0])
+            raise unknown(request.segments[0])
         return found
 
     @table.add(
@@ -348,10 +350,8 @@ def operations(app: Celery, allowed: Allowed) -> Operations:
     )
     async def history(api: Any, request: Request) -> Answer:
         found = await seen(request)
-        try:
+        with refusals(found.name):  # it may have been deleted just now
             firings = await _schedules().history(found.name)
-        except UnknownScheduleError:  # deleted just now
-            raise _unknown(found.name) from None
         edits = [{"time": _iso(one.at), "by": one.by, "what": one.what} for one in found.edits]
         return answer({"firings": [shown_firing(one) for one in firings], "edits": edits})
 
@@ -388,22 +388,14 @@ def operations(app: Celery, allowed: Allowed) -> Operations:
         fields = request.fields()
         bounds = fields["startTime"], fields.get("endTime")
         rates = {option: fields[option] for option in ("rate", "limit") if option in fields}
-        try:
+        with refusals(name):
             return answer({"ids": await signed(request).backfill(name, *bounds, **rates)})
-        except UnknownScheduleError:
-            raise _unknown(name) from None
-        except ScheduleError as exc:
-            raise Problem("conflict", str(exc)) from None
 
     def change(method: str) -> Any:
         async def run(api: Any, request: Request) -> Answer:
             name = request.segments[0]
-            try:
+            with refusals(name):
                 await getattr(signed(request), method)(name)
-            except UnknownScheduleError:
-                raise _unknown(name) from None
-            except ScheduleError as exc:
-                raise Problem("conflict", str(exc)) from None
             after = await _schedules().get(name)
             if after is None:
                 return answer({"deleted": True})
@@ -439,5 +431,16 @@ def operations(app: Celery, allowed: Allowed) -> Operations:
     return table
 
 
-def _unknown(name: str) -> Problem:
+def unknown(name: str) -> Problem:
     return not_found(f"there is no schedule {name!r}")
+
+
+@contextmanager
+def refusals(name: str) -> Iterator[None]:
+    """Raises Problem for what a schedule refuses."""
+    try:
+        yield
+    except UnknownScheduleError:
+        raise unknown(name) from None
+    except ScheduleError as exc:
+        raise Problem("conflict", str(exc)) from None

@@ -95,22 +95,21 @@ def _schedule_told(schedule: Schedule) -> dict[str, Any]:
     }
 
 
+def _set_paused(state: Any, paused: bool, done: str, otherwise: str) -> Any:
+    step = _step(state)
+    return nok(_NONE) if step is None else ok(done if step.set_paused(paused) else otherwise)
+
+
 @_control()
 def toc_pause(state: Any, **kwargs: Any) -> Any:
     """Take no more tasks from any queue; those that are here go on."""
-    step = _step(state)
-    if step is None:
-        return nok(_NONE)
-    return ok("paused" if step.set_paused(True) else "was paused already")
+    return _set_paused(state, True, "paused", "was paused already")
 
 
 @_control()
 def toc_resume(state: Any, **kwargs: Any) -> Any:
     """Take tasks again."""
-    step = _step(state)
-    if step is None:
-        return nok(_NONE)
-    return ok("takes tasks again" if step.set_paused(False) else "was not paused")
+    return _set_paused(state, False, "takes tasks again", "was not paused")
 
 
 #: Celery's commands that the two below replace; None if they are not replaced.

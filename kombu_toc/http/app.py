@@ -517,18 +517,14 @@ def api_for(
     )
 
 
-class _InThreads:
+class _InThreads(AwaitedPart):
     """The methods of a center that block, awaited."""
 
     def __init__(self, center: TimeoutCenter) -> None:
-        self._center = center
+        super().__init__(center, asyncio.to_thread)
         self.queues = AwaitedPart(center.queues, asyncio.to_thread)
         self.dead = AwaitedPart(center.dead, asyncio.to_thread)
         self.failures = AwaitedPart(center.failures, asyncio.to_thread)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._center, name)
-        return lambda *args, **options: asyncio.to_thread(method, *args, **options)
 
 
 async def _has_gone(request: Request) -> bool:

@@ -7,6 +7,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from datetime import datetime, timezone
 from functools import partial
 from math import inf
@@ -313,33 +314,26 @@ class Notifier:
 
     async def _send(self, lane: Lane, message: Delivery) -> tuple[Verdict, str]:
         """Send a message once; what becomes of it, and where it was sent to."""
-        if not message.body.startswith(COMPRESSED):
-            return await self._post(lane, message)
-        async with lane.expanding() as tell:
-            return await self._post(lane, message, tell)
-
-    async def _post(
-        self, lane: Lane, message: Delivery, tell: Callable[[int], None] | None = None
-    ) -> tuple[Verdict, str]:
-        """As :meth:`_send`; tell: is told its bytes, if they are more than those that wait"""
-        try:
-            content = content_of(message)
-        except (ConfigurationError, EnvelopeError) as exc:
-            return Verdict(GONE, "it cannot be sent", str(exc)), ""
-        if tell is not None:
-            tell(len(content.body))
-        target = content.target or lane.target
-        # What is compared with the secrets and what is sent are one and the same.
-        url = normal(target)
-        keys: Sequence[bytes] | None = ()
-        if self._secrets is not None:
-            keys = self._secrets.secrets.of(url)
-        if keys is None:
-            why = f"there is no secret for its target {shown(target)}"
-            return Verdict(AGAIN, "there is no secret for its target", why), target
-        headers = headers_of(message, content, keys, int(time.time()))
-        answer = await self._poster.post(url, headers, content.body)
-        return judge(answer, target, datetime.now(timezone.utc)), target
+        is_compressed = message.body.startswith(COMPRESSED)
+        async with lane.expanding() if is_compressed else nullcontext() as tell:
+            try:
+                content = content_of(message)
+            except (ConfigurationError, EnvelopeError) as exc:
+                return Verdict(GONE, "it cannot be sent", str(exc)), ""
+            if tell is not None:
+                tell(len(content.body))
+            target = content.target or lane.target
+            # What is compared with the secrets and what is sent are one and the same.
+            url = normal(target)
+            keys: Sequence[bytes] | None = ()
+            if self._secrets is not None:
+                keys = self._secrets.secrets.of(url)
+            if keys is None:
+                why = f"there is no secret for its target {shown(target)}"
+                return Verdict(AGAIN, "there is no secret for its target", why), target
+            headers = headers_of(message, content, keys, int(time.time()))
+            answer = await self._poster.post(url, headers, content.body)
+            return judge(answer, target, datetime.now(timezone.utc)), target
 
     async def _stop(self, lane: Lane, verdict: Verdict) -> None:
         """The target of a topic wants nothing any more."""

@@ -17,7 +17,7 @@ from ...model.results import Found
 from ...scripts.call import text
 from ..problems import Problem, invalid, not_found
 from ..request import Answer
-from ..tokens import HIDDEN, Mask
+from ..tokens import HIDDEN
 from .jobs import ASKING, COUNTING, DONE, FAILED, LOST, RUNNING, STOPPED, Job
 from .reading import DIED, FLYING, READY, SCHEDULED
 from .render import Ask, View, counted, iso, link, number, read_time, redirect, skipped
@@ -72,11 +72,7 @@ async def queue(tools: Tools, ask: Ask) -> View | Answer:
         {
             "selection": selection,
             "states": [
-                (
-                    state,
-                    f"{title} {number(numbers[state])}",
-                    link("queue", **tabs, state=state),
-                )
+                (state, f"{title} {number(numbers[state])}", link("queue", **tabs, state=state))
                 for state, title in _STATES
             ],
             "declaration": declared and declared.declaration,
@@ -111,13 +107,7 @@ async def _found(
         )
         return listing, EVERY, None
     key = (selection.queue, *(ask.query.get(field, "") for field in FIELDS), after)
-    seen = await tools.searches.look(
-        key,
-        selection,
-        now_us=now_us,
-        limit=PAGE,
-        is_live=ask.is_live,
-    )
+    seen = await tools.searches.look(key, selection, now_us=now_us, limit=PAGE, is_live=ask.is_live)
     if tools.searches.goes_on(key):
         return seen.listing._replace(goes_on=True), EVERY, None
     again = max(EVERY, round(tools.searches.again_in(seen) * 1000))
@@ -339,13 +329,16 @@ async def limits(tools: Tools, ask: Ask) -> View:
 
 async def _one(tools: Tools, ask: Ask, queue: str) -> View:
     described = await tools.center.queues.describe(queue)
+    keys = await tools.center.call(waiting_keys, queue, MOST_LIMITED)
+    if tools.mask.hides_header("x-key"):
+        keys = [one._replace(key=HIDDEN) for one in keys]
     return View(
         f"Limits of {queue}",
         "limit",
         {
             "queue": queue,
             "used": [await tools.center.queues.usage(queue)],
-            "keys": _shown(await tools.center.call(waiting_keys, queue, MOST_LIMITED), tools.mask),
+            "keys": keys,
             "fields": [(name, described.limits[name]) for name in _names()]
             if ask.visitor.may("operate", queue)
             else [],
@@ -383,11 +376,6 @@ def waiting_keys(center: TimeoutCenter, topic: str, most: int) -> list[WaitingKe
     ]
     found.sort(key=lambda one: math.inf if one.opens_us is None else one.opens_us)
     return found[:most]
-
-
-def _shown(keys: list[WaitingKey], mask: Mask) -> list[WaitingKey]:
-    """Keys, hidden if the mask names them."""
-    return [one._replace(key=HIDDEN) for one in keys] if mask.hides_header("x-key") else keys
 
 
 def _names() -> list[str]:

@@ -22,8 +22,8 @@ EVERY = 2_000
 
 #: act -> what is said of it, and the states in which it can be done
 ACTS = {
-    "pause": ("Pause", "paused", ("active",)),
-    "resume": ("Resume", "resumed", ("paused",)),
+    "pause": ("Pause", "is paused", ("active",)),
+    "resume": ("Resume", "is resumed", ("paused",)),
     "skip": ("Skip next", "will leave out its next firing", ("active",)),
     "run": ("Run now", "was sent", ("active", "paused", "ended")),
 }
@@ -82,11 +82,7 @@ async def change(tools: Tools, ask: Ask) -> View | Answer:
         return redirect(ask, to, f"{name}: {len(done)} firings of the past were sent.")
     if act == "delete":
         return redirect(ask, "schedules", f"{name} is deleted.")
-    return redirect(ask, to, f"{name} {_is(act)}{ACTS[act][1]}.")
-
-
-def _is(act: str) -> str:
-    return "is " if act in ("pause", "resume") else ""
+    return redirect(ask, to, f"{name} {ACTS[act][1]}.")
 
 
 # -- forms: what is typed becomes the body that the HTTP API takes
@@ -219,22 +215,14 @@ async def _form(
         wrong = {"every": "when", "cron": "when"}.get(problem.field, problem.field)
         wrong = wrong if any(one.name == wrong for one in (*fields, *rules)) else ""
         detail = problem.detail.removeprefix(f"{problem.field}: ")
+    names = [one for one in await tools.center.queues.names() if ask.visitor.may("write", one)]
     values = {
-        **{"about": about, "kept": {}, "danger": False},
+        **{"about": about, "kept": {}, "danger": False, "wrong": wrong, "detail": detail},
         **{"fields": fields, "rules": rules, "typed": typed, "tasks": tasks},
-        **{
-            "wrong": wrong,
-            "detail": detail,
-            "queues": _queues(ask, await tools.center.queues.names()),
-        },
-        **more,
+        **{"queues": sorted(names)[:500], **more},
     }
     status = 200 if problem is None else problem.status
     return View(title, "form", values, typed=True, status=status)
-
-
-def _queues(ask: Ask, names: Any) -> list[str]:
-    return sorted(name for name in names if ask.visitor.may("write", name))[:500]
 
 
 async def send(tools: Tools, ask: Ask) -> View:
