@@ -1,4 +1,4 @@
-"""A message of a timeout center, read as a task of Celery's."""
+"""A message of a timeout center, read as a task of Celery's; what became of one that is gone."""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from ..app.task import TaskCenter
     from ..schedules.messages import Plan
+    from ..schedules.schedules import Schedules
     from ..schedules.view import Schedule
 
 
@@ -157,34 +158,20 @@ class Sync:
         schedules = self._center.schedules
         stored = {one.name: one for one in schedules.each()}
         mine = {name for name, one in stored.items() if one.owner == self._owner}
-        with schedules.planning():
-            new, same, refused = self._plans(stored)
+        new, same, refused = _planned(
+            *(schedules, self._found.entries, stored, self._owner, self._why_not, self._prefix)
+        )
         # One that cannot be put now stays as it was.
         kept = {self._prefix + one.name for some in self._found for one in some}
-        return new, sorted(mine - kept), same, refused
+        return [plan for _, plan in new], sorted(mine - kept), same, refused
 
-    def _plans(self, stored: Mapping[str, Schedule]) -> tuple[list[Plan], int, list[Refused]]:
-        schedules = self._center.schedules
-        new: list[Plan] = []
-        refused: list[Refused] = []
-        same = 0
-        for entry in self._found.entries:
-            name = self._prefix + entry.name
-            there = stored.get(name)
-            if there is not None and there.owner != self._owner:
-                refused.append(Refused(entry.name, _taken(there.owner)))
-                continue
-            try:
-                arguments = {**entry.arguments(), "owner": self._owner}
-                plan = schedules.plan(name, entry.task, entry.schedule, **arguments)
-            except UNUSABLE as exc:
-                refused.append(Refused(entry.name, str(exc)))
-                continue
-            if there is not None and there.fingerprint == plan.record.fingerprint:
-                same += 1
-            else:
-                new.append(plan)
-        return new, same, refused
+    def _why_not(self, entry: Entry, there: Schedule | None) -> str:
+        if there is None or there.owner == self._owner:
+            return ""
+        return (
+            f"there is a schedule of that name, put {_by(there)}: give the entry another name, or "
+            "set toc_beat_prefix"
+        )
 
     def _put_all(self, told: kombu_toc.Edition) -> Outcome:
         new, gone, same, refused = self._compare()
@@ -236,12 +223,48 @@ def _plain(value: Any) -> Any:
     return sorted(map(repr, value)) if isinstance(value, (set, frozenset)) else repr(value)
 
 
-def _taken(owner: str | None) -> str:
-    by = f"by {owner!r}" if owner else "by hand"
-    return (
-        f"there is a schedule of that name, put {by}: give the entry another name, or set "
-        "toc_beat_prefix"
-    )
+def _by(there: Schedule) -> str:
+    return f"by {there.owner!r}" if there.owner else "by hand"
+
+
+def _planned(
+    schedules: Schedules,
+    entries: Iterable[Entry],
+    stored: Mapping[str, Schedule],
+    owner: str,
+    why_not: Callable[[Entry, Schedule | None], str],
+    prefix: str = "",
+) -> tuple[list[tuple[Entry, Plan]], int, list[Refused]]:
+    """What is to be put, how much is there as it is, and what cannot be put.
+
+    stored: the schedules that there are, by name
+    owner: whose schedules they become
+    why_not: says why an entry is not put, beside the schedule of its name; empty: it is
+    prefix: of the names of schedules
+    """
+    planned: list[tuple[Entry, Plan]] = []
+    refused: list[Refused] = []
+    same = 0
+    with schedules.planning():
+        for entry in entries:
+            name = prefix + entry.name
+            there = stored.get(name)
+            if why := why_not(entry, there):
+                refused.append(Refused(entry.name, why))
+                continue
+            try:
+                what = (name, entry.task, entry.schedule)
+                plan = schedules.plan(*what, **entry.arguments(), owner=owner)
+            except UNUSABLE as exc:
+                refused.append(Refused(entry.name, str(exc)))
+                continue
+            if entry.paused:
+                plan = plan._replace(record=replace(plan.record, paused=True))
+            if there is not None and there.fingerprint == plan.record.fingerprint:
+                same += 1
+            else:
+                planned.append((entry, plan))
+    return planned, same, refused
 
 
 # -- takes over what another beat has: the tables of django-celery-beat, or redbeat's keys in
@@ -290,39 +313,21 @@ def import_entries(
     schedules = center.schedules
     stored = {one.name: one for one in schedules.each()}
     mine = {one.name for some in configured.read(app) for one in some}
+
+    def why_not(entry: Entry, there: Schedule | None) -> str:
+        if entry.name in mine:
+            return (
+                "it is in the app's beat_schedule: 'celery toc schedule sync' puts it, or workers "
+                "with toc_beat"
+            )
+        if there is None or there.owner == owner or force:
+            return ""
+        return f"a schedule of that name was put {_by(there)}: --force replaces it"
+
+    plans, unchanged, unusable = _planned(schedules, read.entries, stored, owner, why_not)
+    refused = [*read.refused, *unusable]
     put: list[str] = []
     paused: list[str] = []
-    unchanged = 0
-    refused = list(read.refused)
-    plans: list[tuple[Entry, Plan]] = []
-    with schedules.planning():
-        for entry in read.entries:
-            if entry.name in mine:
-                refused.append(
-                    Refused(
-                        entry.name,
-                        "it is in the app's beat_schedule: 'celery toc schedule sync' puts it, or "
-                        "workers with toc_beat",
-                    )
-                )
-                continue
-            try:
-                what = (entry.name, entry.task, entry.schedule)
-                plan = schedules.plan(*what, **entry.arguments(), owner=owner)
-                if entry.paused:
-                    plan = plan._replace(record=replace(plan.record, paused=True))
-            except UNUSABLE as exc:
-                refused.append(Refused(entry.name, str(exc)))
-                continue
-            there = stored.get(entry.name)
-            if there is not None and there.owner != owner and not force:
-                by = f"by {there.owner!r}" if there.owner else "by hand"
-                why = f"a schedule of that name was put {by}: --force replaces it"
-                refused.append(Refused(entry.name, why))
-            elif there is not None and there.fingerprint == plan.record.fingerprint:
-                unchanged += 1
-            else:
-                plans.append((entry, plan))
     kept = [] if dry_run else schedules.keep_many([plan for _, plan in plans])
     for (entry, _), done in zip_longest(plans, kept):
         if isinstance(done, Exception):

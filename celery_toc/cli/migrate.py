@@ -111,21 +111,17 @@ def migrate(
         raise Failure(f"{exc}{OVERRIDE}", FAILED) from exc
     except kombu_toc.MigrationError as exc:
         raise Failure(exc, FAILED) from exc
-    schedules = [] if source else _schedules(session, queues)
+    # No beat of the other broker knows of these.
+    schedules = [
+        one
+        for one in (() if source else session.center.schedules.each())
+        if not one.ended and (not queues or one.queue in queues)
+    ]
     _report(session, result, dry_run, schedules)
 
 
 def _parts(result: Any) -> str:
     return f"{result.scheduled} scheduled; {result.unacknowledged} had been held by workers"
-
-
-def _schedules(session: Session, queues: tuple[str, ...]) -> list[Schedule]:
-    """The schedules that no beat of the other broker knows of."""
-    return [
-        one
-        for one in session.center.schedules.each()
-        if not one.ended and (not queues or one.queue in queues)
-    ]
 
 
 def _say_schedules(session: Session, schedules: list[Schedule]) -> None:

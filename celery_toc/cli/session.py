@@ -408,7 +408,7 @@ queues_argument = click.argument(
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
-# -- how a command ends: an exit code, and if it failed one line. Imports nothing heavy
+# -- how a command ends: an exit code, and if it failed one line
 
 
 # Exit codes; docs/commands.md has them for users.

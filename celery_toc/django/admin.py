@@ -83,11 +83,8 @@ class DueFilter(admin.SimpleListFilter):
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
         return [
             *(("overdue", "overdue"), ("hour", "within an hour"), ("day", "within a day")),
-            *(
-                ("later", "later"),
-                ("past_hour", "in the last hour"),
-                ("past_day", "in the last day"),
-            ),
+            *(("later", "later"), ("past_hour", "in the last hour")),
+            ("past_day", "in the last day"),
         ]
 
     def queryset(self, request: Any, queryset: Any) -> Any:

@@ -1,4 +1,8 @@
-"""When a schedule fires next. Pure: time is an argument, in microseconds since the epoch."""
+"""When a schedule fires next; and what people give as a schedule, a time zone and a time.
+
+Pure: time is an argument, in microseconds since the epoch. Only
+:func:`read_exclusions` reads files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools of threads, of greenlets, and of one thread: what they are given, and when it ends."""
+"""The pool of a worker: what it is given, what it has begun, when that ends, and how much fits."""
 
 from __future__ import annotations
 
@@ -313,10 +313,7 @@ def is_timed(app: Any, message: kombu_toc.Message) -> bool:
     )
 
 
-# -- celery's requests: which of them the pool has, and which it has begun
-
-
-# -- celery's requests
+# -- Celery's requests: which of them the pool has, and which it has begun
 
 
 class SubmittedRequests:

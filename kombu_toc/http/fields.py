@@ -94,11 +94,9 @@ class Number:
     most: float = 1e10
     whole: bool = False
     default: float | None = None
-    nullable: bool = False
 
     def schema(self) -> dict[str, Any]:
-        kind: Any = "integer" if self.whole else "number"
-        made: dict[str, Any] = {"type": [kind, "null"] if self.nullable else kind}
+        made: dict[str, Any] = {"type": "integer" if self.whole else "number"}
         made["minimum"] = int(self.least) if self.least == int(self.least) else self.least
         made["maximum"] = int(self.most) if self.most == int(self.most) else self.most
         if self.default is not None:
@@ -106,8 +104,6 @@ class Number:
         return described(made, self.about)
 
     def read(self, value: Any, at: str) -> Any:
-        if value is None and self.nullable:
-            return None
         what = "a whole number" if self.whole else "a number"
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise invalid(at, f"it must be {what}")
@@ -310,10 +306,6 @@ class Object:
     at_most_one: Sequence[str] = ()
     about: str = ""
     name: str = ""  #: of its schema in the document; empty: it has none of its own
-    _names: frozenset[str] = field(init=False, repr=False, default=frozenset())
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_names", frozenset(self.fields))
 
     def schema(self) -> dict[str, Any]:
         made: dict[str, Any] = {
@@ -334,8 +326,8 @@ class Object:
             raise invalid(at, "it must be an object")
         stem = f"{at}." if at else ""
         fields = self.fields
-        if not value.keys() <= self._names:
-            name = min(value.keys() - self._names)
+        if not value.keys() <= fields.keys():
+            name = min(value.keys() - fields.keys())
             known = ", ".join(fields) or "none"
             raise invalid(f"{stem}{name[:100]!a}".replace("'", ""), f"unknown; there are: {known}")
         for name in self.needed:

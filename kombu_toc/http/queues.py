@@ -1,4 +1,5 @@
-"""Queues: declared, altered, counted, paused, purged; their limits, and their dead messages."""
+"""Queues: declared, altered, counted, paused, purged; their limits, and their dead messages; and
+how much work there is, for an autoscaler."""
 
 from __future__ import annotations
 

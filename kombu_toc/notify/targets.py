@@ -1,4 +1,5 @@
-"""The targets of topics: which there are, and how one is stopped."""
+"""The targets of topics: which there are, what is under way to each, and what becomes of that.
+Times are handed in."""
 
 from __future__ import annotations
 
@@ -287,9 +288,6 @@ class Hosts:
             self._queues.pop(host, None)
         if not self._under_way[host]:
             del self._under_way[host]
-
-
-# -- what is under way to each target, and what may be fetched for it. Times are handed in
 
 
 # -- acknowledges, rejects and releases what was sent; tries again while the leases last
