@@ -96,6 +96,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
         channel.poller.long_running = True
         # What gossip hears of the others: with many of them, each would be woken all the time.
         channel.poller.unhurried.add(c.app.conf.event_exchange)
+        channel.losable.add(c.app.conf.event_exchange)
         if self._policy is None:
             with compat.refusing():
                 self._policy = PoolPolicy(

@@ -295,11 +295,21 @@ class Bindings:
         part = "".join(json.loads(member)[4:5])
         args = (exchange, member, ttl_ms, part)
         call = ScriptCall(load("bind"), [of(exchange) for of in names], args, int)
-        now_ms: int = self._center.runner.run(call)
+        runner, bound = self._center.runner, self._center.registry.bound
+
+        def known(error: Exception) -> int:  # a Cluster's node is away, and so nobody unbinds it
+            if (exchange, member) not in bound:
+                raise error
+            return 0
+
+        now_ms: int = runner.at_home(call.keys[0], lambda: runner.run(call), known)
+        if not ttl_ms:
+            bound.add((exchange, member))
         return now_ms
 
     def remove(self, exchange: str, *members: str) -> None:
         """Remove bindings; with the last one, the exchange's streams."""
+        self._center.registry.bound.difference_update((exchange, member) for member in members)
         self.of(exchange, *members)
 
     def with_queue(self, queue: str) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ..errors import ConfigurationError, PriorityStepsError, SlotCountError
@@ -268,6 +269,10 @@ class Registry:
         self.has_library = False
         #: Threads share it. An entry is one reference, so that its fields belong together.
         self._known: dict[str, _Known] = {}
+        #: the same, also of what was forgotten to be read again: for when it cannot be read
+        self.memory: dict[str, _Known] = {}
+        #: bindings that stay, of those that were made here: exchange and binding
+        self.bound: set[tuple[str, str]] = set()
 
     # -- what is remembered
 
@@ -282,10 +287,27 @@ class Registry:
             return self.declare(name)
         if self.clock() - known.read_at < RELOAD:
             return known.topic
-        raw = self._client.hget(self._keys.topics, name)
+        raw = self._read(name)
         if raw is not None:
             return self._remember(name, raw)
         return self.declare_again(known.topic)
+
+    def _read(self, name: str) -> bytes | None:
+        """A declaration as it is now."""
+        read = partial(self._client.hget, self._keys.topics, name)
+        raw: bytes | None = self._runner.at_home(
+            self._keys.topics, read, partial(self._as_read, name, self.clock())
+        )
+        return raw
+
+    def _as_read(self, name: str, now: float, error: Exception) -> bytes:
+        """A declaration as this process has read it last: while its node is away, nobody can
+        change it. Raises the error if it was never read; and, of a topic with limits or an order
+        by key, if it was not read shortly before: it may have been resharded in between."""
+        known = self._known.get(name) or self.memory.get(name)
+        if known is None or (known.topic.declaration.lanes and now - known.read_at > 2 * RELOAD):
+            raise error
+        return known.raw
 
     def declare_again(self, topic: Topic) -> Topic:
         """Declare a topic as it was: somebody has deleted it, and who calls this uses it. One that
@@ -346,12 +368,13 @@ class Registry:
     def declared(self, name: str) -> Topic | None:
         """The topic of that name as it is declared now; None if nobody has declared it."""
         check_name(name)
-        return self.learn(name, self._client.hget(self._keys.topics, name))
+        return self.learn(name, self._read(name))
 
     def learn(self, name: str, raw: bytes | None) -> Topic | None:
         """Remember a topic whose declaration the caller has read; None forgets it."""
         if raw is None:
             self.forget(name)
+            self.memory.pop(name, None)
             return None
         return self._remember(name, raw)
 
@@ -423,7 +446,8 @@ class Registry:
         topic = self._made(name, Declaration.from_json(raw))
         if len(self._known) > MAX_KNOWN:  # reply queues come and go
             self._known.clear()
-        self._known[name] = _Known(topic, self.clock(), raw)
+            self.memory.clear()
+        self._known[name] = self.memory[name] = _Known(topic, self.clock(), raw)
         return topic
 
     def _made(self, name: str, declaration: Declaration) -> Topic:
@@ -469,7 +493,12 @@ class Registry:
             check_gates(name, wanted, clustered=self._runner.clustered)
         if wanted.expires:
             wanted = replace(wanted, named=False, kept=kept)
-        topic: Topic = self._runner.run(self.declare_call(name, wanted))
+        call = self.declare_call(name, wanted)
+        topic: Topic = self._runner.at_home(
+            self._keys.topics,
+            lambda: self._runner.run(call),
+            lambda error: call.parse(self._as_read(name, self.clock(), error)),
+        )
         if steps is not None:
             topic = agreed(topic, steps)
         if asked not in (None, topic.slots, *topic.declaration.previous_counts):

@@ -37,8 +37,10 @@ T = TypeVar("T")
 BROKEN = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
 
-#: Seconds for which a node that was not reached is left out where others can be asked.
+#: Seconds for which a node that was not reached is left out where others can be asked; and the one
+#: that has the keys of no single slot, where it can be done without.
 NOT_ASKED = 2.0
+HOME_REST = 5.0
 
 
 class Away:
@@ -160,6 +162,8 @@ class ClusterExecutor:
 
     def __init__(self, client: Any) -> None:
         self._client = client
+        #: runs what writes into wake indexes
+        self.announce: Callable[[list[ScriptCall]], Any] = self.replies
 
     def replies(self, calls: Sequence[ScriptCall]) -> list[Any]:
         return self._run(calls, ())[0]
@@ -191,10 +195,7 @@ class ClusterExecutor:
             if not isinstance(reply, Exception) and (found := call.announcing(reply)) is not None
         ]
         if announcing:
-            for error in self.replies(merge_announcements(announcing)):
-                if isinstance(error, Exception):
-                    # Consumers read all slots every second, and find what is not announced.
-                    logger.debug("what is due is not announced: %s", error)
+            self.announce(merge_announcements(announcing))
         return replies, waited
 
 
@@ -249,8 +250,10 @@ class Runner:
     def __post_init__(self) -> None:
         self.executor = executor_for(self.client)
         self.clustered = self.executor.clustered
+        if isinstance(self.executor, ClusterExecutor):
+            self.executor.announce = self._announce
         #: node of a Cluster -> when it was last not reached, in monotonic seconds, and why
-        self._not_reached: dict[Hashable, tuple[float, Exception | None]] = {}
+        self.unreached: dict[Hashable, tuple[float, Exception | None]] = {}
 
     def run(self, call: ScriptCall) -> Any:
         """Run one call; return its parsed result, or raise its error."""
@@ -331,12 +334,53 @@ class Runner:
 
     def lost(self, place: Hashable, error: Exception) -> None:
         """A node of a Cluster was not reached."""
-        self._not_reached[place] = time.monotonic(), error
+        self.unreached[place] = time.monotonic(), error
 
-    def not_reached(self, place: Hashable) -> Exception | None:
+    def not_reached(self, place: Hashable, rest: float = NOT_ASKED) -> Exception | None:
         """Why a node was not reached, if that was a moment ago."""
-        at, error = self._not_reached.get(place, (-math.inf, None))
-        return error if time.monotonic() - at < NOT_ASKED else None
+        at, error = self.unreached.get(place, (-math.inf, None))
+        return error if time.monotonic() - at < rest else None
+
+    def _announce(self, calls: Sequence[ScriptCall]) -> None:
+        """Write into wake indexes. Consumers look into all slots every second, and find what is not
+        announced because that node is away."""
+
+        def write() -> None:
+            for reply in self.executor.replies(calls):
+                if isinstance(reply, Exception):
+                    raise reply
+
+        def leave(error: Exception) -> None:
+            logger.debug("what is due is not announced: %s", error)
+
+        try:
+            self.at_home(calls[0].keys[0], write, leave)
+        except ResponseError as exc:
+            leave(exc)
+
+    def at_home(self, key: str, ask: Callable[[], T], otherwise: Callable[[Exception], T]) -> T:
+        """What `ask` returns, which asks for a key of no single slot; on a Cluster, while the node
+        that has it is away, what `otherwise` returns, which is given the reason.
+
+        A node that was not reached must answer a short question before it is asked again.
+        """
+        if not self.clustered:
+            return ask()
+        place: Hashable = None
+        try:
+            place = self.executor.place_of(key)
+            if place in self.unreached:
+                if error := self.not_reached(place, HOME_REST):
+                    return otherwise(error)
+                if not self.client.answers(place):
+                    raise ServerError("a node cannot be reached")
+                self.unreached.pop(place, None)
+            return ask()
+        except NotPermittedError:
+            raise
+        except BROKEN as exc:
+            self.lost(place, exc)
+            return otherwise(exc)
 
     def _place_of(self, call: ScriptCall) -> Hashable:
         try:

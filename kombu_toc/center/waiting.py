@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from math import inf
 from secrets import token_urlsafe
@@ -266,8 +267,9 @@ class _Pop:
             return self._topics
         found = looks.due(self._topics, now)
         if found and looks.asks(now):
-            keys = self._shared.keys
-            looks.asked(bool(self._shared.runner.client.exists(keys.upkeep)), now)
+            runner, key = self._shared.runner, self._shared.keys.upkeep
+            exists = partial(runner.client.exists, key)
+            looks.asked(bool(runner.at_home(key, exists, lambda _: False)), now)
             found = looks.due(self._topics, now)
         for topic in found:  # before the server is asked: threads share the looks
             looks.looked(topic, now)
@@ -291,9 +293,10 @@ class _Pop:
     def _takes(self, topic: str, place: int, again: bool = False) -> bool:
         """Take a place at a topic unless another process has it; whether it is this one's now."""
         key, looks = self._shared.keys.look(topic, place), self._shared.looks
-        kept = round(1000 * looks.place_kept)
+        kept, runner = round(1000 * looks.place_kept), self._shared.runner
+        take = partial(runner.client.set, key, looks.name, px=kept, nx=not again)
         try:
-            return bool(self._shared.runner.client.set(key, looks.name, px=kept, nx=not again))
+            return bool(runner.at_home(key, take, lambda _: True))
         except ResponseError as exc:  # not permitted, or the memory is full: it looks by itself
             logger.debug("SET %s: %s", key, exc)
             return True
@@ -355,15 +358,28 @@ class _Pop:
             connection = self._connection = self._shared.take_connection()
         if not connection.busy:
             topics = self._shared.listens_in_turn(self._topics)
-            connection.listen({self._shared.keys.wake(name): name for name in topics}, BLOCK)
+            wakes = {self._shared.keys.wake(name): name for name in topics}
+            listen = partial(connection.listen, wakes, BLOCK)
+            self._shared.runner.at_home(self._shared.keys.upkeep, listen, self._do_without)
         until = min(self._wait.next_time(), self._shared.looks.next_time(self._topics))
         left = until - time.monotonic()
-        if left < TICK:
+        if not connection.busy:
+            self._anew = True
+            self._sleep(max(min(left, MOST_PAUSE), TICK))
+        elif left < TICK:
             self._sleep(max(left, 0.0))
         elif connection.wait(left - TICK):
             claim = connection.read()
             if claim is not None:
                 self._claim(claim)
+
+    def _do_without(self, error: Exception) -> None:
+        """The node of a Cluster that has the wake indexes is away: what is due on the others is
+        found by looking there."""
+        if self._connection is not None:
+            self._connection.close()
+        if not passes(error):
+            raise error
 
     def _claim(self, claim: Claim) -> None:
         now = time.monotonic()
@@ -412,7 +428,8 @@ class _Pop:
         """Listen no more; returns what was claimed just now."""
         claim = None
         try:
-            claim = connection.stop()
+            runner, key = self._shared.runner, self._shared.keys.upkeep
+            claim = runner.at_home(key, connection.stop, lambda _: connection.close())
         except (RedisError, *BROKEN) as exc:
             connection.close()
             logger.debug("a wait is ended with its connection: %s", exc)

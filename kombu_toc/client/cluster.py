@@ -229,6 +229,16 @@ class ClusterClient(redis.Redis):
                 return
         raise ServerError(f"no node of the Cluster can be reached: {'; '.join(errors)}")
 
+    def answers(self, place: Place) -> bool:
+        """Whether a node answers within a short timeout."""
+        try:
+            self._slots_by(place)
+        except BROKEN as exc:
+            self._unreachable[place] = time.monotonic() + ASK_LAST
+            self._refresh_after(exc)  # perhaps another node has taken over
+            return False
+        return True
+
     def _slots_by(self, place: Place) -> list[Any]:
         """The hash slots as one node lists them, within a short timeout."""
         pool = self.client_at(place).connection_pool

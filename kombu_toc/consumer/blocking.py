@@ -22,7 +22,7 @@ from ..center.exchanges import (
     restarted,
 )
 from ..client.cluster import is_passing
-from .connections import BROKEN, Waiting
+from .connections import BROKEN, SLOW, Waiting
 from .loop import TICK, Alarm, Loop, end_wait
 from .state import WakeTopics
 
@@ -60,6 +60,17 @@ class BlockingReader:
         #: monotonic seconds before which nothing blocks: what it would wait on is being moved
         self._blocks_at = 0.0
 
+    @property
+    def _may_block(self) -> bool:
+        return self._blocks_at <= self._loop.now() and not self._wiring.home_away
+
+    def _block(
+        self, command: tuple[Any, ...], on_reply: Callable[[Any], None], block: float
+    ) -> None:
+        self.connection.send([(command, on_reply)], block=block)
+        if not self.connection.busy:  # a Cluster's node was not reached
+            self._blocks_at = self._loop.now() + SLOW
+
     def _on_refused(self, waiting: Waiting, exc: ResponseError) -> bool:
         # Nothing is lost by that: neither was a claim made, nor a position read.
         client = self._center.client
@@ -94,7 +105,7 @@ class WakeListener(BlockingReader):
     @property
     def may_listen(self) -> bool:
         """Whether it waits for nothing, and may."""
-        return not (self.connection.busy or self.stopping or self._blocks_at > self._loop.now())
+        return self._may_block and not (self.connection.busy or self.stopping)
 
     def listen(self, topics: list[str], block: float) -> None:
         """Block on the wake indexes of these, for so many seconds at most."""
@@ -103,8 +114,7 @@ class WakeListener(BlockingReader):
             self._blocks_at = self._loop.now() + BLOCK_AGAIN
             return
         keys = self.topics.listen(topics, self._center.keys.wake, self._passed_on)
-        item = (("BZPOPMIN", *keys, f"{block:.3f}"), self._on_reply)
-        self.connection.send([item], block=block)
+        self._block(("BZPOPMIN", *keys, f"{block:.3f}"), self._on_reply, block)
 
     def _keys_of(self, topic: str) -> list[str]:
         passed_on = [] if self._passed_on is None else self._passed_on(topic)
@@ -113,6 +123,9 @@ class WakeListener(BlockingReader):
     def stop(self) -> None:
         """End the wait: it is for other topics than it should be."""
         if not self.connection.busy:
+            return
+        if self._wiring.home_away:
+            self.connection.close()
             return
         self.stopping = True
         try:
@@ -310,11 +323,11 @@ class BroadcastReader(BlockingReader):
                 return
             # It waits for too little: nothing is lost, for it is read by position.
             self.connection.close()
-        if urgent and self._blocks_at <= self._loop.now():
+        if urgent and self._may_block:
             block = min(block, STREAM_BLOCK)
             self._listened = urgent
             command = read_command(urgent, max(int(block * 1000), 1))
-            self.connection.send([(command, self._deliver)], block=block)
+            self._block(command, self._deliver, block)
 
     def next_time(self, now: float) -> float:
         """Monotonic seconds when something is to be read that nobody is woken for."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -26,9 +27,11 @@ from ..client.connection import IDLE
 from ..client.errors import BROKEN as BROKEN
 from ..client.errors import explained, is_refused, is_temporary, refusal
 from ..compat.redis_connections import socket_of
-from ..errors import ServerError
+from ..errors import ServerError, TocError
 from ..metrics.counters import Metrics
 from ..scripts.call import ScriptCall, pack_command, pieces
+
+logger = logging.getLogger(__name__)
 
 # -- A connection of its own, on which commands are sent without waiting for their replies
 
@@ -289,6 +292,34 @@ class PipelinedConnection:
             raise
 
 
+class HomeConnection(PipelinedConnection):
+    """A connection to the node of a Cluster that has the keys of no single slot. If it breaks, it
+    is closed, and no more: the connections to the others, and to this node for what does not
+    block, tell when to open it again."""
+
+    def send(self, items: Sequence[tuple[Any, ...]], *, owed: int = 0, block: float = 0.0) -> None:
+        with _noted():
+            super().send(items, owed=owed, block=block)
+
+    def check(self) -> None:
+        with _noted():
+            super().check()
+
+    def read(self) -> None:
+        with _noted():
+            super().read()
+
+
+@contextmanager
+def _noted() -> Iterator[None]:
+    try:
+        yield
+    except (TocError, redis.exceptions.AuthenticationError):  # it was refused
+        raise
+    except BROKEN as exc:
+        logger.debug("nothing is waited for at the node that has the wake indexes: %s", exc)
+
+
 # -- nodes of a Cluster that could not be reached, and when each is tried again
 #
 # Nothing here asks a server; times are monotonic seconds.
@@ -334,8 +365,6 @@ class RestingNodes(Generic[Node]):
 
 # -- A connection to each node of a Redis Cluster, used as if they were one
 
-logger = logging.getLogger(__name__)
-
 #: Seconds after which nothing more is sent to a node that does not answer, until it does.
 SLOW = 1.0
 
@@ -349,8 +378,8 @@ class ClusterConnections:
     the node of its keys.
 
     If a node cannot be reached, what was sent to it fails, what must run is owed, and the others go
-    on. The exception is the node that has the keys of no single slot. That is the connection as
-    Kombu knows it: if it breaks, so does this.
+    on. When the node that has the keys of no single slot was away and is back, this breaks once:
+    Kombu connects again, and whatever was declared and bound is so again.
 
     client: knows the nodes
     on_open, on_close, on_owed, metrics: as those of each connection
@@ -369,23 +398,39 @@ class ClusterConnections:
         self._resting: RestingNodes[Place] = RestingNodes()
         #: monotonic seconds before which nobody is asked again who has taken over
         self._look_at = 0.0
+        #: whether the node that has the keys of no single slot was lost
+        self._home_lost = False
 
     @property
     def busy(self) -> bool:
         """Whether a reply is still to come."""
         return any(connection.busy for connection in self._connections.values())
 
+    @property
+    def home_away(self) -> bool:
+        """Whether the node that has the keys of no single slot is away, or does not answer."""
+        if self._home_lost:
+            return True
+        connection = self._connections.get(self._client.place_of(None))
+        return connection is not None and connection.since < time.monotonic() - SLOW
+
     def send(self, items: Sequence[tuple[Any, ...]], *, owed: int = 0) -> None:
         """As :meth:`PipelinedConnection.send`.
 
-        Only the node that has the keys of no single slot may raise.
+        Raises redis-py's ConnectionError if no node can be reached, or as said above.
         """
         by_place: dict[Place, tuple[list[Item], list[Item]]] = defaultdict(lambda: ([], []))
         for number, item in enumerate(items):
             made = Item(*item)
             by_place[self._client.place_of(_key(made))][number >= owed].append(made)
+        broken: BaseException | None = None
         for place, (must, rest) in by_place.items():
-            self._send_to(place, [*must, *rest], len(must))
+            try:
+                self._send_to(place, [*must, *rest], len(must))
+            except BROKEN as exc:  # what is for the others is sent, or owed, first
+                broken = exc
+        if broken is not None:
+            raise broken
 
     def _send_to(self, place: Place, items: list[Item], owed: int) -> None:
         now = time.monotonic()
@@ -411,9 +456,14 @@ class ClusterConnections:
             connection.send(items, owed=owed)
         except BROKEN as exc:
             self._lost(place, exc)
-        else:
-            if self._resting.reached(place):
-                logger.info("node %s:%d of the Cluster can be reached again", *place)
+            return
+        if self._resting.reached(place):
+            logger.info("node %s:%d of the Cluster can be reached again", *place)
+        if self._home_lost and place == self._client.place_of(None):
+            self._home_lost = False
+            raise redis.exceptions.ConnectionError(
+                "the node of the Cluster that has the wake indexes is back"
+            )
 
     def _fail(self, items: list[Item], owed: int) -> None:
         must = [item.what for item in items[:owed] if isinstance(item.what, ScriptCall)]
@@ -451,24 +501,26 @@ class ClusterConnections:
         connection = self._connections.pop(place, None)
         if connection is not None:
             connection.close()
-        home = self._client.place_of(None)
-        if self._resting.lost(place, time.monotonic()) and place != home:
+        if self._resting.lost(place, time.monotonic()):
             logger.warning(
                 "node %s:%d of the Cluster cannot be reached; what is in its slots waits: %s",
                 *(*place, exc),
             )
-        self._look_again()
-        if place == home:
+        self._home_lost = self._home_lost or place == self._client.place_of(None)
+        if not self._look_again():
             raise exc
 
-    def _look_again(self) -> None:
+    def _look_again(self) -> bool:
+        """Ask which node has which slots; whether any answers."""
         self._look_at = time.monotonic() + LOOK_AGAIN
         try:
             self._client.refresh()
         except BROKEN as exc:
             logger.debug("%s", exc)
+            return False
         for place in self._resting.keep(self._client.places()):
             logger.info("others have taken over from node %s:%d of the Cluster", *place)
+        return True
 
     def _read(self, place: Place) -> None:
         connection = self._connections.get(place)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from redis import exceptions
@@ -87,11 +88,11 @@ class Beat:
             self._attempt(center, self._release_flight, center, flight)
         self._refresh(center)
         if holdings.presence.is_due(time.monotonic()):
-            self._attempt(center, self._announce_presence, center)
+            self._attempt_home(center, self._announce_presence, center)
         expired = holdings.expiries.take(time.monotonic())
         if expired or time.monotonic() - self._swept > SWEEP_INTERVAL:
             self._swept = time.monotonic()
-            self._attempt(center, sweep, center, self._log.log)
+            self._attempt_home(center, sweep, center, self._log.log)
         if self._broken:
             raise self._broken[0]
 
@@ -109,6 +110,17 @@ class Beat:
         except Exception as exc:
             self.log_error(exc)
         return True
+
+    def _attempt_home(self, center: TimeoutCenter, what: Callable[..., Any], *args: Any) -> bool:
+        """The same for what concerns keys of no single slot: while their node is away, that does
+        not hold up the renewal of leases on the others."""
+
+        def fail(error: Exception) -> Any:
+            raise error
+
+        return self._attempt(
+            center, center.runner.at_home, center.keys.topics, partial(what, *args), fail
+        )
 
     def log_error(self, exc: Exception) -> None:
         """Log what does not pass by itself."""
@@ -229,7 +241,7 @@ class Beat:
                 break
             if name not in topics:
                 continue  # deleted since: it must not be declared again
-            if self._attempt(center, center.expiring.refresh, name, lifetimes[name]):
+            if self._attempt_home(center, center.expiring.refresh, name, lifetimes[name]):
                 self._unrefreshed.discard(name)
             else:
                 self._unrefreshed.add(name)

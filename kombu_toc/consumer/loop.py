@@ -14,9 +14,10 @@ from kombu.utils.eventio import ERR, READ, poll
 from redis.exceptions import ResponseError
 
 from ..center.runner import misused, named
+from ..client.cluster import with_short_timeouts
 from ..client.connection import close_idle
 from ..scripts.call import ScriptCall
-from .connections import ClusterConnections, PipelinedConnection, Waiting
+from .connections import ClusterConnections, HomeConnection, PipelinedConnection, Waiting
 from .threads import unpatched_threading
 
 if TYPE_CHECKING:
@@ -237,6 +238,9 @@ Connection: TypeAlias = PipelinedConnection | ClusterConnections
 class Wiring:
     """Kombu's loop, and connections to Redis."""
 
+    #: those to the nodes of a Cluster
+    _nodes: ClusterConnections | None = None
+
     def __init__(self, center: TimeoutCenter, leases: LeaseKeeper) -> None:
         self._center = center
         self._leases = leases
@@ -252,18 +256,25 @@ class Wiring:
 
     def blocking(self, loop: Loop, on_refused: OnRefused) -> PipelinedConnection:
         """A connection for commands that block. `on_refused` is told what is refused."""
-        return PipelinedConnection(
-            self._pool,
-            *(loop.opened, loop.closed, self._leases.retry_later, self._center.metrics),
-            on_refused=on_refused,
-        )
+        told = (loop.opened, loop.closed, self._leases.retry_later, self._center.metrics)
+        if self._center.clustered:
+            return HomeConnection(
+                self._pool, *told, on_refused=on_refused, arguments=with_short_timeouts
+            )
+        return PipelinedConnection(self._pool, *told, on_refused=on_refused)
 
     def work(self, loop: Loop) -> Connection:
         """A connection for everything that is answered at once."""
         told = (loop.opened, loop.closed, self._leases.retry_later, self._center.metrics)
         if self._center.clustered:
-            return ClusterConnections(self._center.client, *told, self.refused)
+            self._nodes = ClusterConnections(self._center.client, *told, self.refused)
+            return self._nodes
         return PipelinedConnection(self._pool, *told, on_refused=self.refused)
+
+    @property
+    def home_away(self) -> bool:
+        """Whether the node of a Cluster on whose keys commands block is away."""
+        return self._nodes is not None and self._nodes.home_away
 
     def refused(self, waiting: Waiting, exc: ResponseError) -> bool:
         """Whether a key of another type was refused, which keeps nobody from the rest."""

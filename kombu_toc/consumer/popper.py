@@ -71,7 +71,8 @@ class Popper:
 
     def topic_of(self, name: str, slot: int) -> Topic:
         """The topic of that name, with this slot number at least if it has had it."""
-        topic = self._center.registry.topic(name)
+        registry = self._center.registry  # what is consumed is read again along with pops
+        topic = registry.known(name) or registry.topic(name)
         if slot >= topic.slot_span:
             topic = self._center.registry.reach(name, slot) or topic
         return topic

@@ -11,7 +11,8 @@ from urllib.parse import quote
 from ..aio.center import AsyncTimeoutCenter
 from ..aio.waiting import AwaitedPart
 from ..center.center import TimeoutCenter
-from ..client.errors import is_demoted, is_temporary
+from ..client.errors import BROKEN, is_demoted, is_temporary
+from ..errors import ServerError
 from ..library.opening import center_for
 from ..model.results import Found
 from ..version import __version__
@@ -612,7 +613,12 @@ async def _healthz(api: HttpApi, request: Request) -> Answer:
 )
 async def _readyz(api: HttpApi, request: Request) -> Answer:
     try:
-        await asyncio.wait_for(api.center.call(_write_nothing), READY_WITHIN)
+        try:
+            await asyncio.wait_for(api.center.call(_write_nothing), READY_WITHIN)
+        except (asyncio.TimeoutError, *BROKEN):
+            if not api.center.center.clustered:
+                raise
+            await asyncio.wait_for(api.center.call(_others_serve), READY_WITHIN)
     except asyncio.TimeoutError:
         detail = "the broker does not answer"
     except Exception as exc:
@@ -631,6 +637,15 @@ async def _readyz(api: HttpApi, request: Request) -> Answer:
 def _write_nothing(center: TimeoutCenter) -> None:
     """Ask for a change that changes nothing: a server that only reads refuses it."""
     center.client.zrem(center.keys.consumers, "")
+
+
+def _others_serve(center: TimeoutCenter) -> None:
+    """Raise an error unless the nodes of a Cluster that have no keys of ``{toc}`` serve: the queues
+    that lie there can be used."""
+    client: Any = center.client
+    for place in set(client.places()) - {client.place_of(None)}:
+        if b"cluster_state:ok" not in client.client_at(place).execute_command("CLUSTER", "INFO"):
+            raise ServerError("a node cannot be reached")
 
 
 @OPERATIONS.add(

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from amqp.protocol import queue_declare_ok_t
 from kombu.exceptions import ChannelError
@@ -52,6 +52,10 @@ class Channel(virtual.Channel):
     exchange_types = {**virtual.Channel.exchange_types, "topic": TopicExchange}
     supports_fanout = True
     do_restore = True
+
+    #: Exchanges whose broadcasts are not sent while their node of a Cluster is away: a worker would
+    #: wait for it with each of its events, and start no task.
+    losable: ClassVar[set[str]] = set()
 
     #: What the channel's owner can take and what it keeps; a worker sets its own.
     policy: WorkerPolicy = DefaultPolicy()
@@ -150,7 +154,15 @@ class Channel(virtual.Channel):
         batch: PublishBatch | None = None,
         **kwargs: Any,
     ) -> None:
-        self.publisher.broadcast(exchange, message, routing_key, batch)
+        send = partial(self.publisher.broadcast, exchange, message, routing_key, batch)
+        if exchange not in self.losable:
+            send()
+            return
+
+        def leave(error: Exception) -> None:
+            logger.debug("an event is not sent: %s", error)
+
+        self.center.runner.at_home(self.center.keys.topics, send, leave)
 
     # -- consuming
 

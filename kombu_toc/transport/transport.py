@@ -57,6 +57,10 @@ _extended: set[str] = set()
 #: The servers at which a process has consumed: see :attr:`Transport.identity`; and which process.
 _consumers: dict[Hashable, int] = {}
 
+#: The same -> what this process knows of a Cluster, whatever becomes of its connections: topics as
+#: they were read last, bindings that were made, and nodes that were not reached.
+_memories: dict[Hashable, tuple[dict[str, Any], set[Any], dict[Hashable, Any]]] = {}
+
 
 def _load_extensions() -> None:
     """Load the extensions of this transport.
@@ -217,6 +221,10 @@ class Transport(virtual.Transport):
         if self._center is None:
             self._client = self._connect()
             self._center = make_center(self._client, self.settings)
+            if self._center.clustered:
+                registry, runner = self._center.registry, self._center.runner
+                memory = _memories.setdefault(self.identity, ({}, set(), {}))
+                registry.memory, registry.bound, runner.unreached = memory
             if self.settings.toc_library:
                 self._attach(self._center)
         return self._center
@@ -352,10 +360,10 @@ class Transport(virtual.Transport):
         Raises one of ``connection_errors``.
         """
         try:
-            self._reach()
-            server.check(self.center, server.PRODUCERS)
-            if self.identity in _consumers:  # it would be refused only a moment later
-                self.check_consumer()
+            if self._reach():
+                server.check(self.center, server.PRODUCERS)
+                if self.identity in _consumers:  # it would be refused only a moment later
+                    self.check_consumer()
             self._open_channel()
         except NotPermittedError:
             self._drop_client()
@@ -374,30 +382,48 @@ class Transport(virtual.Transport):
         channel = self.create_channel(self)  # type: ignore[no-untyped-call]  # Kombu's
         self._avail_channels.append(channel)
 
-    def _reach(self) -> None:
-        """Make sure that a usable server answers.
+    def _reach(self) -> bool:
+        """Make sure that a usable server answers; of a Cluster, that the node does which the last
+        publish has missed. False if the node that has the keys of no single slot is away: who
+        consumes waits for it, and who has published before goes on with the others.
 
         While a Cluster or sentinels replace a server, this waits for the new one, as long as
         connecting may take: Kombu's own pauses between attempts may be longer, or too few.
         """
         center = self.center
         deadline = time.monotonic() + (self.client.connect_timeout or CONNECT_TIMEOUT)
+        missed, self.client.toc_missed = getattr(self.client, "toc_missed", None), None
+        consumes = _consumers.get(self.identity) == os.getpid()
+
+        def usable() -> bool:
+            check_server(center.client)
+            # One that does not write for now is found out here, where who connects waits longer
+            # and longer between attempts.
+            center.client.unlink(center.keys.write_probe)
+            return True
+
+        def go_on(error: Exception) -> bool:
+            if not center.registry.memory:
+                raise error
+            return False
+
         while True:
             try:
-                check_server(center.client)
-                # One that does not write for now is found out here, where who connects waits
-                # longer and longer between attempts.
-                center.client.unlink(center.keys.write_probe)
-                missed = getattr(self.client, "toc_missed", None)
                 if missed is not None and center.clustered:
                     center.client.client_for(missed).ping()
-                    self.client.toc_missed = None
-                return
+                if consumes:
+                    return usable()
+                return center.runner.at_home(center.keys.topics, usable, go_on)
             except (exceptions.AuthenticationError, exceptions.AuthorizationError):
                 raise
             except BROKEN as exc:
-                if not self._is_replaced(exc) or time.monotonic() >= deadline:
+                if not self._is_replaced(exc):
                     raise
+                if time.monotonic() >= deadline:
+                    if missed is None:
+                        raise
+                    missed = None  # the publish fails by itself, and others do not
+                    continue
             if center.clustered:
                 center.client.refresh()  # if no node answers, there is nothing to wait for
             center.client.sleep(PAUSE)  # they find a new one among themselves

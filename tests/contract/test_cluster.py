@@ -25,10 +25,12 @@ from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
 import kombu_toc
 from celery_toc.cli import toc
 from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter, center_for
+from kombu_toc.client.errors import BROKEN
 from kombu_toc.migrate import migrate_broker
 
 from ..support.cluster import Cluster
 from ..support.fixtures import drain
+from ..support.http_server import HttpServer
 from ..support.inspection import check_slots, keys_left, pop_call, slot_keys
 from ..support.ports import free_port
 from ..support.servers import Server
@@ -425,6 +427,64 @@ def test_commands_show_what_the_others_have_and_say_what_is_missing(one_away: On
     assert "celery_toc_messages{" not in metrics.stdout, "a sum would be too small"
     fine = _toc(cluster, "show", here[1])
     assert fine.exit_code == 0 and here[1] in fine.stdout, fine
+
+
+@pytest.mark.parametrize("how", ["dead", "frozen"])
+def test_while_the_node_with_the_wake_index_is_away_centers_and_http_serve_what_lies_elsewhere(
+    start_cluster: Callable[..., Cluster], how: str
+) -> None:
+    """X6: Puts, pops that wait and acknowledgements; a put to the node itself is refused."""
+    cluster = start_cluster("--cluster-require-full-coverage", "no", "--appendonly", "yes")
+    center = center_for(cluster.toc_url, socket_timeout=1)
+    topic = center.queues.declare("mail", slots=8)
+    away = cluster.node_of(center.keys.topics)
+    nodes = {id: cluster.node_of(topic.slot_for(id).body) for id in map(str, range(60))}
+    here = [id for id, node in nodes.items() if node is not away]
+    there = next(id for id, node in nodes.items() if node is away)
+
+    def served(id: str, delay: float) -> None:
+        began = time.monotonic()
+        center.put("mail", id, b"{}", delay=delay)
+        [message] = center.pop("mail", wait=30).messages
+        assert message.id == id
+        assert time.monotonic() - began >= delay
+        center.ack([message])
+
+    with HttpServer(f"{cluster.toc_url}?socket_timeout=1") as api:
+
+        def leased(id: str) -> None:
+            put = api.post("/v1/queues/mail/tasks", {"id": id, "text": "x"})
+            assert put.status == 201, put
+            [task] = api.post("/v1/queues/mail:lease", {"wait": 20}).json["tasks"]
+            assert task["id"] == id
+            done = api.post("/v1/queues/mail:ack", {"receipts": [task["receipt"]]})
+            assert done.json["acknowledged"] == 1
+
+        served(here.pop(), 0.5)
+        leased(here.pop())
+        if how == "dead":
+            cluster.kill(away)
+        else:
+            os.kill(away.pid, signal.SIGSTOP)
+        try:
+            for delay in (0, 1, 2):
+                served(here.pop(), delay)
+            leased(here.pop())
+            assert api.get("/readyz").status == 200
+            with pytest.raises(BROKEN):
+                center.put("mail", there, b"{}")
+            assert api.post("/v1/queues/mail/tasks", {"id": there, "text": "x"}).status == 503
+            with pytest.raises(BROKEN):  # it was never read
+                center.put("unknown", here[-1], b"{}")
+            leased(here.pop())
+            served(here.pop(), 0.5)
+        finally:
+            if how == "dead":
+                cluster.restart(away)
+            else:
+                os.kill(away.pid, signal.SIGCONT)
+        cluster.wait_ok()
+        served(here.pop(), 0.5)
 
 
 def test_a_publish_to_a_node_that_hangs_takes_as_long_as_connecting_may(

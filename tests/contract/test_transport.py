@@ -762,7 +762,8 @@ def test_a_consumer_goes_on_after_its_links_broke(connect: Connect, client: redi
                 drain(connection, timeout=0.1)
             except connection.connection_errors:
                 errors += 1
-        assert 1 <= errors <= 3
+        # On a Cluster it opens them again by itself.
+        assert (0 if connection.transport.center.clustered else 1) <= errors <= 3
         with connect() as producer:
             publish(producer, "afterwards")
         drain(connection, timeout=1.5)

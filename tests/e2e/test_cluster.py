@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
 from kombu import Connection, Consumer, Exchange, Queue
+from kombu.exceptions import OperationalError
 
 import kombu_toc
 
@@ -386,28 +387,64 @@ def test_while_a_node_without_replica_is_away_the_others_are_served_and_then_it_
     assert "may stop as a whole" not in site.logs()
 
 
-@pytest.mark.nightly(
-    guarded_by="tests/e2e/test_cluster.py::test_while_a_node_without_replica_is_away_the_others_are_served_and_then_it_is_too"
+@pytest.mark.parametrize(
+    ("pool", "how"), [("prefork", "dead"), ("prefork", "frozen"), ("threads", "frozen")]
 )
-@pytest.mark.parametrize("pool", EVENT_LOOP)
-def test_after_the_node_with_the_wake_index_was_away_everything_runs_once(
-    site: Callable[..., Site], pool: str, journal: Journal
+def test_while_the_node_with_the_wake_index_is_away_the_others_are_served_and_then_it_is_too(
+    site: Callable[..., Site], pool: str, how: str, journal: Journal
 ) -> None:
-    """Without it the worker has no connection: it goes on when it is back."""
-    site = site(pool, *DURABLE)
-    dead = _with_the_hub(site)
+    """X6: Consumers look into the slots of the others, where puts go on; what is on the node runs
+    when it is back."""
+    site = site(pool, *DURABLE, "--cluster-require-full-coverage", "no")
+    away, topic = _with_the_hub(site), site.toc.registry.topic("celery")
+    nodes = [site.cluster.node_of(slot.body) for slot in topic.all_slots()]
     note = site.app.tasks["e2e.note"]
-    for i in range(40):
-        note.apply_async((f"scheduled-{i}",), countdown=2 + i % 4)
+    sent: Counter[str] = Counter()
+
+    def node_of(id_: str) -> Node:
+        return nodes[topic.slot_for(id_).number]
+
+    def send(kind: str, countdown: float, ids: Iterable[str]) -> None:
+        for id_ in ids:
+            there = node_of(id_) is away
+            name = f"{'its' if there else kind}-{id_}"
+            sent[name.partition("-")[0]] += 1
+            note.apply_async((name, time.time() + countdown), countdown=countdown, task_id=id_)
+
+    send("others", 3, map("scheduled-{}".format, range(40)))
+    assert min(sent.values()) > 0
+    ids = list(map("new-{}".format, range(200)))
+    stays = [id_ for id_ in ids if node_of(id_) is not away]
+    lost = next(id_ for id_ in ids if node_of(id_) is away)
     time.sleep(0.5)  # the worker has claimed what is announced
-    site.cluster.kill(dead)
-    time.sleep(4)  # some come due meanwhile
-    site.cluster.restart(dead)
+    with ExitStack() as stack:
+        if how == "dead":
+            site.cluster.kill(away)
+        else:
+            stack.enter_context(frozen(away))
+        wait_until(lambda: len(journal.entries("others-")) == sent["others"], 30, site.logs)
+        others = journal.entries("others-")
+        assert min(entry["at"] - entry["due"] for entry in others) >= 0
+        with pytest.raises(OperationalError):
+            note.apply_async(("lost",), task_id=lost, retry=False)
+        began = time.monotonic()
+        send("put", 0, stays[:20])
+        send("timed", 2, stays[20:40])
+        assert time.monotonic() - began < 30
+        journal.wait_for("put-", 20, timeout=30)
+        timed = journal.wait_for("timed-", 20, timeout=30)
+        assert min(entry["at"] - entry["due"] for entry in timed) >= 0
+        assert journal.entries("its-") == []
+        assert "Traceback" not in site.logs(), site.logs()
+    if how == "dead":
+        site.cluster.restart(away)
     site.cluster.wait_ok()
-    journal.wait_for("scheduled-", 40, timeout=30)
+    journal.wait_for("its-", sent["its"], timeout=60)
+    wait_until(lambda: site.app.control.ping(timeout=1, limit=1), 60, site.logs)
     note.delay("afterwards")
-    journal.wait_for("afterwards", 1, timeout=10)
-    assert set(Counter(entry["name"] for entry in journal.entries()).values()) == {1}
+    journal.wait_for("afterwards", 1, timeout=30)
+    runs = Counter(entry["name"] for entry in journal.entries() if entry["name"] != "lost")
+    assert set(runs.values()) == {1}
 
 
 # -- remote control while a node is away

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,10 +18,14 @@ from kombu_toc.scripts.call import ScriptCall
 class Server:
     """The declarations that a server has; counts how often it is asked. It is its own runner."""
 
+    clustered = False
+
     def __init__(self) -> None:
         self.topics: dict[str, bytes] = {}
         self.read = self.ran = 0
         self.client = self
+        #: why it cannot be reached
+        self.away: Exception | None = None
 
     def hget(self, key: str, name: str) -> bytes | None:
         self.read += 1
@@ -28,6 +33,9 @@ class Server:
 
     def hgetall(self, key: str) -> dict[bytes, bytes]:
         return {name.encode(): raw for name, raw in self.topics.items()}
+
+    def at_home(self, key: str, ask: Callable[[], Any], otherwise: Any) -> Any:
+        return ask() if self.away is None else otherwise(self.away)
 
     def run(self, call: ScriptCall) -> Any:
         self.ran += 1
@@ -248,3 +256,26 @@ def test_the_first_message_of_a_kind_is_admitted_and_no_other(
     assert known.declaration.bases
     registry.admit(known, "c", "d")
     assert server.ran == 2
+
+
+def test_while_a_clusters_node_with_the_declarations_is_away_they_hold_as_they_were_read(
+    registry: Registry, server: Server, clock: Clock
+) -> None:
+    plain, limited = registry.topic("mail"), registry.declare("sms", key_order="serial")
+    server.away = ConnectionError("refused")
+    clock.now += RELOAD
+    for found in (registry.topic("mail"), registry.recent("mail"), registry.declared("mail")):
+        assert found is plain
+    assert registry.declare("mail") is plain
+    assert registry.topic("sms") is limited
+    with pytest.raises(ConnectionError):
+        registry.topic("unknown")
+    clock.now += 2 * RELOAD + 0.001
+    assert registry.topic("mail") is plain
+    for ask in (registry.topic, registry.declared, registry.declare):
+        with pytest.raises(ConnectionError):  # it may have been resharded in between
+            ask("sms")
+    server.away = None
+    server.change("mail", slots=16)
+    clock.now += RELOAD
+    assert registry.topic("mail").slots == 16
