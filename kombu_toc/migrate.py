@@ -36,7 +36,7 @@ from .errors import (
 from .model import message as envelope
 from .model.limits import PRIORITY_STEPS
 from .model.message import key_of
-from .model.results import IN_FLIGHT, WAITING, Cancelled, Found
+from .model.results import IN_FLIGHT, WAITING, Cancelled, Found, OnProgress, tell_nobody
 from .model.timetext import action_time, eta_us
 from .scripts.call import PageSize, ScriptCall, when_of
 from .transport.channel import Channel
@@ -257,9 +257,6 @@ REMEMBER = 7 * 86400
 #: Messages that are named of those that stay.
 MAX_NAMED = 100
 
-#: Told how many messages have been looked at, and of how many.
-Progress = Callable[[int, int], None]
-
 
 class Staying(NamedTuple):
     """A message that is left in the source."""
@@ -346,7 +343,7 @@ class Move(ABC):
         """Raises ConsumersError if somebody consumes from where messages are taken."""
 
     @abstractmethod
-    def run(self, progress: Progress) -> Migrated:
+    def run(self, on_progress: OnProgress) -> Migrated:
         """Move everything."""
 
 
@@ -358,7 +355,7 @@ def carry_out(
     *,
     dry_run: bool,
     force: bool,
-    progress: Progress | None,
+    on_progress: OnProgress,
 ) -> Migrated:
     """Check, and then move.
 
@@ -386,7 +383,7 @@ def carry_out(
                     if not dry_run:
                         raise
                     refused = str(exc)
-            found = move.run(progress or (lambda done, total: None))
+            found = move.run(on_progress)
             # Who migrates ends now, and may have no connection left when its process does.
             channel.center.metrics.send(channel.center.runner)
             return found._replace(refused=refused)
@@ -432,7 +429,7 @@ def migrate_broker(
     fanout: Collection[str] = (),
     dry_run: bool = False,
     force: bool = False,
-    progress: Progress | None = None,
+    on_progress: OnProgress = tell_nobody,
 ) -> Migrated:
     """Move all messages from a ``redis://`` broker; a second run moves what is there by then.
 
@@ -444,7 +441,7 @@ def migrate_broker(
     fanout: names of fanout exchanges, whose messages stay
     dry_run: count, and change nothing
     force: also while somebody consumes from the source: what both take runs twice
-    progress: called with how many messages have been looked at, and of how many
+    on_progress: told how many messages have been looked at, and of how many
 
     Workers of the source must be stopped: messages that a running worker has taken move too.
     Raises ConsumersError if there are any, MigrationError if nothing there has that key prefix but
@@ -457,7 +454,7 @@ def migrate_broker(
         lambda channel, broker: _FromRedis(channel, broker, queues, dry_run, fanout),
         dry_run=dry_run,
         force=force,
-        progress=progress,
+        on_progress=on_progress,
     )
 
 
@@ -549,15 +546,15 @@ class _FromRedis(Move):
         ]
         refuse_if_any(found, self.broker.shown)
 
-    def run(self, progress: Progress) -> Migrated:
+    def run(self, on_progress: OnProgress) -> Migrated:
         keys = list(self._lists())
         sizes = [self.client.llen(key) for key, _ in keys]
         total, done = sum(sizes) + self.client.hlen(self.broker.unacked), 0
-        progress(0, total)
+        on_progress(0, total)
         for steps in (*(self._list(*key) for key in keys), self._unacknowledged()):
             for looked_at in steps:
                 done += looked_at
-                progress(done, max(total, done))
+                on_progress(done, max(total, done))
         if self.only is None:
             self._others_unacknowledged()
         return self.result(
@@ -812,7 +809,7 @@ def migrate_back(
     queues: Collection[str] | None = None,
     dry_run: bool = False,
     force: bool = False,
-    progress: Progress | None = None,
+    on_progress: OnProgress = tell_nobody,
 ) -> Migrated:
     """Move all messages into a ``redis://`` broker; a second run moves what is there by then.
 
@@ -823,7 +820,7 @@ def migrate_back(
     queues: only these
     dry_run: count, and change nothing
     force: also while somebody consumes from the center; what a consumer has then stays
-    progress: called with how many messages have been looked at, and of how many
+    on_progress: told how many messages have been looked at, and of how many
 
     Raises ConsumersError if somebody consumes, ConfigurationError for a URL that cannot be used.
     """
@@ -836,7 +833,7 @@ def migrate_back(
         ),
         dry_run=dry_run,
         force=force,
-        progress=progress,
+        on_progress=on_progress,
     )
 
 
@@ -879,7 +876,7 @@ class _ToRedis(Move):
             ]
         refuse_if_any(found, self.shown)
 
-    def run(self, progress: Progress) -> Migrated:
+    def run(self, on_progress: OnProgress) -> Migrated:
         declared = self.center.queues.names()
         names = [name for name in declared if self.is_wanted(name)]
         queues = [name for name in names if not self._is_skipped(name)]
@@ -889,7 +886,7 @@ class _ToRedis(Move):
         # By a run that was killed: of those that are still there, it will be known again.
         written = {} if self.dry_run else self._written(queues)
         done = 0
-        progress(0, total)
+        on_progress(0, total)
         for name in queues:
             # What was delivered once goes before what was not, as where Kombu restores it.
             for state in (IN_FLIGHT, WAITING):
@@ -900,7 +897,7 @@ class _ToRedis(Move):
                         written.pop(_name(one), None)
                     self._move(name, page.messages, state)
                     done += len(page.messages)
-                    progress(done, max(total, done))
+                    on_progress(done, max(total, done))
                     after = page.after
                     if after is None:
                         break

@@ -374,12 +374,13 @@ class DeadTasks:
         *,
         ids: Iterable[str] | None = None,
         where: Callable[[Task], Any] | None = None,
+        **how: Any,
     ) -> int:
         """Deliver dead messages again: ``dead.requeue`` of :class:`kombu_toc.TimeoutCenter`.
 
         where: only the messages for whose :class:`Task` this is true
         """
-        return int(self._dead.requeue(topic, ids=ids, where=self._on_tasks(where)))
+        return int(self._dead.requeue(topic, ids=ids, where=self._on_tasks(where), **how))
 
     def purge(
         self,
@@ -387,9 +388,10 @@ class DeadTasks:
         *,
         ids: Iterable[str] | None = None,
         where: Callable[[Task], Any] | None = None,
+        **how: Any,
     ) -> int:
         """Delete dead messages; return how many. Otherwise as :meth:`requeue`."""
-        return int(self._dead.purge(topic, ids=ids, where=self._on_tasks(where)))
+        return int(self._dead.purge(topic, ids=ids, where=self._on_tasks(where), **how))
 
 
 # -- what became of a task whose message is gone: the sources that know it, and what each says

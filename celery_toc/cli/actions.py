@@ -127,14 +127,15 @@ class Matching:
         no_filters = (self._task, self._since, self._until) == (None, None, None)
         if no_filters and self._queue is not None:
             return ask(center.counts, self._queue).waiting
-        return ask(
-            center.count,
-            self._queue,
-            state="waiting",
-            since=self._since,
-            until=self._until,
-            where=named(self._task),
-        )
+        with self._session.looking(named(self._task), self._queue, "waiting") as where:
+            return ask(
+                center.count,
+                self._queue,
+                state="waiting",
+                since=self._since,
+                until=self._until,
+                where=where,
+            )
 
     def pages(self, skip: Callable[[Found], bool] = lambda found: False) -> Iterator[list[Found]]:
         """Yield the messages in pages.
@@ -341,13 +342,15 @@ def _cancel_matching(session: Session, given: Filters, yes: bool, results: _Resu
     number = matching.count()
     if number:
         session.confirm(f"Cancel {counted(number, 'message')}{matching.described}?", yes)
-        for page in matching.pages():
-            for each in session.ask(session.center.cancel, page, dead=False):
-                cancelled += each.deleted
-                late += not each.deleted
-                schedules |= {each.schedule} - {""}
-                if each.deleted:
-                    results.mark(each)
+        with session.progress("Cancelling", number) as bar:
+            for page in matching.pages():
+                for each in session.ask(session.center.cancel, page, dead=False):
+                    cancelled += each.deleted
+                    late += not each.deleted
+                    schedules |= {each.schedule} - {""}
+                    if each.deleted:
+                        results.mark(each)
+                bar(cancelled + late)
     if session.as_json:
         session.json(
             {
@@ -506,10 +509,12 @@ def _move_matching(
     moved = late = 0
     if number:
         session.confirm(question.format(f"{counted(number, 'message')}{matching.described}"), yes)
-        for page in matching.pages(skip=_has_time(session, to)):
-            for each in session.ask(session.center.reschedule, page, **when):
-                moved += each.moved
-                late += not each.moved
+        with session.progress("Rescheduling", number) as bar:
+            for page in matching.pages(skip=_has_time(session, to)):
+                for each in session.ask(session.center.reschedule, page, **when):
+                    moved += each.moved
+                    late += not each.moved
+                bar(moved + late)
     if session.as_json:
         session.json({"moved": moved, "late": late})
         return
@@ -641,7 +646,8 @@ def _apply(
             else:
                 session.complain_of_none(id)
     elif task or name is None:
-        number = session.ask(center.count, name, state="dead", where=named(task))
+        with session.looking(named(task), name, "dead") as where:
+            number = session.ask(center.count, name, state="dead", where=where)
     else:
         number = session.ask(center.counts, name).dead
     if number:
@@ -649,7 +655,9 @@ def _apply(
         what += f" of {task}" if task else ""
         what += f" in {name!r}" if name else ""
         session.confirm(f"{verb.capitalize()} {what}?", yes)
-        number = session.ask(operation, name, ids=list(ids) or None, where=named(task))
+        with session.progress(f"{verb[:-1].capitalize()}ing", number) as bar:
+            chosen = list(ids) or None
+            number = session.ask(operation, name, ids=chosen, where=named(task), on_progress=bar)
     said = "" if session.exit_code else "No messages match."
     session.tell(
         {done: number}, f"{done.capitalize()} {counted(number, 'message')}." if number else said

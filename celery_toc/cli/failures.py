@@ -148,10 +148,11 @@ def retry(session: Session, **which: Any) -> None:
 
     Name ids, or a --queue, a --task, an --exception, or --all.
     """
-    name, chosen = _confirmed(session, "Retry", **which)
+    name, number, chosen = _confirmed(session, "Retry", **which)
     done = kombu_toc.FailuresRetried()
     if chosen is not None:
-        done = session.ask(session.center.failures.retry, name, **chosen)
+        with session.progress("Retrying", number) as bar:
+            done = session.ask(session.center.failures.retry, name, on_progress=bar, **chosen)
     if session.as_json:
         session.json({"retried": done.number, **done._asdict()})
         return
@@ -175,10 +176,10 @@ def delete(session: Session, **which: Any) -> None:
 
     Name ids, or a --queue, a --task, an --exception, or --all.
     """
-    name, chosen = _confirmed(session, "Delete", **which)
-    number = 0
+    name, number, chosen = _confirmed(session, "Delete", **which)
     if chosen is not None:
-        number = session.ask(session.center.failures.delete, name, **chosen)
+        with session.progress("Deleting", number) as bar:
+            number = session.ask(session.center.failures.delete, name, on_progress=bar, **chosen)
     _say_deleted(session, number)
 
 
@@ -211,8 +212,8 @@ def _confirmed(
     exception: str | None,
     every: bool,
     yes: bool,
-) -> tuple[str | None, dict[str, Any] | None]:
-    """The queue, and which failed tasks are meant; None if there are none of these."""
+) -> tuple[str | None, int, dict[str, Any] | None]:
+    """The queue, how many failed tasks are meant, and which; None if there are none of these."""
     if not (ids or queue or task or exception or every):
         raise click.UsageError("say which: ids, --queue, --task, --exception or --all")
     if ids and (task or exception or every):
@@ -229,7 +230,7 @@ def _confirmed(
         groups = session.ask(part.groups, name)
         number, chosen = sum(one.number for one in groups if which.matches(one)), which._asdict()
     if not number:
-        return name, None
+        return name, 0, None
     where = f" in {name!r}" if name else ""
     session.confirm(f"{verb} {counted(number, 'failed task')}{where}?", yes)
-    return name, chosen
+    return name, number, chosen

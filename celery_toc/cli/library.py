@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .screen import Column, Progress, counted
+from .screen import Column, counted
 from .session import FAILED, FAULTS, Group, Session, command, document
 
 DIFFERENCES = (Column("kind"), Column("id", fold=True), Column("queue", fold=True))
@@ -121,8 +121,8 @@ def rebuild(session: Session) -> None:
     After Redis was lost, flushed, or replaced by an empty one. Workers may run and others send
     meanwhile. The command can be stopped and repeated: what is there is not put twice.
     """
-    with Progress("Rebuilding", hidden=session.as_json) as bar:
-        done = session.library.rebuild(lambda so_far: bar(so_far.rows, so_far.of_rows))
+    with session.progress("Rebuilding") as bar:
+        done = session.library.rebuild(bar)
     if session.as_json:
         session.screen.json(
             {
@@ -161,8 +161,8 @@ def reshard(session: Session) -> None:
     the former one in toc_library_before and toc_library_tables_before: until all is moved, both are
     read. The command can be stopped and repeated. Afterwards take the latter two options away.
     """
-    with Progress("Moving", hidden=session.as_json) as bar:
-        done = session.library.reshard(lambda so_far: bar(so_far.rows, so_far.of_rows))
+    with session.progress("Moving") as bar:
+        done = session.library.reshard(bar)
     session.tell(
         document(done, "rows moved"),
         f"Moved {counted(done.moved, 'row')}, of {counted(done.of_rows, 'row')}.",

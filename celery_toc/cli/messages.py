@@ -151,7 +151,8 @@ def _retry(
     if number:
         more = " or more" if number == COUNTED != limit else ""
         session.confirm(f"Send {counted(number, 'task')}{more} again?", yes)
-        done = library.retry(status=status, limit=limit, **which)
+        with session.progress("Retrying", number) as bar:
+            done = library.retry(status=status, limit=limit, on_progress=bar, **which)
     session.tell(
         {"retried": done.number, "not_kept": done.not_kept},
         f"Sent {counted(done.number, 'task')} again." if done.number else "No tasks match.",
@@ -474,16 +475,17 @@ def show_page(
     kind, earliest, latest = narrowed(session, state, *bounds(session, since, until))
     queue = session.queue(queue)
     try:
-        page = session.ask(
-            session.center.scan,
-            queue,
-            state=kind,
-            since=earliest,
-            until=latest,
-            where=named(task),
-            limit=limit,
-            after=after,
-        )
+        with session.looking(named(task), queue, kind) as where:
+            page = session.ask(
+                session.center.scan,
+                queue,
+                state=kind,
+                since=earliest,
+                until=latest,
+                where=where,
+                limit=limit,
+                after=after,
+            )
     except ValueError as exc:  # a cursor that is none
         raise Failure(exc, USAGE) from None
     messages = [describe(session, session.center.task(found)) for found in page.messages]

@@ -9,7 +9,7 @@ import click
 import kombu_toc
 
 from ..schedules.view import Schedule
-from .screen import Column, Progress, counted
+from .screen import Column, counted
 from .session import FAILED, USAGE, Failure, Session, command, document, yes_option
 
 #: Added to the error that somebody consumes: what can be done.
@@ -87,11 +87,12 @@ def migrate(
     def run(label: str, **more: Any) -> Any:
         with (
             session.app.connection_for_write() as connection,
-            Progress(label, hidden=session.as_json) as bar,
+            session.progress(label) as bar,
         ):
+            more["on_progress"] = bar
             if source:
-                return kombu_toc.migrate_broker(url, connection, progress=bar, **options, **more)
-            return kombu_toc.migrate_back(connection, url, progress=bar, **options, **more)
+                return kombu_toc.migrate_broker(url, connection, **options, **more)
+            return kombu_toc.migrate_back(connection, url, **options, **more)
 
     try:
         if dry_run:

@@ -289,7 +289,10 @@ def backfill(
     """Send the task of a schedule for each time of the past for which no firing has come."""
     bounds = session.time("from", start) or 0.0, session.time("to", end)
     try:
-        ids = session.center.schedules.backfill(name, *bounds, rate=rate, limit=limit)
+        with session.progress("Sending") as bar:
+            ids = session.center.schedules.backfill(
+                name, *bounds, rate=rate, limit=limit, on_progress=bar
+            )
     except UnknownScheduleError:
         raise unknown(session, name) from None
     session.tell(

@@ -12,9 +12,11 @@ import sys
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import click
+
+T = TypeVar("T")
 
 # -- tables, fields and lines
 #
@@ -261,25 +263,55 @@ class Screen:
         click.echo(json.dumps(document, default=str))
 
 
-class Progress:
-    """A progress bar with an estimate on standard error, if that is a terminal."""
+#: What is worth a bar, at least; and seconds between two lines where there is no terminal, of which
+#: the first comes after as many.
+LONG_WORK, LINES_EVERY = 1_000, 10.0
 
-    def __init__(self, label: str, *, hidden: bool) -> None:
+
+class Progress:
+    """The progress of long work on standard error: a bar with an estimate on a terminal, and a line
+    every ten seconds elsewhere.
+
+    total: how much there is to do, unless a call says it
+    """
+
+    def __init__(self, label: str, total: int = 0, *, hidden: bool) -> None:
         self._label = label
-        self._shows = sys.stderr.isatty() and not hidden
+        self._total = total
+        self._hidden = hidden
         self._bar: Any = None
+        self._line_at = time.monotonic() + LINES_EVERY
+        self._looked = 0
 
     def __enter__(self) -> Progress:
         return self
 
-    def __call__(self, done: int, total: int) -> None:
-        if not self._shows or not total:
+    def __call__(self, done: int, of: int = 0) -> None:
+        total = max(of or self._total, done)
+        if self._hidden or total < LONG_WORK:
+            return
+        if not sys.stderr.isatty():
+            now = time.monotonic()
+            if now >= self._line_at:
+                self._line_at = now + LINES_EVERY
+                click.echo(f"{self._label}: {done:,} of {total:,}", err=True)
             return
         if self._bar is None:
             self._bar = click.progressbar(length=total, label=self._label, file=sys.stderr)
             self._bar.__enter__()
         self._bar.length = total
         self._bar.update(done - self._bar.pos)
+
+    def looking(self, where: Callable[[T], bool]) -> Callable[[T], bool]:
+        """The same predicate, which counts what it is asked of."""
+
+        def look(found: T) -> bool:
+            self._looked += 1
+            if not self._looked % 100:
+                self(self._looked)
+            return where(found)
+
+        return look
 
     def __exit__(self, *exc_info: object) -> None:
         if self._bar is not None:

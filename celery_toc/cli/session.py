@@ -3,11 +3,12 @@ times as text, options, completion."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone, tzinfo
 from functools import cached_property
 from importlib import import_module
@@ -21,7 +22,7 @@ from click_didyoumean import DYMGroup
 import celery_toc
 import kombu_toc
 
-from .screen import Screen
+from .screen import Progress, Screen
 
 T = TypeVar("T")
 
@@ -156,6 +157,29 @@ class Session:
             return
         for line in filter(None, lines):
             self.screen.say(line)
+
+    def progress(self, label: str, total: int = 0) -> Progress:
+        """Show how far long work has come, unless the output is JSON."""
+        return Progress(label, total, hidden=self.as_json)
+
+    @contextlib.contextmanager
+    def looking(
+        self, where: Callable[[T], bool] | None, queue: str | None, state: str | None
+    ) -> Iterator[Callable[[T], bool] | None]:
+        """The same of a look through the messages of a queue, or of all, in a state, or in all.
+
+        where: a predicate. What is returned in its place counts what it is asked of
+        """
+        if where is None or self.as_json:
+            yield where
+            return
+        total = 0
+        for one in self.ask(self.center.queues.summary, queue):
+            held = {"waiting": one.counts.waiting, "in flight": one.counts.in_flight}
+            held["dead"] = one.counts.dead
+            total += sum(held.values()) if state is None else held[state]
+        with self.progress("Looking", total) as bar:
+            yield bar.looking(where)
 
     def json(self, document: dict[str, Any]) -> None:
         """Show one JSON document, with what is missing in it, if anything is."""

@@ -390,7 +390,8 @@ def purge(session: Session, queue: str, yes: bool) -> None:
             f"({counts.ready:,} ready, {counts.scheduled:,} scheduled)?",
             yes,
         )
-        purged = session.center.queues.purge(queue)
+        with session.progress("Purging", counts.waiting) as bar:
+            purged = session.center.queues.purge(queue, on_progress=bar)
         number, schedules = int(purged), list(purged.schedules)
     if session.as_json:
         session.screen.json({"queue": queue, "purged": number, "schedules": schedules})
@@ -504,21 +505,15 @@ def reshard(
     before = declared.slots
     if before != slots:
         session.confirm(f"Give {queue!r} {slots} slots instead of {before}?", yes)
-    told: list[int] = []
-
-    def on_progress(state: kombu_toc.Resharded) -> None:
-        if session.as_json:
-            return
-        if not told:
-            session.screen.say(f"{queue!r} has {slots} slots; waiting until its producers know.")
-        if state.moved and (not told or state.moved >= told[-1] + 10_000):
-            session.screen.say(f"Moved {counted(state.moved, 'message')}, {state.left:,} to go.")
-        told.append(state.moved)
-
-    try:
-        result = kombu_toc.reshard_topic(
-            center.center, queue, slots, settle=settle, patience=wait, on_progress=on_progress
+    if not session.as_json:
+        session.screen.say(
+            f"Waiting until the producers of {queue!r} know of {slots} slots.", "dim"
         )
+    try:
+        with session.progress("Moving") as bar:
+            result = kombu_toc.reshard_topic(
+                center.center, queue, slots, settle=settle, patience=wait, on_progress=bar
+            )
     except kombu_toc.ReshardError as exc:
         raise Failure(exc, FAILED) from exc
     moved = counted(result.moved, "message")

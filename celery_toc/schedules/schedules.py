@@ -442,6 +442,7 @@ class Schedules:
         *,
         rate: float = 10.0,
         limit: int = FILLED,
+        on_progress: Callable[[int, int], Any] = lambda done, of: None,
     ) -> builtins.list[str]:
         """Send its task for each time of a range for which no firing has come, before the next
         firing: each once, however often and by whomever this is called. Return the ids of the
@@ -495,6 +496,7 @@ class Schedules:
             if self._recurring.change(one.topic, change).done:
                 ids += [firing.id for firing in firings]
                 left, tries = left - len(times), 0
+                on_progress(len(ids), len(ids) + left)
         raise _contended(name)
 
     def delete(self, name: str, *, owner: str | None = None) -> bool:

@@ -28,7 +28,7 @@ from ..model.failures import (
     read_record,
     write_record,
 )
-from ..model.results import DEAD, Found
+from ..model.results import DEAD, Found, OnProgress, tell_nobody
 from ..scripts.call import ScriptCall, load, microseconds, text
 from .calls import PutRequest, suffix_of
 from .core import CenterPart, Core
@@ -199,6 +199,7 @@ class Failures(CenterPart):
         task: str | None = None,
         exception: str | None = None,
         limit: int | None = None,
+        on_progress: OnProgress = tell_nobody,
     ) -> FailuresRetried:
         """Put failed tasks into their queues again, due now, under their ids, with their arguments
         and all their retries; a dead letter is requeued. What is retried has no record any more.
@@ -220,6 +221,7 @@ class Failures(CenterPart):
                         settled.append(one)
             finally:
                 self._forget(settled)
+            on_progress(done.number + done.not_kept + done.gone, 0)
         return away.checked(done)
 
     def _retry(self, failed: FailedTask) -> FailuresRetried:
@@ -258,12 +260,16 @@ class Failures(CenterPart):
         task: str | None = None,
         exception: str | None = None,
         limit: int | None = None,
+        on_progress: OnProgress = tell_nobody,
     ) -> int:
         """Delete records; return how many. The arguments are those of :meth:`retry`. Dead letters
         stay in DeadQueue."""
         away, which = Away(), FailureFilter(task, exception)
-        chosen = self._chosen(away, topic, ids, which, limit, parts=_HEAD)
-        return away.checked(sum(map(self._forget, chosen)))
+        number = 0
+        for some in self._chosen(away, topic, ids, which, limit, parts=_HEAD):
+            number += self._forget(some)
+            on_progress(number, 0)
+        return away.checked(number)
 
     def clear(self, topic: str | None = None) -> int:
         """Delete all records; return how many."""

@@ -16,7 +16,9 @@ from ..model.results import (
     Cancelled,
     Delivery,
     Found,
+    OnProgress,
     Rescheduled,
+    tell_nobody,
 )
 from ..model.topic import base_of
 from ..scripts.call import ScriptCall, microseconds, when_of
@@ -236,6 +238,7 @@ class Dead(CenterPart):
         *,
         ids: Iterable[str] | None = None,
         where: Callable[[Found], Any] | None = None,
+        on_progress: OnProgress = tell_nobody,
     ) -> int:
         """Take messages out of DeadQueue and have them delivered now, with all their retries.
 
@@ -254,6 +257,7 @@ class Dead(CenterPart):
                 if number and recorder is not None:
                     recorder.requeued([(place.topic.name, id) for id in place.ids])
                 total += number
+            on_progress(total, 0)
         return away.checked(total)
 
     def purge(
@@ -262,6 +266,7 @@ class Dead(CenterPart):
         *,
         ids: Iterable[str] | None = None,
         where: Callable[[Found], Any] | None = None,
+        on_progress: OnProgress = tell_nobody,
     ) -> int:
         """Delete dead messages; return how many. Otherwise as :meth:`requeue`."""
 
@@ -270,7 +275,10 @@ class Dead(CenterPart):
 
         away = Away()
         replies = self._lookup.run_for(self._dead(topic, ids, where, away), command, away)
-        deleted = [one for _, reply in replies for one in reply.cancelled if one.deleted]
+        deleted: list[Cancelled] = []
+        for _, reply in replies:
+            deleted += [one for one in reply.cancelled if one.deleted]
+            on_progress(len(deleted), 0)
         if self._core.recorder is not None:
             self._core.recorder.purged_dead([(one.topic, one.id) for one in deleted])
         return away.checked(len(deleted))

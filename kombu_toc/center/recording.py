@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..model.library import (
@@ -15,7 +15,7 @@ from ..model.library import (
     RecordPage,
     Retried,
 )
-from ..model.results import Cancelled, Delivery, Found, Put, Rescheduled
+from ..model.results import Cancelled, Delivery, Found, OnProgress, Put, Rescheduled, tell_nobody
 from ..model.topic import Topic
 from .admin_commands import Position
 from .calls import PutRequest, ScheduleChange
@@ -54,7 +54,7 @@ class TaskLibrary(Protocol):
         *,
         status: str | Collection[str] = FAILURES,
         limit: int | None = None,
-        on_progress: Callable[[Retried], None] | None = None,
+        on_progress: OnProgress = tell_nobody,
         **which: Any,
     ) -> Retried:
         """Send again what has failed or is dead, and is found by these filters: each once, however
@@ -69,7 +69,7 @@ class TaskLibrary(Protocol):
         Raises LibraryError.
         """
 
-    def rebuild(self, on_progress: Callable[[Rebuilt], None] | None = None) -> Rebuilt:
+    def rebuild(self, on_progress: OnProgress = tell_nobody) -> Rebuilt:
         """Put back into Redis what is pending and is not there, the soonest first.
 
         Workers may run meanwhile, and others send. It may be killed and repeated at any time: what
@@ -97,9 +97,7 @@ class TaskLibrary(Protocol):
         """Bring older tables up to date; return the URLs of these databases. Raises
         LibraryError."""
 
-    def reshard(
-        self, on_progress: Callable[[LibraryResharded], None] | None = None
-    ) -> LibraryResharded:
+    def reshard(self, on_progress: OnProgress = tell_nobody) -> LibraryResharded:
         """Move all rows from the layout that ``toc_library_before`` names to that of
         ``toc_library``, while the library is used. It may be killed and repeated at any time.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from ..model.delivery import encoded_key_in, trait
 from ..model.keys import Slot
 from ..model.limits import MAX_SLOTS, check_one_slot
 from ..model.message import decode_key, encode_key, is_hashed, key_of
+from ..model.results import OnProgress, tell_nobody
 from ..model.topic import Topic, base_of, check_slots, slot_of
 from ..scripts.call import PageSize, ScriptCall, load, texts
 from .center import TimeoutCenter
@@ -170,7 +171,7 @@ def reshard_topic(
     settle: float = SETTLE,
     patience: float = 0.0,
     move: bool = True,
-    on_progress: Callable[[Resharded], None] | None = None,
+    on_progress: OnProgress = tell_nobody,
 ) -> Resharded:
     """Give a topic another slot count while it is in use. A repeated call goes on where the last
     one ended.
@@ -178,14 +179,13 @@ def reshard_topic(
     settle: seconds after which every producer has read the new declaration
     patience: seconds to wait after that for messages in flight in slots that go away
     move: move messages; without it, and on a Cluster, they stay until they are delivered
-    on_progress: called now and then with the progress so far
+    on_progress: told how many messages it has moved
 
     Raises SlotCountError for an impossible count, ConfigurationError for more slots than one on a
     Cluster if a limit counts the whole queue, ReshardError if there is no such topic, or if
     somebody else changes or deletes it meanwhile.
     """
     check_slots(topic, slots)
-    tell = on_progress or _tell_nobody
     _make_known(center, topic, slots, min(settle, KNOWN))
     found = _switch(center, topic, slots)
     declaration = found.declaration
@@ -204,7 +204,7 @@ def reshard_topic(
             start = time.monotonic()
             for some, left in _move(center, found) if move else ():
                 moved += some
-                tell(state._replace(moved=moved, left=left))
+                on_progress(moved, moved + left)
             left = _beyond(center, found) or _misplaced(center, found)
             state = Resharded(topic, slots, moved, left, False)
             if not left and found.declaration.unique:
@@ -219,15 +219,11 @@ def reshard_topic(
             rest += patience
             if left and rest <= 0:
                 return state
-        tell(state)
+        on_progress(moved, moved + left)
         # For producers, or for who has messages.
         _sleep(center, max(min(rest, pause), 0.01))
         found = _standing(center, topic, slots)
     return Resharded(topic, slots, moved, 0, True)
-
-
-def _tell_nobody(state: Resharded) -> None:
-    """Progress that nobody has asked for."""
 
 
 def _sleep(center: TimeoutCenter, seconds: float) -> None:

@@ -41,10 +41,12 @@ from ..model.results import (
     Counts,
     Description,
     Limit,
+    OnProgress,
     Purged,
     Summary,
     Unwritten,
     Usage,
+    tell_nobody,
     usage_of,
 )
 from ..model.topic import Declaration, Topic, base_of
@@ -474,7 +476,7 @@ class Queues(CenterPart):
             )
         return {one.name: far.count(one.name, limit) for one in topics if far}
 
-    def purge(self, topic: str) -> Purged:
+    def purge(self, topic: str, *, on_progress: OnProgress = tell_nobody) -> Purged:
         """Delete every waiting message, due or not; return how many there were, and which schedules
         have lost their next firing by that.
 
@@ -483,8 +485,8 @@ class Queues(CenterPart):
         """
         declared = self._registry.standing(topic)
         if declared.declaration.expires:
-            return Purged(self._purge(declared))
-        purged = self._purge_far(topic) + self._purge(declared)
+            return Purged(self._purge(declared, on_progress))
+        purged = self._purge_far(topic) + self._purge(declared, on_progress)
         if self._core.recorder is not None:
             self._core.recorder.purged(topic)
         return Purged(purged, self._recurring.recheck(topic) if purged else ())
@@ -493,7 +495,7 @@ class Queues(CenterPart):
         far = self._far_of(topic)
         return 0 if far is None else far.purge(topic)
 
-    def _purge(self, topic: Topic) -> int:
+    def _purge(self, topic: Topic, on_progress: OnProgress = tell_nobody) -> int:
         total = 0
         for slot in topic.all_slots():
             call = self._admin.purge(topic, slot)
@@ -501,6 +503,7 @@ class Queues(CenterPart):
                 count, copies = self._runner.run(call)
                 total += count
                 self._runner.send_counters()
+                on_progress(total, 0)
                 for id in copies:
                     self._client.hdel(as_bytes(slot.copies(base_of(id))), as_bytes(id))
                 if count < PURGE_STEP:

@@ -21,7 +21,7 @@ from ..model.library import (
     RecordPage,
     Retried,
 )
-from ..model.results import Cancelled, Rescheduled
+from ..model.results import Cancelled, OnProgress, Rescheduled, tell_nobody
 from ..scripts.call import Countdown
 from . import migrate, statuses
 from .outcomes import DAY_US
@@ -83,7 +83,7 @@ class Library:
         *,
         status: str | Collection[str] = FAILURES,
         limit: int | None = None,
-        on_progress: Callable[[Retried], None] | None = None,
+        on_progress: OnProgress = tell_nobody,
         **which: Any,
     ) -> Retried:
         names = [status] if isinstance(status, str) else status
@@ -97,14 +97,13 @@ class Library:
             wrong = [one for one in page.records if one.modified_us <= until]
             some = retry(self.store, self._center, wrong)
             done = Retried(done.number + some.number, done.not_kept + some.not_kept)
-            if on_progress is not None:
-                on_progress(done)
+            on_progress(sum(done), limit or 0)
             after = page.after
             if after is None:
                 break
         return done
 
-    def rebuild(self, on_progress: Callable[[Rebuilt], None] | None = None) -> Rebuilt:
+    def rebuild(self, on_progress: OnProgress = tell_nobody) -> Rebuilt:
         return Rebuild(self.store, self._center, self._ready).run(on_progress)
 
     def check(self, *, fix: bool = False) -> list[Disagreement]:
@@ -121,9 +120,7 @@ class Library:
     def upgrade(self) -> list[str]:
         return [str(database.url) for database in migrate.upgrade(self.store.shards)]
 
-    def reshard(
-        self, on_progress: Callable[[LibraryResharded], None] | None = None
-    ) -> LibraryResharded:
+    def reshard(self, on_progress: OnProgress = tell_nobody) -> LibraryResharded:
         if self.store.shards.former is None:
             raise LibraryError(
                 "toc_library_before and toc_library_tables_before are to name the layout that the "

@@ -23,7 +23,7 @@ from ..errors import EnvelopeError, LibraryError
 from ..model import message
 from ..model.delivery import name_in
 from ..model.library import BEHIND, DISAGREEMENTS, OFF, Disagreement, Rebuilt
-from ..model.results import IN_FLIGHT, WAITING, Found
+from ..model.results import IN_FLIGHT, WAITING, Found, OnProgress, tell_nobody
 from . import statuses
 from .dead import DeadLetters
 from .guard import ended_rows, over_of
@@ -164,7 +164,7 @@ class Rebuild:
         self._name = f"rebuild/{os.urandom(6).hex()}"
         self._claims = 0
 
-    def run(self, on_progress: Callable[[Rebuilt], None] | None = None) -> Rebuilt:
+    def run(self, on_progress: OnProgress = tell_nobody) -> Rebuilt:
         """Put back what is pending. Raises LibraryError: if another database is there, when what
         that one has is put back."""
         store, databases = self._store, self._store.shards.databases
@@ -198,8 +198,7 @@ class Rebuild:
                     done.taken + taken,
                     done.ended + ended + put.expired,
                 )
-                if on_progress is not None:
-                    on_progress(done)
+                on_progress(done.rows, done.of_rows)
         done = done._replace(of_rows=max(total.of(done.rows), done.rows))
         others = 0
         for database in databases:
@@ -218,8 +217,7 @@ class Rebuild:
             for mode in (OFF, BEHIND)
         )
         done = done._replace(put=done.put + others, not_kept=off, behind=behind)
-        if on_progress is not None:
-            on_progress(done)
+        on_progress(done.rows, done.of_rows)
         if self._away:
             raise LibraryError(
                 f"what {' and '.join(str(one.url) for one in self._away)} has is not put back: "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import Table, delete, func, select, tuple_, update
 
 from ..errors import LibraryError
 from ..model.library import LibraryResharded
+from ..model.results import OnProgress, tell_nobody
 from .outcomes import KEY
 from .records import Key, now_us
 from .schedules import Schedules
@@ -30,9 +31,9 @@ class Reshard:
         self._store = store
         self._shards = store.shards
         self._done = LibraryResharded(0, 0, 0)
-        self._tell: Callable[[LibraryResharded], None] | None = None
+        self._tell: OnProgress = tell_nobody
 
-    def run(self, on_progress: Callable[[LibraryResharded], None] | None) -> LibraryResharded:
+    def run(self, on_progress: OnProgress) -> LibraryResharded:
         """Move the rows. Raises LibraryError."""
         self._tell = on_progress
         for database in self._shards.databases:
@@ -78,8 +79,7 @@ class Reshard:
                 self._done = LibraryResharded(
                     rows, max(self._done.of_rows, rows), self._done.moved + moved
                 )
-                if self._tell is not None:
-                    self._tell(self._done)
+                self._tell(rows, self._done.of_rows)
 
     def _move_shared(self, database: Database) -> None:
         """Give what a database has of queues and schedules to those that have them from now on."""

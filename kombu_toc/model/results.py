@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -435,6 +435,15 @@ class Page(NamedTuple):
 
     messages: list[Found]
     after: str | None  #: where the next page begins; None: there is no next page
+
+
+#: Is told how far an operation has come, now and then: how many are done, and of about how many; 0:
+#: nobody knows. What it raises ends the operation there.
+OnProgress = Callable[[int, int], Any]
+
+
+def tell_nobody(done: int, of: int) -> None:
+    """Progress that nobody has asked for."""
 
 
 class Counts(NamedTuple):

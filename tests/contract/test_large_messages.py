@@ -207,7 +207,7 @@ def test_messages_are_moved_in_bounded_parts(client: redis.Redis) -> None:
     fill(center, [4000] * 30, slots=8)
     moved: list[int] = []
     done = reshard_topic(
-        center, "mail", 1, settle=0, on_progress=lambda state: moved.append(state.moved)
+        center, "mail", 1, settle=0, on_progress=lambda done, of: moved.append(done)
     )
     assert done.done
     steps = [after - before for before, after in itertools.pairwise([0, *moved])]

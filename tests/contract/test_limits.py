@@ -611,7 +611,7 @@ def test_a_key_goes_on_in_order_while_its_topic_is_resharded(
     for _ in range(4):
         step()
 
-    def meanwhile(state: object) -> None:
+    def meanwhile(*how_far: int) -> None:
         if center.counts("mail").waiting:
             step()
 

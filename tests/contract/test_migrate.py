@@ -252,7 +252,7 @@ def test_a_dry_run_counts_and_changes_nothing(
     assert (result.scheduled, result.staying) == (5, 1)
     assert {key: client.dump(key) for key in keys_left(client)} == before
     told: list[tuple[int, int]] = []
-    assert move(progress=lambda *n: told.append(n))[:4] == result[:4]
+    assert move(on_progress=lambda *n: told.append(n))[:4] == result[:4]
     assert told[0] == (0, 2 * BATCH + 7)
     assert told[-1] == (2 * BATCH + 7, 2 * BATCH + 7)
     assert [done for done, _ in told] == sorted(done for done, _ in told)

@@ -256,9 +256,9 @@ def test_two_who_reshard_at_once_do_not_fight(center, client):
     center.queues.declare("mail", slots=8)
     told = []
 
-    def meanwhile(state):
+    def meanwhile(*how_far):
         if not told:
-            told.append(state)
+            told.append(how_far)
             now(TimeoutCenter(client), "mail", 4)
 
     with pytest.raises(kombu_toc.ReshardError, match="4 slots by somebody else"):

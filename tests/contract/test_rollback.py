@@ -334,7 +334,7 @@ def test_a_dry_run_counts_and_changes_nothing(
     assert (result.queues, result.scheduled, result.unacknowledged) == ({"celery": 5}, 2, 1)
     assert content() == before
     told: list[tuple[int, int]] = []
-    assert back(progress=lambda *n: told.append(n)) == result
+    assert back(on_progress=lambda *n: told.append(n)) == result
     assert told[0] == (0, 5)
     assert told[-1] == (5, 5)
 

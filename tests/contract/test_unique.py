@@ -682,7 +682,7 @@ def test_claims_go_along_with_another_number_of_slots(server, client, slots, is_
             assert add("other", key) == id
 
     def reshard(**how: Any) -> bool:
-        progress = lambda state: all_are_held()  # noqa: E731
+        progress = lambda *how_far: all_are_held()  # noqa: E731
         return reshard_topic(center, "mail", slots, settle=0.0, on_progress=progress, **how).done
 
     done = reshard()

@@ -23,12 +23,14 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
 import kombu_toc
+from celery_toc.cli import screen
 from celery_toc.cli import toc as command
 
 from ..support import nursery
 from ..support.cases import each
 from ..support.inspection import put_call
 from ..support.nodes import ROOT, Worker
+from ..support.servers import Server
 from ..support.tasks import make_app
 from ..support.workers import Journal, wait_until
 
@@ -650,6 +652,64 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
     assert said.exit_code == 0
     groups = ("dead", "failures", "library", "schedule", "topic")
     assert name in groups or f"  celery -A shop toc {name}" in said.output
+
+
+# -- work that takes its time
+
+
+def lines_of(app: Celery, monkeypatch: pytest.MonkeyPatch, *args: object) -> Answer:
+    monkeypatch.setattr(screen, "LINES_EVERY", 0.0)
+    found = answer(app, *args)
+    assert found.code == 0, found.err
+    return found
+
+
+def test_long_work_says_in_lines_how_far_it_has_come_where_there_is_no_terminal(
+    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = 2_000
+
+    def put(delay: float = HOUR) -> None:
+        toc.put_many("celery", [{"id": f"{n}", "body": b"{}", "delay": delay} for n in range(many)])
+
+    def failed() -> None:
+        kept = [kombu_toc.FailedTask(f"{n}", "celery", "e2e.note", "OSError") for n in range(many)]
+        toc.failures.keep(kept, kombu_toc.FailureBounds())
+
+    def dead() -> None:
+        put(0)
+        while bury(toc, "celery"):
+            pass
+
+    everything = ("--queue", "celery", "--yes")
+    for label, before, words in (
+        ("Looking", put, ("list", "--task", "none")),
+        ("Rescheduling", put, ("reschedule", *everything, "--countdown", "2h")),
+        ("Cancelling", put, ("cancel", *everything)),
+        ("Purging", put, ("purge", "celery", "--yes")),
+        ("Requeuing", dead, ("dead", "requeue", *everything)),
+        ("Purging", dead, ("dead", "purge", *everything)),
+        ("Deleting", failed, ("failures", "delete", *everything)),
+    ):
+        before()
+        said = lines_of(app, monkeypatch, *words)
+        assert f"{label}: {many:,} of {many:,}\n" in said.err, (words, said.out, said.err)
+        toc.queues.purge("celery")
+    put()
+    assert lines_of(app, monkeypatch, "purge", "celery", "--yes", "--json").err == ""
+    toc.put("celery", "one", b"{}", delay=HOUR)
+    assert lines_of(app, monkeypatch, "purge", "celery", "--yes").err == ""  # it is not long
+
+
+def test_long_work_draws_a_bar_on_a_terminal(
+    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, server: Server
+) -> None:
+    toc.put_many("celery", [{"id": f"{n}", "body": b"{}", "delay": HOUR} for n in range(2_000)])
+    code, shown = in_a_terminal(
+        "", "-b", server.toc_url, "toc", "cancel", "--queue", "celery", "--yes"
+    )
+    assert (code, toc.counts("celery").waiting) == (0, 0), shown
+    assert re.search(r"Cancelling\W+#+", shown) and "100%" in shown, shown
 
 
 # -- the real program

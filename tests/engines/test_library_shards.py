@@ -451,14 +451,14 @@ def test_a_library_gets_another_layout_while_it_is_used(server, broker, options,
         # A process that does not know of it yet goes on.
         late = fill(broker, "late", 10)
 
-        def on_progress(done: Any) -> None:
-            seen.append(done)
+        def on_progress(rows: int, of_rows: int) -> None:
+            seen.append(rows)
             if len(seen) == 3:
                 fill(other, "meanwhile", 10)
                 new.cancel(late[3])
 
         done = library.reshard(on_progress)
-        assert done.moved and seen[-1].rows == done.rows >= done.of_rows > 0
+        assert done.moved and seen[-1] == done.rows >= done.of_rows > 0
         other.default_channel.recorder.flush()
         lie(changed)
         ids = {*waiting, *after, *late, *(f"meanwhile-{n}" for n in range(10))}
