@@ -16,7 +16,7 @@ from ..errors import ServerError
 from ..library.opening import center_for
 from ..model.results import Found
 from ..version import __version__
-from . import guard, library, pull, queues, tasks
+from . import guard, jobs, library, pull, queues, tasks
 from .fields import TEXT, Object, Text, record
 from .idempotency import REPLAYED, Idempotency, as_answer
 from .messages import DecompressionBudget, shown_found, shown_masked
@@ -584,6 +584,7 @@ OPERATIONS = Operations(
         *pull.OPERATIONS,
         *queues.OPERATIONS,
         *library.FAILED,
+        *jobs.OPERATIONS,
         *library.OPERATIONS,
         *queues.SCALE,
     ),

@@ -98,6 +98,8 @@ class Keys:
         self.upkeep_also = stem + "upkeep:also"
         #: stream: what people have done on the page
         self.audit = stem + "audit"
+        #: list: the jobs that were begun last; expires
+        self.jobs = stem + "jobs"
 
     def answer(self, name: str) -> str:
         """String: the answer to a request over HTTP that has an Idempotency-Key, or that somebody

@@ -42,6 +42,8 @@ GETS = {
     "/v1/queues/{queue}/counts": ("/v1/queues/big/counts", "/v1/queues/big/counts?within=300"),
     "/v1/queues/{queue}/limits": ("/v1/queues/big/limits", "/v1/queues/keyed/limits"),
     "/v1/queues/{queue}/dead": ("/v1/queues/big/dead?limit=10",),
+    "/v1/queues/{queue}/jobs": ("/v1/queues/big/jobs",),
+    "/v1/queues/{queue}/jobs/{id}": ("/v1/queues/big/jobs/none",),
     "/v1/queues/{queue}/failures": ("/v1/queues/big/failures?limit=10",),
     "/v1/queues/{queue}/failures/{id}": ("/v1/queues/big/failures/00003",),
     "/v1/queues/{queue}/tasks": (
@@ -88,7 +90,11 @@ VIEWS = (
 
 
 ABSENT = dict.fromkeys(
-    ("/v1/queues/nobody", "/v1/queues/big/tasks/none", "/v1/schedules/none"), 404
+    (
+        *("/v1/queues/nobody", "/v1/queues/big/tasks/none", "/v1/queues/big/jobs/none"),
+        "/v1/schedules/none",
+    ),
+    404,
 )
 
 

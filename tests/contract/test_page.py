@@ -221,10 +221,12 @@ def test_failed_tasks_are_grouped_retried_once_and_forgotten(
     asked = local.send(detail, "Delete")
     assert "cannot be retried" in asked.body.decode()
     asked = local.send(local.get("message?queue=mail&id=t0"), "Delete")
-    assert "1 failure deleted." in local.follow(local.send(asked, "Delete")).body.decode()
-    done = local.follow(local.send(local.get("failures"), "Retry all"))  # the larger group
-    assert "3 tasks retried." in done.body.decode()
-    assert audit(center)[-1][1:3] == ["retry", "mail"]
+    assert "1 task deleted." in local.follow(local.send(asked, "Delete")).body.decode()
+    job = local.send(local.get("failures"), "Retry all").headers["location"]  # the larger group
+    wait_for(local, job, "Done: 3 tasks retried.")
+    shown = local.get("jobs").body.decode()
+    assert "Retry failed tasks of shop.pay in mail" in shown and job.replace("&", "&amp;") in shown
+    assert [entry[1] for entry in audit(center)[-2:]] == ["retry all"] * 2
 
     path = "/v1/queues/mail/failures"
     [listed] = page_server.get(path).json["failures"]

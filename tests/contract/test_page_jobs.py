@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from celery_toc import timeout_center
-from kombu_toc import TimeoutCenter
+from kombu_toc import FailureBounds, TimeoutCenter
 from kombu_toc.aio.center import AsyncTimeoutCenter
 from kombu_toc.http import Mask, PageExtras, Problem
 from kombu_toc.http.page import selection as marks
@@ -24,6 +24,8 @@ from ..support.cluster import Cluster
 from ..support.http_server import HttpServer
 from ..support.page_visitor import Visitor, audit, wait_for
 from ..support.servers import Server
+from ..support.waiting import wait_until
+from .test_failures import failure
 
 pytestmark = pytest.mark.cluster
 
@@ -479,3 +481,95 @@ def test_what_was_counted_is_known_again_however_it_waits(
 
     run_jobs(server.toc_url, test)
     assert center.queues.coming("mail", [7000.0, 7300.0]) == [0, 40]
+
+
+# -- over HTTP
+
+
+def over_http(server: HttpServer, location: str) -> Any:
+    """The job when it is over."""
+    found: list[Any] = []
+
+    def is_over() -> bool:
+        found[:] = [server.get(location).json]
+        return found[0]["phase"] in ("done", "stopped", "failed", "lost")
+
+    wait_until(is_over)
+    return found[0]
+
+
+def test_a_job_is_begun_shown_listed_and_stopped_over_http(
+    server: Server | Cluster, center: TimeoutCenter
+) -> None:
+    put_many(center, 1_200)
+    center.queues.declare("news")
+    with HttpServer(server.toc_url) as http:
+        path = "/v1/queues/mail/jobs"
+        begun = http.ask("POST", path, {"act": "cancel"})
+        assert (begun.status, begun.json["phase"]) == (202, "counting")
+        location = begun.headers["location"]
+        assert location == f"{path}/{begun.json['id']}"
+        done = over_http(http, location)
+        told = (done["phase"], done["matching"], done["number"], done["by"])
+        assert told == ("done", 1_200, 1_200, "this machine")
+        assert center.counts("mail").waiting == 0
+        assert http.get(path).json["jobs"] == [done]
+        assert http.get("/v1/queues/news/jobs").json["jobs"] == []
+        assert http.get(f"/v1/queues/news/jobs/{done['id']}").status == 404
+        # One that is over stays as it is.
+        assert http.ask("POST", f"{location}:stop").json == done
+        at = "2030-01-31T09:30:00.000000Z"
+        center.put("mail", "one", b"{}", delay=3600)
+        moved = http.ask("POST", path, {"act": "reschedule", "time": at, "state": "scheduled"})
+        assert over_http(http, moved.headers["location"])["number"] == 1
+        [one] = center.get("one")
+        assert one.time_us == 1_896_082_200_000_000
+        for wrong in (
+            {"act": "reschedule"},
+            {"act": "cancel", "time": at},
+            {"act": "cancel", "state": "dead"},
+            {"act": "cancel", "exception": "OSError"},
+            {"act": "retry", "text": "x"},
+            {"act": "none"},
+        ):
+            assert http.ask("POST", path, wrong).status == 422, wrong
+        assert http.ask("POST", "/v1/queues/nobody/jobs", {"act": "cancel"}).status == 404
+    said = [entry[1:3] for entry in audit(center)]
+    assert said.count(["cancel all", "mail"]) == 2
+
+
+def test_all_failed_tasks_that_match_are_retried_by_a_job_over_http(
+    server: Server | Cluster, center: TimeoutCenter
+) -> None:
+    center.queues.declare("mail")
+    many = [failure(f"t{n}", exception="OSError") for n in range(250)]
+    more = [failure("other"), failure("lost", exception="OSError", message=b"")]
+    assert all(center.failures.keep([*many, *more], FailureBounds()))
+    with HttpServer(server.toc_url) as http:
+        begun = http.ask("POST", "/v1/queues/mail/jobs", {"act": "retry", "exception": "OSError"})
+        done = over_http(http, begun.headers["location"])
+        told = [done[name] for name in ("phase", "matching", "looked", "number")]
+        assert told == ["done", 251, 251, 250]
+        assert done["notes"]["not_kept"] == 1
+        assert center.counts("mail").waiting == 250
+        again = http.ask("POST", "/v1/queues/mail/jobs", {"act": "retry", "exception": "OSError"})
+        assert over_http(http, again.headers["location"])["number"] == 0
+        assert center.counts("mail").waiting == 250  # each once
+        forgot = http.ask("POST", "/v1/queues/mail/jobs", {"act": "forget", "task": "shop.*"})
+        assert over_http(http, forgot.headers["location"])["number"] == 2
+    assert center.failures.find("mail").failures == []
+
+
+def test_a_token_begins_only_what_its_role_allows(
+    guarded_page: HttpServer, tokens: Any, center: TimeoutCenter
+) -> None:
+    center.put("mail", "one", b"{}", delay=3600)
+
+    def begin(name: str, act: str) -> int:
+        headers = {"authorization": f"Bearer {tokens[name][0]}"}
+        path = "/v1/queues/mail/jobs"
+        return guarded_page.ask("POST", path, {"act": act}, headers=headers).status
+
+    assert begin("ben", "cancel") == 403
+    assert begin("carl", "requeue") == begin("carl", "retry") == 403
+    assert begin("carl", "cancel") == begin("anna", "retry") == 202

@@ -19,7 +19,7 @@ from kombu_toc.http import Mask, PageExtras, Problem, tasks
 from kombu_toc.http.page import snapshots as groups_module
 from kombu_toc.http.page.jobs import Job
 from kombu_toc.http.page.page import _fields_of
-from kombu_toc.http.page.queue import _back, _come
+from kombu_toc.http.page.queue import _back, come_of
 from kombu_toc.http.page.reading import Reader, last_line
 from kombu_toc.http.page.render import link, read_time, span, templates
 from kombu_toc.http.page.selection import Selection
@@ -229,7 +229,7 @@ def test_a_job_says_what_became_of_all_that_were_counted(
 ) -> None:
     job = Job("j", "cancel", Selection("mail"), "anna", phase="done", is_meant=True)
     job = job._replace(matching=10, number=number, late=late, more=more)
-    assert _come(job).endswith(said)
+    assert come_of(job).endswith(said)
 
 
 # -- messages

@@ -1,4 +1,5 @@
-"""What is done to all messages that match: counted first, asked for, done in steps, and stopped.
+"""What is done to all messages or failed tasks that match: in steps, which can be stopped. Messages
+are counted first, and who is at the page is asked.
 
 How far a job has come is kept in Redis, so each process of several can show it, begin it and stop
 it. One process counts, and one does it, which need not be the same: each writes a field of its own.
@@ -9,21 +10,34 @@ else: who confirms has seen a number, and means these.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
 from ...aio.center import AsyncTimeoutCenter
+from ...model.failures import FailureFilter
 from ...model.results import Found
 from ..problems import Problem, not_found, problem_of, retry_after
 from ..tokens import Audit
 from . import selection as marks
 from .reading import Reader, state_of
 from .render import iso
-from .selection import ACTS, Actions, Marks, Selection, narrowed, read_part, those_of
+from .selection import (
+    ACTS,
+    EVERY_ACT,
+    FAILED_ACTS,
+    Actions,
+    Done,
+    Marks,
+    Selection,
+    narrowed,
+    read_part,
+    those_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +60,9 @@ COUNTING, ASKING, RUNNING = "counting", "asking", "running"
 DONE, STOPPED, FAILED, LOST = "done", "stopped", "failed", "lost"
 
 
+#: Failed tasks of a step; jobs that are listed.
+STEP, LISTED = 100, 50
+
 #: Schedules that the end of a job names.
 MAX_NAMED = 10
 
@@ -63,6 +80,7 @@ class Job(NamedTuple):
     parts: in how many parts those are that were counted
     more: whether there are more than may be counted
     skipped: schedules whose next firing was cancelled: some of their names, and how many they are
+    notes: as of :class:`.selection.Done`
     """
 
     id: str
@@ -80,10 +98,27 @@ class Job(NamedTuple):
     parts: int = 0
     more: bool = False
     skipped: tuple[Sequence[str], int] = ((), 0)
+    notes: Mapping[str, int] = {}
 
     @property
     def is_over(self) -> bool:
         return self.phase in (DONE, STOPPED, FAILED, LOST)
+
+    def plus(self, done: Done, looked: int) -> Job:
+        """The job after a step more.
+
+        looked: how many the step was about
+        """
+        return self._replace(
+            looked=self.looked + looked,
+            number=self.number + done.number,
+            late=self.late + done.late,
+            skipped=(
+                [*self.skipped[0], *done.skipped][:MAX_NAMED],
+                self.skipped[1] + len(done.skipped),
+            ),
+            notes={name: self.notes.get(name, 0) + more for name, more in done.notes.items()},
+        )
 
     def to_json(self) -> str:
         return json.dumps([*self._replace(selection=list(self.selection))])  # type: ignore[arg-type]
@@ -117,14 +152,38 @@ class Jobs:
         self._closing = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def begin(self, act: str, selection: Selection, who: str, at: float | None) -> Job:
-        """Begin to count what matches. Raises Problem if too much is under way."""
+    async def begin(
+        self, act: str, selection: Selection, who: str, at: float | None, *, asks: bool = True
+    ) -> Job:
+        """Begin to count what matches, and to do it where nobody is asked: failed tasks are not
+        counted. Raises Problem if too much is under way."""
         self._check_room()
-        selection = selection._replace(state=narrowed(ACTS[act], selection.state))
-        job = Job(secrets.token_urlsafe(16), act, selection, who, at)
+        id, run = secrets.token_urlsafe(16), self._count if asks else self._count_and_do
+        selection = selection._replace(state=narrowed(EVERY_ACT[act], selection.state))
+        job = Job(id, act, selection, who, at)
+        if act in FAILED_ACTS:
+            job, run = job._replace(phase=RUNNING, is_meant=True), self._do_to_failed
+            await self._note(job, "begins")
         await self._write(job)
-        self._start(job, self._count)
+
+        def list_it(center: Any) -> Any:
+            with center.client.pipeline(transaction=False) as pipe:
+                pipe.lpush(center.keys.jobs, id)
+                pipe.ltrim(center.keys.jobs, 0, LISTED - 1)
+                pipe.expire(center.keys.jobs, KEPT)
+                pipe.execute()
+
+        await self._center.call(list_it)
+        self._start(job, run)
         return job
+
+    async def latest(self) -> list[Job]:
+        """The jobs that were begun last, the latest first."""
+        found = []
+        for id in await self._call("lrange", self._center.center.keys.jobs, 0, LISTED - 1):
+            with contextlib.suppress(Problem):  # it is over for an hour
+                found.append(await self.get(id.decode()))
+        return found
 
     async def get(self, id: str) -> Job:
         """How far a job has come. Raises Problem if there is none."""
@@ -255,21 +314,47 @@ class Jobs:
         job = job._replace(phase=ASKING, parts=counted.made)
         await self._write(job, zip(count(first), rest, strict=False))
 
+    async def _count_and_do(self, job: Job) -> None:
+        await self._count(job)
+        job = await self.get(job.id)
+        if job.phase == ASKING:
+            job = job._replace(phase=RUNNING, looked=0, is_meant=True)
+            await self._note(job, "begins")
+            await self._do(job)
+
+    async def _do_to_failed(self, job: Job) -> None:
+        """Retry or forget failed tasks, the latest first, but none that fails from now on."""
+        asked, failures = job.selection, self._center.failures
+        which = FailureFilter(asked.task or None, asked.error or None)
+        now = await self._now()
+        groups = await failures.groups(asked.queue, since=asked.since)
+        job = job._replace(matching=sum(one.number for one in groups if which.matches(one)))
+        after: str | None = None
+        while True:
+            page = await failures.find(
+                asked.queue,
+                since=asked.since,
+                until=min(asked.until or now, now),
+                limit=STEP,
+                after=after,
+                **which._asdict(),
+            )
+            ids = [one.id for one in page.failures]
+            done = await self._acting.run_failed(job.act, asked.queue, ids) if ids else Done(0, 0)
+            self._changed(asked.queue)
+            job, after = job.plus(done, len(ids)), page.after
+            if await self._write(job) or self._closing or after is None:
+                stops = await self._call("hexists", self._key(job.id), "stop")
+                await self._end(job, DONE if after is None else STOPPED if stops else LOST)
+                return
+
     async def _do(self, job: Job) -> None:
         for number in range(job.parts):
             raw = await self._call("hget", self._key(job.id), _part(number))
             counted = read_part(raw) if raw is not None else []
             done = await self._acting.run(job.act, await self._still(job, counted), job.at)
             self._changed(job.selection.queue)
-            job = job._replace(
-                looked=job.looked + len(counted),
-                number=job.number + done.number,
-                late=job.late + done.late,
-                skipped=(
-                    [*job.skipped[0], *done.skipped][:MAX_NAMED],
-                    job.skipped[1] + len(done.skipped),
-                ),
-            )
+            job = job.plus(done, len(counted))
             if await self._write(job):
                 await self._end(job, STOPPED)
                 return

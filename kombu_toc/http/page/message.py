@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...model.failures import FailedTask
@@ -15,7 +15,7 @@ from ..request import Answer
 from ..tokens import Masking
 from .reading import DIED, FLYING, READY, SCHEDULED, Shown
 from .render import Ask, View, counted, link, read_time, redirect, span
-from .selection import ACTS, Act
+from .selection import ACTS, FAILED_ACTS, FAILED_TASK, Act, Selection
 from .tools import Tools, check_any, check_role
 
 # -- what is kept beside Redis and of people
@@ -221,14 +221,6 @@ EVERY_FAILURES = 5_000
 #: Groups that are shown.
 GROUPS = 200
 
-FAILURE_ACTS = {
-    one.name: one
-    for one in (
-        Act("retry", "Retry", "operate", (), "retried", False),
-        Act("forget", "Delete", "operate", (), "deleted", True),
-    )
-}
-
 
 async def failures(tools: Tools, ask: Ask) -> View:
     """Failed tasks: their groups, or those of one group, the latest first."""
@@ -266,7 +258,7 @@ async def failures(tools: Tools, ask: Ask) -> View:
 
 def acts_of(ask: Ask, queue: str) -> list[Act]:
     """What a visitor may do to failures of a queue."""
-    return [act for act in FAILURE_ACTS.values() if ask.visitor.may(act.role, queue)]
+    return [act for act in FAILED_ACTS.values() if ask.visitor.may(act.role, queue)]
 
 
 async def failures_of(
@@ -280,15 +272,14 @@ async def failures_of(
 
 async def change_failures(tools: Tools, ask: Ask) -> View | Answer:
     """Retry or delete those that were chosen, or a group."""
-    act = FAILURE_ACTS.get(ask.field("act"))
+    act = FAILED_ACTS.get(ask.field("act"))
     if act is None:
-        raise invalid("act", f"it must be one of {', '.join(FAILURE_ACTS)}")
+        raise invalid("act", f"it must be one of {', '.join(FAILED_ACTS)}")
     name = await tools.queue_of(ask, act.role, ask.field("queue"))
     task, exception = ask.field("task"), ask.field("exception")
     ids = list(dict.fromkeys(ask.fields.get("id", [])))
     if not (task or ids) or len(ids) > MOST_FAILURES:
         raise invalid("id", f"choose 1 to {MOST_FAILURES:,} failed tasks")
-    which = {"ids": ids} if ids else {"task": task, "exception": exception}
     what = ", ".join(ids[:20]) or f"{exception} of {task}"
     if act.asks and not ask.field("sure"):
         return View(
@@ -296,30 +287,34 @@ async def change_failures(tools: Tools, ask: Ask) -> View | Answer:
             "forget",
             {"queue": name, "task": task, "exception": exception, "ids": ids, "what": what},
         )
+    if not ids:
+        which = Selection(name, FAILED_TASK, task=task, error=exception)
+        job = await tools.jobs.begin(act.name, which, ask.visitor.name, None)
+        return redirect(ask, link("job", id=job.id))
     back = link("failures", queue=name, task=task, exception=exception)
     if ask.field("back") == "message" and len(ids) == 1:
         back = link("message", queue=name, id=ids[0])
     async with tools.audit.doing(ask.visitor.name, act.name, name, what) as doing:
         try:
-            if act.name == "forget":
-                doing.number = await tools.center.failures.delete(
-                    name, limit=MOST_FAILURES, **which
-                )
-                said = f"{counted(doing.number, 'failure')} deleted."
-            else:
-                done = await tools.api.acting.failures.retry(name, limit=MOST_FAILURES, **which)
-                doing.number = done.number
-                said = f"{counted(done.number, 'task')} retried."
-                for number, why in (
-                    (done.not_kept, "without a message: cannot be retried"),
-                    (done.gone, "retried before"),
-                    (done.expires, "without its expiry, which had passed"),
-                    (done.unique, "without holding its unique key"),
-                    (done.chords, "of a group or chord, which stays as it is"),
-                ):
-                    said += f" {number:,} {why}." if number else ""
+            done = await tools.actions.run_failed(act.name, name, ids)
         finally:
             tools.forget(name)
-    if doing.number == MOST_FAILURES and not ids:
-        said += " There may be more: press again."
-    return redirect(ask, back, said)
+        doing.number = done.number
+    said = f"{counted(done.number, 'task')} {act.done}."
+    if done.late:
+        said += f" {done.late:,} retried or deleted before."
+    return redirect(ask, back, said + noted(done.notes))
+
+
+def noted(notes: Mapping[str, int]) -> str:
+    """Sentences about what was retried."""
+    return "".join(f" {number:,} {_NOTES[name]}." for name, number in notes.items() if number)
+
+
+_NOTES = {
+    "not_kept": "without a message: cannot be retried",
+    "expires": "without its expiry, which had passed",
+    "eta": "without its eta, which had passed",
+    "unique": "without holding its unique key",
+    "chords": "of a group or chord, which stays as it is",
+}

@@ -40,6 +40,7 @@ VIEWS: Mapping[str, Viewing] = {
     "queue": queue.queue,
     "message": message.message,
     "job": queue.job,
+    "jobs": queue.jobs,
     "failures": message.failures,
     "dead": overview.dead,
     "limits": queue.limits,
@@ -177,7 +178,7 @@ class Page:
         if not visitor.token.roles:
             return []
         found = [("", "Overview"), ("failures", "Failures"), ("dead", "Dead letters")]
-        found.append(("limits", "Limits"))
+        found += [("limits", "Limits"), ("jobs", "Jobs")]
         if "read" in visitor.token.roles:
             found.append(("schedules", "Schedules"))
         if visitor.may("read", None):

@@ -19,10 +19,22 @@ from ..problems import Problem, invalid, not_found
 from ..request import Answer
 from ..tokens import HIDDEN
 from .jobs import ASKING, COUNTING, DONE, FAILED, LOST, RUNNING, STOPPED, Job
+from .message import noted
 from .reading import DIED, FLYING, READY, SCHEDULED
 from .render import Ask, View, counted, iso, link, number, read_time, redirect, skipped
-from .selection import ACTS, ALL_WAITING, ANY, FIELDS, Act, Listing, Selection, find
-from .tools import Tools, check_role
+from .selection import (
+    ACTS,
+    ALL_WAITING,
+    ANY,
+    EVERY_ACT,
+    FAILED_TASK,
+    FIELDS,
+    Act,
+    Listing,
+    Selection,
+    find,
+)
+from .tools import Tools, check_any, check_role
 
 #: Messages of a page, and milliseconds after which it is looked at again.
 PAGE = 100
@@ -232,27 +244,47 @@ async def job(tools: Tools, ask: Ask) -> View | Answer:
     found = await tools.jobs.get(ask.query.get("id", ""))
     queue = found.selection.queue
     check_role(ask, "read", queue)
-    act = ACTS[found.act]
+    act = EVERY_ACT[found.act]
+    back = "failures" if found.selection.state == FAILED_TASK else "queue"
     return View(
         f"{act.title} {found.selection.described()}",
         "job",
         {
             "job": found,
             "act": act,
-            "come": _come(found),
+            "come": come_of(found),
+            "back": link(back, queue=queue),
             "may": not found.is_over and ask.visitor.may(act.role, queue),
         },
         every=0 if found.is_over else EVERY_JOB,
     )
 
 
-def _come(job: Job) -> str:
-    """How far it has come."""
-    act = ACTS[job.act]
-    done = f"{counted(job.number, 'message')} {act.done}"
-    missing = job.matching - job.number - job.late
+#: Milliseconds after which the jobs are looked at again.
+EVERY_LIST = 2_000
+
+
+async def jobs(tools: Tools, ask: Ask) -> View:
+    """The latest jobs, of the queues that the visitor may look at."""
+    check_any(ask, "read")
+    found = [
+        (one, EVERY_ACT[one.act], come_of(one))
+        for one in await tools.jobs.latest()
+        if ask.visitor.may("read", one.selection.queue)
+    ]
+    return View("Jobs", "jobs", {"jobs": found}, "jobs", EVERY_LIST)
+
+
+def come_of(job: Job) -> str:
+    """How far a job has come."""
+    act = EVERY_ACT[job.act]
+    is_failed = job.selection.state == FAILED_TASK
+    what = counted(job.number, "task" if is_failed else "message")
+    done = f"{what} {act.done}"
+    missing = 0 if is_failed else job.matching - job.number - job.late
     gone = f" {missing:,} more that were counted are gone, or were moved meanwhile."
     others = f" {skipped(*job.skipped)}" if job.skipped[1] else ""
+    others += noted(job.notes)
     return {
         COUNTING: f"Counting: {job.matching:,} so far, of {job.looked:,} that were looked at.",
         ASKING: f"{counted(job.matching, 'message')} "
@@ -263,7 +295,7 @@ def _come(job: Job) -> str:
         + others
         + (" More match than were counted: begin it again for those." if job.more else ""),
         STOPPED: f"Stopped: {done}.{others}",
-        FAILED: f"Failed after {counted(job.number, 'message')}: {job.said}",
+        FAILED: f"Failed after {what}: {job.said}",
         LOST: f"Its process is gone; {done} until then. Begin it again for the others.",
     }[job.phase]
 
@@ -272,7 +304,7 @@ async def control(tools: Tools, ask: Ask) -> Answer:
     """Begin or stop it."""
     id = ask.field("id")
     found = await tools.jobs.get(id)
-    check_role(ask, ACTS[found.act].role, found.selection.queue)
+    check_role(ask, EVERY_ACT[found.act].role, found.selection.queue)
     who = ask.visitor.name
     if ask.field("do") == "go":
         await tools.jobs.confirm(id, who)

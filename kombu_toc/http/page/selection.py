@@ -28,8 +28,9 @@ from .render import moment, read_time
 
 # -- which messages are meant
 
-#: What else a state may be: what waits, and everything.
-ALL_WAITING, ANY = "waiting", "any"
+#: What else a state may be: what waits, and everything; and that of a failed task, of which there
+#: is a record, and perhaps no message.
+ALL_WAITING, ANY, FAILED_TASK = "waiting", "any", "failed"
 
 #: Messages that one request looks at to find those that match, and seconds that it takes for it,
 #: at most; then the page says where it has come to.
@@ -131,6 +132,7 @@ class Selection(NamedTuple):
     def described(self) -> str:
         """In words: ``waiting messages of shop.remind in mail``."""
         what = "messages" if self.state == ANY else f"{self.state.replace('-', ' ')} messages"
+        what = "failed tasks" if self.state == FAILED_TASK else what
         parts = [what]
         if self.task:
             parts.append(f"of {self.task}")
@@ -327,16 +329,30 @@ ACTS = {
 }
 
 
+#: What can be done to failed tasks.
+FAILED_ACTS = {
+    one.name: one
+    for one in (
+        Act("retry", "Retry", "operate", (FAILED_TASK,), "retried", False),
+        Act("forget", "Delete", "operate", (FAILED_TASK,), "deleted", True),
+    )
+}
+
+EVERY_ACT = {**ACTS, **FAILED_ACTS}
+
+
 class Done(NamedTuple):
-    """What became of messages.
+    """What became of messages, or of failed tasks.
 
     late: how many were gone, or in another state by then
     skipped: the schedules whose next firing was among those that are cancelled
+    notes: of how many that were retried what holds, by the names of `FailuresRetried`
     """
 
     number: int
     late: int
     skipped: tuple[str, ...] = ()
+    notes: Mapping[str, int] = {}
 
 
 class Actions:
@@ -375,6 +391,15 @@ class Actions:
             found[0].topic, ids=ids, where=lambda one: (one.id, one.time_us, one.body) in these
         )
         return Done(number, max(len(found) - number, 0))
+
+    async def run_failed(self, act: str, queue: str, ids: Sequence[str]) -> Done:
+        """Retry or forget failed tasks."""
+        if act == "forget":
+            number = await self._center.failures.delete(queue, ids=ids)
+            return Done(number, len(ids) - number)
+        done = (await self._center.failures.retry(queue, ids=ids))._asdict()
+        number, gone = done.pop("number"), done.pop("gone")
+        return Done(number, gone, notes=done)
 
 
 def narrowed(act: Act, state: str) -> str:

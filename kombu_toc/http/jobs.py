@@ -1,0 +1,175 @@
+"""Jobs: what is done to all messages or failed tasks of a queue that match, in steps. A job goes on
+when nobody looks; the page shows the same jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from .fields import TEXT, WHOLE, Object, Text, Time, array, described, or_null, record, shown_time
+from .page.jobs import ASKING, COUNTING, DONE, FAILED, LOST, RUNNING, STOPPED, Job
+from .page.reading import STATES
+from .page.selection import ALL_WAITING, ANY, EVERY_ACT, FAILED_ACTS, FAILED_TASK, Selection
+from .problems import Problem, invalid, not_found
+from .request import Answer, Operations, Request, answer
+
+_PHASES = [COUNTING, ASKING, RUNNING, DONE, STOPPED, FAILED, LOST]
+
+_JOB = record(
+    "id queue act what phase matching looked number late by",
+    id=TEXT,
+    queue=TEXT,
+    act={**TEXT, "enum": [*EVERY_ACT]},
+    what=described(TEXT, "What it is done to, in words."),
+    phase=described(
+        {**TEXT, "enum": _PHASES},
+        "asking: somebody at the page is asked; lost: its process is gone, so begin it again.",
+    ),
+    matching=described(WHOLE, "How many match; while counting, so far."),
+    looked=described(WHOLE, "How many were looked at, or tried, in this phase."),
+    number=described(WHOLE, "How many it was done to."),
+    late=described(WHOLE, "For how many it was too late."),
+    by=TEXT,
+    time=or_null(TEXT, "The new time of what is rescheduled."),
+    error=described(TEXT, "Why it has failed."),
+    notes=described(
+        {"type": "object", "additionalProperties": WHOLE}, "Of retried tasks, what was taken away."
+    ),
+    skipped=described(array(TEXT), "Some schedules whose next firing was cancelled."),
+)
+
+_NEW = Object(
+    {
+        "act": Text("What is done.", choices=tuple(EVERY_ACT)),
+        "state": Text(
+            "Only in this state; waiting: scheduled and ready.", choices=(*STATES, ALL_WAITING, ANY)
+        ),
+        "since": Time("Not before this time: due, or failed."),
+        "until": Time("Before this time."),
+        "task": Text("Only tasks of this name; * and ? match any.", most=255),
+        "exception": Text("Of failed tasks: only with this type of exception.", most=255),
+        "text": Text("Of messages: only with this in their arguments.", most=1000),
+        "bizId": Text("Of messages: only of this business id.", most=255),
+        "time": Time("The new time, to reschedule."),
+    },
+    needed=("act",),
+    name="NewJob",
+)
+
+_ALL = ("v1", "queues", "{queue}", "jobs")
+_ONE = (*_ALL, "{id}")
+
+OPERATIONS = Operations("jobs")
+
+
+def _shown(job: Job) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "queue": job.selection.queue,
+        "act": job.act,
+        "what": job.selection.described(),
+        **{name: getattr(job, name) for name in ("phase", "matching", "looked", "number", "late")},
+        "by": job.who,
+        "time": None if job.at is None else shown_time(round(job.at * 1e6)),
+        "error": job.said,
+        "notes": job.notes,
+        "skipped": [*job.skipped[0]],
+    }
+
+
+def _check(request: Request, act: str) -> None:
+    """Raises Problem for a token that may not do this."""
+    role, queue = EVERY_ACT[act].role, request.segments[0]
+    if not request.token.allows(role, queue):
+        said = f"this needs a token with the role {role} of queue {queue!r}"
+        raise Problem("forbidden", said)
+
+
+@OPERATIONS.add(
+    "POST",
+    _ALL,
+    "Begin a job",
+    request=_NEW,
+    status=202,
+    returns=("It has begun: ask its address, in the header Location, for its phase.", _JOB),
+    problems=("not-found", "forbidden", "rate-limited"),
+    about="write: to cancel, run and reschedule messages; operate: to requeue and purge what is "
+    "dead, and to retry and forget failed tasks.",
+)
+async def begin(api: Any, request: Request) -> Answer:
+    """Begin what is done to all that match."""
+    said = request.fields()
+    act, state = said["act"], said.get("state", ALL_WAITING)
+    _check(request, act)
+    queue = await api.known_queue(request.segments[0])
+    unfit = ("text", "bizId", "state") if act in FAILED_ACTS else ("exception",)
+    for name in unfit:
+        if name in said:
+            raise invalid(name, f"it does not go with the act {act}")
+    if ("time" in said) != (act == "reschedule"):
+        raise invalid("time", "it goes with the act reschedule, which needs it")
+    if act not in FAILED_ACTS and "state" in said and not EVERY_ACT[act].could(state):
+        raise invalid("state", f"nothing that is {state} can be {EVERY_ACT[act].done}")
+    selection = Selection(
+        queue,
+        FAILED_TASK if act in FAILED_ACTS else said.get("state", ANY),
+        *(said.get("since"), said.get("until"), said.get("task", ""), said.get("text", "")),
+        *(said.get("bizId", ""), "", said.get("exception", "")),
+    )
+    who = request.token.name or "this machine"
+    job = await api.page.tools.jobs.begin(act, selection, who, said.get("time"), asks=False)
+    path = "/".join(quote(part, safe="") for part in (queue, "jobs", job.id))
+    location = f"{request.root}/v1/queues/{path}".encode()
+    return answer(_shown(job), 202)._replace(headers=((b"location", location),))
+
+
+@OPERATIONS.add(
+    "GET",
+    _ALL,
+    "List jobs",
+    returns=("The latest ones.", record("jobs", jobs=array(_JOB))),
+    problems=("not-found",),
+)
+async def list_jobs(api: Any, request: Request) -> Answer:
+    """The latest jobs of a queue, those of the page among them, the latest first."""
+    queue = await api.known_queue(request.segments[0])
+    found = await api.page.tools.jobs.latest()
+    return answer({"jobs": [_shown(one) for one in found if one.selection.queue == queue]})
+
+
+async def _job_of(api: Any, request: Request) -> Job:
+    """The job that a path names. Raises Problem."""
+    queue, id = request.segments
+    found: Job = await api.page.tools.jobs.get(id)
+    if found.selection.queue != queue:
+        raise not_found(f"queue {queue!r} has no such job")
+    return found
+
+
+@OPERATIONS.add(
+    "GET",
+    _ONE,
+    "Show how far a job has come",
+    returns=("The job; it is kept for an hour.", _JOB),
+    problems=("not-found",),
+)
+async def show_job(api: Any, request: Request) -> Answer:
+    """How far a job has come."""
+    return answer(_shown(await _job_of(api, request)))
+
+
+@OPERATIONS.add(
+    "POST",
+    _ONE,
+    "Stop a job between two steps",
+    verb="stop",
+    act="stop job",
+    returns=("The job; it may still be in a step.", _JOB),
+    problems=("not-found", "forbidden"),
+)
+async def stop_job(api: Any, request: Request) -> Answer:
+    """Have a job end where it is. It needs the role that began it."""
+    found = await _job_of(api, request)
+    _check(request, found.act)
+    await api.page.tools.jobs.stop(found.id)
+    return answer(_shown(await _job_of(api, request)))
