@@ -974,7 +974,7 @@ def add_counters(keys: Keys, topic: str | None, added: dict[str, int]) -> Script
     pairs = [value for pair in added.items() for value in pair]
     if topic is None:
         return ScriptCall(load("count"), (keys.topics, keys.scripts), ("", *pairs), bool)
-    places = (keys.topics, keys.counted(topic), *keys.minutes(topic))
+    places = (keys.topics, keys.counted(topic), keys.minutes(topic))
     return ScriptCall(load("count"), places, (topic, *pairs), bool)
 
 

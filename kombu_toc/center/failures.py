@@ -60,6 +60,10 @@ class Failures(CenterPart):
 
     # -- writing
 
+    def count(self, topic: str) -> None:
+        """Count a failed task among the metrics."""
+        self._runner.metrics.count(topic, "failed")
+
     def keep(self, failures: Sequence[FailedTask], bounds: FailureBounds) -> list[Any]:
         """Keep failed tasks. Returns, for each, whether it is kept, or the error of Redis."""
         return self._runner.run_each(
@@ -360,6 +364,7 @@ class FailureWriter:
 
     def note(self, failed: FailedTask) -> None:
         """Have it kept, if there is room; any thread may call this."""
+        self._failures.count(failed.topic)
         with self._bell:
             if len(self._waiting) >= _WAITING or not self._pace.admits(time.monotonic()):
                 self._leave_out(1, "too many fail at once")

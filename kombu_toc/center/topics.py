@@ -612,7 +612,7 @@ class Queues(CenterPart):
                 pipe.zrem(keys.names, topic)
                 pipe.zrem(keys.expiring, f"topic:{topic}")
             pipe.srem(keys.paused, topic)
-            pipe.unlink(keys.counted(topic), *keys.minutes(topic))
+            pipe.unlink(keys.counted(topic), keys.minutes(topic))
             pipe.zscore(keys.scheduled_names, topic)
             *_, had_schedules = pipe.execute()
         self._registry.forget(topic)

@@ -535,7 +535,7 @@ def calls_of(center: TimeoutCenter, deletion: Deletion) -> Iterator[ScriptCall]:
     is to be set."""
     queue, keys = deletion.queue, center.keys
     deletion.topic = topic = center.registry.declared(queue) or deletion.topic
-    whole = [keys.wake(queue), keys.counted(queue), *keys.minutes(queue)]
+    whole = [keys.wake(queue), keys.counted(queue), keys.minutes(queue)]
     entries = [
         (keys.bindings(exchange), "stale", member)
         for exchange, members in deletion.bindings.items()

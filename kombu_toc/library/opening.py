@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..center.center import TimeoutCenter, make_center
@@ -104,7 +105,7 @@ def attach(
                 required=settings.toc_library_required,
                 retention=settings.toc_library_retention,
                 patience=settings.toc_library_timeout,
-                count=center.metrics.unrecorded,
+                count=partial(center.metrics.count, counter="unrecorded"),
             )
             _opened[key] = made, ready
         made, ready = _opened[key]

@@ -46,6 +46,7 @@ COUNTERS = (
     "fired",  #: firings of schedules that were run
     "missed",  #: firings that were not: too late, overlapping, or lost
     "unrecorded",  #: messages, or their ends, that the task library has not got
+    "failed",  #: tasks that failed for good, and were to be listed
     "empty",  #: pops that found nothing due
 )
 
@@ -123,6 +124,7 @@ class TopicCounts:
     guarded: int
     unguarded: int
     unrecorded: int
+    failed: int
     empty: int
 
     def __init__(self) -> None:
@@ -210,13 +212,13 @@ class Counters:
             return self._unread
         return self.topics.setdefault(topic.name, TopicCounts())
 
-    def unrecorded(self, topic: str) -> None:
-        """Count a message of which the task library does not know what it should."""
+    def count(self, topic: str, counter: str) -> None:
+        """Count one, for a topic of a name."""
         found = self.topics.get(topic)
         if found is None and self.active and len(self.topics) < MAX_TOPICS:
             found = self.topics.setdefault(topic, TopicCounts())
         if found is not None:
-            found.unrecorded += 1
+            setattr(found, counter, getattr(found, counter) + 1)
 
     def late(self, topic: str, us: int) -> None:
         """Count the lateness, in microseconds, of a message that was counted as delivered."""
@@ -448,7 +450,7 @@ def read_metrics(
     """The counters of all processes, by topic; two round trips to the server.
 
     topics: all declared ones that are counted, unless given
-    minutes: the length of "recent": this many whole minutes and the present one, at most 14
+    minutes: the length of "recent": this many whole minutes and the present one, at most an hour
     """
     minutes = min(max(minutes, 1), MINUTES - 2)
     client, keys = center.client, center.keys
@@ -469,18 +471,14 @@ def read_metrics(
     with client.pipeline(transaction=False) as pipe:
         for name in names:
             pipe.hgetall(keys.counted(name))
-            ring = keys.minutes(name)
-            for minute in wanted:
-                pipe.hgetall(ring[minute % MINUTES])
+            pipe.hmget(keys.minutes(name), _places(wanted))
         replies = iter(pipe.execute())
     found = {}
     for name in names:
         totals = _numbers(next(replies))
         recent: Counter[str] = Counter()
-        for minute in wanted:
-            numbers = _numbers(next(replies))
-            if numbers.get("minute") == minute:  # otherwise nothing was counted in that minute
-                recent.update(numbers)
+        for numbers in map(_of_minute, wanted, next(replies)):
+            recent.update(numbers)
         found[name] = Measured(
             name,
             {counter: totals.get(counter, 0) for counter in COUNTERS},
@@ -497,7 +495,7 @@ def read_minutes(
 ) -> dict[str, list[dict[str, int]]]:
     """What all processes have counted in each of some minutes, by topic; one round trip.
 
-    minutes: since the epoch; those of the last 14 are kept
+    minutes: since the epoch; those of the last hour are kept
 
     Of a minute in which nothing was counted, the numbers are empty.
     """
@@ -505,17 +503,23 @@ def read_minutes(
     names = list(topics)
     with client.pipeline(transaction=False) as pipe:
         for name in names:
-            ring = keys.minutes(name)
-            for minute in minutes:
-                pipe.hgetall(ring[minute % MINUTES])
-        replies = iter(pipe.execute() if names and minutes else ())
-    found: dict[str, list[dict[str, int]]] = {}
-    for name in names:
-        found[name] = []
-        for minute in minutes:
-            numbers = _numbers(next(replies))
-            found[name].append(numbers if numbers.get("minute") == minute else {})
-    return found
+            pipe.hmget(keys.minutes(name), _places(minutes))
+        replies = pipe.execute() if names and minutes else ()
+    return {
+        name: list(map(_of_minute, minutes, reply))
+        for name, reply in zip(names, replies, strict=False)
+    }
+
+
+def _places(minutes: Iterable[int]) -> list[int]:
+    return [minute % MINUTES for minute in minutes]
+
+
+def _of_minute(minute: int, raw: bytes | None) -> dict[str, int]:
+    """What was counted in a minute; empty if nothing was."""
+    words = [] if raw is None else raw.decode().split()
+    numbers = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+    return numbers if numbers.pop("minute", None) == minute else {}
 
 
 def lateness_of(numbers: Mapping[str, int]) -> Lateness:

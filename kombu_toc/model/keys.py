@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import ConfigurationError
 
 #: Minutes for which counters are kept one by one.
-MINUTES = 16
+MINUTES = 64
 
 
 def check_name(name: str) -> None:
@@ -47,7 +47,7 @@ _READ = {
         ("body", "reasons", "tokens", "claims", "busy", "holders", "schedules", "templates"),
         (("HEXISTS", ""), "hash"),
     ),
-    **dict.fromkeys(("topics", "counted", "minute", "firings"), (("HEXISTS", ""), "hash")),
+    **dict.fromkeys(("topics", "counted", "minutes", "firings"), (("HEXISTS", ""), "hash")),
     **dict.fromkeys(("copies", "parts", "edition", "scripts"), (("HEXISTS", ""), "hash")),
     "failures": (("HEXISTS", ""), "hash"),
     **dict.fromkeys(("watch", "sent", "bound", "upkeep", "speaker", "look"), (("GET",), "string")),
@@ -173,10 +173,10 @@ class Keys:
         """Hash: counter -> number since the topic was declared."""
         return f"{self._stem}counted:{topic}"
 
-    def minutes(self, topic: str) -> list[str]:
-        """Hashes, a ring: the same for one minute each, with the minute's number since the
-        epoch."""
-        return [f"{self._stem}minute:{place}:{topic}" for place in range(MINUTES)]
+    def minutes(self, topic: str) -> str:
+        """Hash, a ring: the same for each of the last minutes, by the minute's number since the
+        epoch, modulo MINUTES."""
+        return f"{self._stem}minutes:{topic}"
 
 
 class Slot:

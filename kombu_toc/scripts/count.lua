@@ -1,8 +1,8 @@
 -- Adds to counters: to the totals, and to those of the present minute.
 --
 -- KEYS[1] topics   KEYS[2] totals
--- KEYS[3...] minutes, a ring; none for what is counted in total only, and goes when nobody has
---            counted anything for thirty days
+-- KEYS[3] minutes, a ring of 64 fields, each a text "minute NUMBER counter NUMBER ..."; none for what
+--         is counted in total only, and goes when nobody has counted anything for thirty days
 -- ARGV[1] topic, or '' for what belongs to none
 -- ARGV[2...] counter, how many, ...
 -- Returns 1, or 0 if there is no such topic: nothing is counted for one that was deleted.
@@ -12,21 +12,21 @@
 --@ clock
 
 if ARGV[1] ~= '' and redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
-local ring = #KEYS - 2
-local slice
-if ring > 0 then
-  local minute = string.format('%.0f', math.floor(clock() / 60000000))
-  slice = KEYS[3 + minute % ring]
-  if redis.call('HGET', slice, 'minute') ~= minute then
-    redis.call('DEL', slice) -- the first write
-    redis.call('HSET', slice, 'minute', minute)
-    redis.call('EXPIRE', slice, ring * 60)
+local ring = KEYS[3]
+redis.call('EXPIRE', ring or KEYS[2], ring and 3840 or 2592000) -- the first write
+for i = 2, #ARGV, 2 do redis.call('HINCRBY', KEYS[2], ARGV[i], ARGV[i + 1]) end
+if ring then
+  local minute = math.floor(clock() / 60000000)
+  local field = string.format('%.0f', minute % 64)
+  local counted = {}
+  for name, number in string.gmatch(redis.call('HGET', ring, field) or '', '(%S+) (%S+)') do
+    counted[name] = tonumber(number)
   end
+  if counted.minute ~= minute then counted = {minute = minute} end
+  for i = 2, #ARGV, 2 do counted[ARGV[i]] = (counted[ARGV[i]] or 0) + tonumber(ARGV[i + 1]) end
+  local said = {}
+  for name, number in pairs(counted) do said[#said + 1] = string.format('%s %.0f', name, number) end
+  redis.call('HSET', ring, field, table.concat(said, ' '))
 end
-redis.call('EXPIRE', slice or KEYS[2], slice and ring * 60 or 2592000)
-for i = 2, #ARGV, 2 do
-  redis.call('HINCRBY', KEYS[2], ARGV[i], ARGV[i + 1])
-  if slice then redis.call('HINCRBY', slice, ARGV[i], ARGV[i + 1]) end
-end
-if not slice then redis.call('EXPIRE', KEYS[2], 2592000) end
+redis.call('EXPIRE', ring or KEYS[2], ring and 3840 or 2592000)
 return 1

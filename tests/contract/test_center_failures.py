@@ -521,7 +521,7 @@ def test_it_is_counted_although_the_server_is_full(center, client, full):
     full()
     # By a name of its own: the process counts all the time, and tells it when it likes.
     for topic in ("one", None):
-        client.delete(*center.keys.minutes("one"))
+        client.delete(center.keys.minutes("one"))
         center.runner.run(add_counters(center.keys, topic, {"seen": 1}))
     assert client.hget(center.keys.counted("one"), "seen") == b"1"
     assert client.hget(center.keys.scripts, "seen") == b"1"

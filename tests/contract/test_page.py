@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from html import unescape
 from typing import Any
 from urllib.parse import urlencode
@@ -13,11 +14,13 @@ from celery import Celery
 
 from celery_toc.web.page import mask_of
 from kombu_toc import FailureBounds, TimeoutCenter
+from kombu_toc.center.failures import FailureWriter
 from kombu_toc.notify.targets import stop_target
 
 from ..meta.test_readme import named
 from ..support.cases import each
 from ..support.http_server import HttpServer
+from ..support.inspection import minutes_pass
 from ..support.page_visitor import FORM, Visitor, audit, wait_for
 from ..support.servers import Server
 from ..support.waiting import wait_until
@@ -428,3 +431,28 @@ def test_the_example_of_mounting_has_the_page_below_its_prefix(single_server: Se
 
     assert asyncio.run(get("/toc/page/page.css")) == 200
     assert asyncio.run(get("/toc/healthz")) == 200
+
+
+def test_the_last_hour_is_drawn_and_told_as_a_table(local: Visitor, center: TimeoutCenter) -> None:
+    center.queues.declare("hourly")
+    center.put_many("hourly", [(f"m{n}", b"{}") for n in range(3)])
+    assert len(center.pop("hourly", 10).messages) == 3
+    writer = FailureWriter(center.failures, FailureBounds())
+    writer.note(failure("t", "hourly"))
+    writer.flush(30)
+    center.metrics.send(center.runner)
+    # As if it were five minutes later: of the present minute nothing is drawn.
+    then = minutes_pass(center, "hourly", 5)
+    shown = local.get("queue?queue=hourly").body.decode()
+    assert "3 messages delivered" in shown and "1 task failed" in shown
+    at = time.strftime("%H:%M", time.gmtime(then * 60))
+    assert f"<title>{at}: 3 messages</title>" in shown
+    assert f"<title>{at}: 1 task</title>" in shown
+    assert re.search(rf'data-label="Minute \(UTC\)">[-\d]+ {at}</td>', shown)
+    assert shown.count('class="bar bad"') == 1
+
+    def drawn() -> bool:
+        text = local.get("").body.decode()
+        return "1 task failed" in text and 'href="failures?queue=hourly" class="bad">1<' in text
+
+    wait_until(drawn, 60)

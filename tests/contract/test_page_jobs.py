@@ -494,7 +494,7 @@ def over_http(server: HttpServer, location: str) -> Any:
         found[:] = [server.get(location).json]
         return found[0]["phase"] in ("done", "stopped", "failed", "lost")
 
-    wait_until(is_over)
+    wait_until(is_over, 60)
     return found[0]
 
 

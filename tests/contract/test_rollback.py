@@ -326,7 +326,7 @@ def test_a_dry_run_counts_and_changes_nothing(
         return {
             key: client.dump(key)
             for key in client.scan_iter()
-            if b":minute:" not in key and b":counted:" not in key and b":scripts" not in key
+            if b":minutes:" not in key and b":counted:" not in key and b":scripts" not in key
         }
 
     before = content()

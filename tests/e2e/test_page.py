@@ -24,15 +24,18 @@ from kombu import pools
 
 import celery_toc
 from celery_toc import timeout_center
-from kombu_toc import center_for, pack
+from kombu_toc import FailureBounds, center_for, pack
+from kombu_toc.center.failures import FailureWriter
 from kombu_toc.client.options import read_databases
 from kombu_toc.http import new_token
 from kombu_toc.library import migrate
 from kombu_toc.library.shards import Shards
 
+from ..contract.test_failures import failure
 from ..support import nursery
 from ..support.browser import Browser, require_browser
 from ..support.http_server import HttpServer
+from ..support.inspection import minutes_pass
 from ..support.library import close_libraries
 from ..support.servers import Server
 
@@ -689,6 +692,8 @@ for (const one of document.querySelectorAll("body *")) {
   const says = [...one.childNodes].some(part => part.nodeType === 3 && part.data.trim());
   if (says && !one.closest("svg") && ratio(read(style.color), behind(one)) < 4.5)
     found.push(one.outerHTML);
+  if (one.matches(".bar") && ratio(read(style.fill), behind(one.ownerSVGElement)) < 3)
+    found.push("a bar");
   if (one.matches("input:not([type=checkbox]), select, textarea")) {
     const hint = getComputedStyle(one, "::placeholder").color;
     if (ratio(read(hint), behind(one)) < 4.5) found.push(`hint of ${one.name}`);
@@ -700,12 +705,35 @@ return found;
 """
 
 
+def an_hour_with_failures(browser: Browser, page: str, center: Any, queue: str) -> str:
+    """Messages were delivered and tasks have failed within the last hour; the id of a job."""
+    toc = center.center
+    toc.queues.declare(queue)
+    writer = FailureWriter(toc.failures, FailureBounds())
+    for minutes in (20, 15, 5):
+        toc.put_many(queue, [(f"m{n}-{minutes}", b"{}") for n in range(minutes)])
+        toc.ack(toc.pop(queue, minutes).messages)
+        for number in range(minutes // 5):
+            writer.note(failure(f"t{number}", queue, error="ValueError: order 9 has no card " * 9))
+        writer.flush(30)
+        toc.metrics.send(toc.runner)
+        minutes_pass(toc, queue, minutes)
+    browser.open(f"{page}failures?queue={queue}&task=shop.pay&exception=ValueError")
+    browser.press("Retry all that match", "main")
+    browser.wait_text("4 tasks retried.")
+    kept = [failure(f"t{number}", queue) for number in range(2)]
+    assert toc.failures.keep(kept, FailureBounds()) == [True, True]
+    return str(browser.driver.current_url).partition("id=")[2]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_is_usable_at_every_width_in_light_and_dark(
     browser: Browser, page: str, app: Celery, dead: list[str], center: Any, scheme: str
 ) -> None:
     remind(app, 1, to="a" * 200)
     center.schedules.put("remind-all-the-customers", "shop.mail.remind", HOUR, args=[7])
+    queue = f"orders-{scheme}"  # what the server knows of the past, it does not read again
+    job = an_hour_with_failures(browser, page, center, queue)
     command = browser.driver.execute_cdp_cmd
     media = [{"name": "prefers-color-scheme", "value": scheme}]
     command("Emulation.setEmulatedMedia", {"features": media})
@@ -713,6 +741,8 @@ def test_it_is_usable_at_every_width_in_light_and_dark(
         *("", "queue?queue=mail", "queue?queue=mail&state=dead", "queue?queue=mail&state=all"),
         *("dead", "limits", "limits?queue=mail", "schedules", "schedules?new=1", "send", "audit"),
         *(f"message?queue=mail&id={dead[0]}", "schedules?name=remind-all-the-customers"),
+        *("failures", f"failures?queue={queue}&task=shop.pay&exception=ValueError", "jobs"),
+        *(f"queue?queue={queue}", f"message?queue={queue}&id=t0", f"job?id={job}"),
     )
     try:
         for width in (360, 768, 1280, 1920):
@@ -722,6 +752,7 @@ def test_it_is_usable_at_every_width_in_light_and_dark(
                 browser.open(page + view)
                 browser.run("document.querySelectorAll('details').forEach(one => one.open = true)")
                 for box in browser.all("#messages input[name=id]")[:1]:
+                    browser.run("arguments[0].scrollIntoView({block: 'center'})", box)
                     box.click()
                 assert browser.run("return document.documentElement.scrollWidth") <= width, view
                 # Nothing has to be pushed aside to be found, and a finger meets what it points at.

@@ -102,12 +102,25 @@ def _counts(client: redis.Redis, key: bytes) -> bool:
     if mark and kind == b"consumers":
         assert client.ttl(key) in (-2, *range(61))  # or gone by now
         return True
-    if not mark or kind not in (b"scripts", b"counted", b"minute"):
+    if not mark or kind not in (b"scripts", b"counted", b"minutes"):
         return False
-    if kind == b"minute":
-        topic = topic.partition(b":")[2]
-        assert client.ttl(key) in (-2, *range(16 * 60 + 1))  # or gone by now
+    if kind == b"minutes":
+        assert client.ttl(key) in (-2, *range(64 * 60 + 1))  # or gone by now
     return kind == b"scripts" or client.hexists(stem + b"{toc}:topics", topic)
+
+
+def minutes_pass(center: TimeoutCenter, topic: str, minutes: int) -> int:
+    """As if what was counted of a topic until now was counted so many minutes before; the latest
+    of these minutes."""
+    client, ring = center.client, center.keys.minutes(topic)
+    then = 0
+    for said in client.hgetall(ring).values():
+        minute = int(said.split(b"minute ")[1].split()[0])
+        then = max(then, minute - minutes)
+        earlier = said.replace(b"minute %d" % minute, b"minute %d" % (minute - minutes))
+        client.hdel(ring, str(minute % 64))
+        client.hset(ring, str((minute - minutes) % 64), earlier)
+    return then
 
 
 def birth_of(delivery: Delivery) -> str:

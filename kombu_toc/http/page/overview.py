@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from ...center.topics import MOST_FAR
 from ..problems import invalid
 from ..request import Answer
-from .render import Ask, View, counted, link, redirect, render, span
+from .render import Ask, View, counted, lateness, link, moment, number, redirect, render, span
 from .selection import ACTS
-from .snapshots import ENDS, LOOKED, LOOKED_IN_ALL, SPANS, Row, Snapshot
+from .snapshots import ENDS, IDLE, LOOKED, LOOKED_IN_ALL, SPANS, Minute, Row, Snapshot, sum_of
 from .tools import Tools, check_any
 
 #: Milliseconds after which a viewer looks again.
@@ -36,10 +36,18 @@ async def overview(tools: Tools, ask: Ask) -> View:
     if tools.snapshots.trouble is not None:
         gone = span(tools.snapshots.age())
         trouble = f"{tools.snapshots.trouble.said}. What is shown is {gone} old; it is tried again."
+    hour = tools.snapshots.drawn(
+        snapshot.now_us // 60_000_000,
+        tuple(row.queue for row in rows),
+        lambda: drawn_hour(
+            [sum_of(some) for some in zip(*(row.hour for row in rows), strict=True)] or [IDLE],
+            snapshot.now_us,
+        ),
+    )
     drawn = tools.snapshots.drawn(
-        snapshot,
+        snapshot.number,
         (name, tuple(row.queue for row in rows), tuple(far.items())),
-        lambda: render("queues", **_of_queues(rows, name, snapshot, far)),
+        lambda: render("queues", hour=hour, **_of_queues(rows, name, snapshot, far)),
     )
     processes: dict[str, list[str]] = {}
     for row in rows:
@@ -63,6 +71,50 @@ async def overview(tools: Tools, ask: Ask) -> View:
         now_us=snapshot.now_us + round(tools.snapshots.age() * 1e6),
         typed=len(rows) > MOST,
     )
+
+
+def drawn_hour(minutes: Sequence[Minute], now_us: int, *, folded: bool = False) -> str:
+    """Charts of the last minutes, and the same as a table.
+
+    minutes: those that are over, the latest last
+    folded: show the numbers only, until somebody opens it
+    """
+    total = sum_of(minutes)
+    most = max((one.delivered for one in minutes), default=0)
+    latest = max((one.p99 or 0.0 for one in minutes), default=0.0)
+    first = now_us // 60_000_000 - len(minutes)
+    times = [(first + place) * 60_000_000 for place in range(len(minutes))]
+    at = [moment(us)[11:16] for us in times]
+    charts = [
+        (
+            "Delivered",
+            f"{counted(total.delivered, 'message')} delivered",
+            f"at most {number(most)} in a minute",
+            [one.delivered for one in minutes],
+            [counted(one.delivered, "message") for one in minutes],
+            "",
+        ),
+        (
+            "Lateness",
+            f"{lateness(total.p99)} late" if total.delivered else "None late",
+            f"at p99, at most {lateness(latest)} in a minute",
+            [one.p99 or 0.0 for one in minutes],
+            [lateness(one.p99) for one in minutes],
+            "",
+        ),
+        (
+            "Failures",
+            f"{counted(total.failed, 'task')} failed",
+            "for good",
+            [one.failed for one in minutes],
+            [counted(one.failed, "task") for one in minutes],
+            "bad",
+        ),
+    ]
+    rows = [
+        (us, one) for us, one in zip(times, minutes, strict=True) if one.delivered or one.failed
+    ]
+    return render("hour", charts=charts, at=at, rows=rows[::-1], folded=folded)
 
 
 def _of_queues(

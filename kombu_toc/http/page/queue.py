@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ...center.center import TimeoutCenter
 from ...center.topics import ALTERABLE
 from ...errors import ConfigurationError
+from ...metrics.counters import read_minutes
 from ...model.limits import LIMITS, TERMS
 from ...model.message import decode_key
 from ...model.results import Found
@@ -20,6 +21,7 @@ from ..request import Answer
 from ..tokens import HIDDEN
 from .jobs import ASKING, COUNTING, DONE, FAILED, LOST, RUNNING, STOPPED, Job
 from .message import noted
+from .overview import drawn_hour
 from .reading import DIED, FLYING, READY, SCHEDULED
 from .render import Ask, View, counted, iso, link, number, read_time, redirect, skipped
 from .selection import (
@@ -34,6 +36,7 @@ from .selection import (
     Selection,
     find,
 )
+from .snapshots import MINUTES, Minute
 from .tools import Tools, check_any, check_role
 
 #: Messages of a page, and milliseconds after which it is looked at again.
@@ -100,11 +103,20 @@ async def queue(tools: Tools, ask: Ask) -> View | Answer:
                 if ask.visitor.may(act.role, name) and act.could(selection.state)
             ],
             "has_workers": tools.extras.has_workers,
+            "hour": await _hour(tools, name, now_us),
         },
         every=every,
         now_us=now_us,
         typed=True,
     )
+
+
+async def _hour(tools: Tools, queue: str, now_us: int) -> str:
+    """The charts of a queue."""
+    present = now_us // 60_000_000
+    minutes = range(present - MINUTES + 1, present)
+    read = await tools.center.call(read_minutes, [queue], minutes)
+    return drawn_hour(list(map(Minute.of, read[queue])), now_us, folded=True)
 
 
 async def _found(

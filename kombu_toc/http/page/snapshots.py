@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ...aio.center import AsyncTimeoutCenter
@@ -47,8 +47,11 @@ LONGEST = 60.0
 #: Queues that are looked at at a time: a server has other things to do between two round trips.
 TOGETHER = 100
 
-#: Minutes of a sparkline, the present one among them; and those of which lateness is told.
-MINUTES = 14
+#: Drawings that are kept, at most.
+MOST_DRAWN = 200
+
+#: Minutes that are drawn, with the present one, which is not; and those of which lateness is told.
+MINUTES = 61
 LATELY = 5
 
 
@@ -78,14 +81,43 @@ SPANS = {
 ENDS = tuple(span.whole for span in SPANS.values())
 
 
+class Minute(NamedTuple):
+    """What was counted in a minute.
+
+    p99: seconds within which 99 percent were delivered; None: nothing was
+    """
+
+    delivered: int
+    failed: int
+    late: Lateness
+    p99: float | None
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, int]) -> Minute:
+        if not numbers:
+            return IDLE
+        late = lateness_of(numbers)
+        return cls(numbers.get("delivered", 0), numbers.get("failed", 0), late, late.quantile(0.99))
+
+
+IDLE = Minute(0, 0, lateness_of({}), None)
+
+
+def sum_of(minutes: Iterable[Minute]) -> Minute:
+    """One and the same minute of several queues, or several minutes of one."""
+    busy = [one for one in minutes if one is not IDLE]
+    late = sum((one.late for one in busy), IDLE.late)
+    delivered, failed = sum(one.delivered for one in busy), sum(one.failed for one in busy)
+    return Minute(delivered, failed, late, late.quantile(0.99))
+
+
 class Row(NamedTuple):
     """A queue.
 
     oldest: for how many seconds the oldest due message has been due
     rate: deliveries a second, in the last minute or two
     late: how late messages were delivered, in the last minutes
-    rates: deliveries a second, of each minute
-    lates: seconds within which 99 percent were delivered, of each minute; None: there were none
+    hour: each of the last minutes, without the present one
     due: seconds from now -> how many wait that are due by then; empty if nothing is scheduled
     stopped: whether its target has said that it wants nothing any more
     """
@@ -95,8 +127,7 @@ class Row(NamedTuple):
     oldest: float
     rate: float
     late: Lateness
-    rates: list[float]
-    lates: list[float | None]
+    hour: list[Minute]
     consumers: list[Consumer]
     paused: bool
     due: dict[float, int]
@@ -136,7 +167,7 @@ class SnapshotReader:
 
     def __init__(self) -> None:
         #: topic -> minute -> what was counted
-        self._minutes: dict[str, dict[int, dict[str, int]]] = {}
+        self._minutes: dict[str, dict[int, Minute]] = {}
         #: how many queues the look that is taken has seen, and how many there are
         self.seen = self.of = 0
 
@@ -178,8 +209,8 @@ class SnapshotReader:
         center: TimeoutCenter,
         names: Sequence[str],
         present: int,
-        before: dict[str, dict[int, dict[str, int]]],
-    ) -> dict[str, list[dict[str, int]]]:
+        before: dict[str, dict[int, Minute]],
+    ) -> dict[str, list[Minute]]:
         """What was counted in each of the latest minutes, the present one last. A minute that was
         over when it was read is not read again.
 
@@ -192,17 +223,17 @@ class SnapshotReader:
         unread = [name for name in names if any(minute not in known[name] for minute in old)]
         if unread:
             for name, numbers in read_minutes(center, unread, old).items():
-                known[name].update(zip(old, numbers, strict=True))
+                known[name].update(zip(old, map(Minute.of, numbers), strict=True))
         latest = (present - 1, present)
         for name, numbers in read_minutes(center, names, latest).items():
-            known[name].update(zip(latest, numbers, strict=True))
+            known[name].update(zip(latest, map(Minute.of, numbers), strict=True))
             known[name] = {minute: said for minute, said in known[name].items() if minute in wanted}
         # Of the present minute only what it is now: it counts as read when it is over.
         for name, read in known.items():
             self._minutes[name] = {
                 minute: said for minute, said in read.items() if minute < present
             }
-        return {name: [known[name].get(minute, {}) for minute in wanted] for name in names}
+        return {name: [known[name].get(minute, IDLE) for minute in wanted] for name in names}
 
 
 def _held(
@@ -245,37 +276,13 @@ def edges_of(spans: frozenset[str]) -> list[float]:
     return sorted(edges)
 
 
-def _rates(
-    minutes: Sequence[dict[str, int]], into: float
-) -> tuple[float, Lateness, list[float], list[float | None]]:
-    """The rate, the lateness, and both of each minute.
+def _rates(minutes: Sequence[Minute], into: float) -> tuple[float, Lateness, list[Minute]]:
+    """The rate, the lateness, and the minutes that are over.
 
     into: seconds of the present minute that are over
     """
-    if not any(minutes):
-        return _IDLE
-    delivered = [numbers.get("delivered", 0) for numbers in minutes]
-    each = [lateness_of(numbers) for numbers in minutes]
-    lately = each[-LATELY]
-    for one in each[-LATELY + 1 :]:
-        lately = lately + one
-    rates = [number / 60 for number in delivered]
-    rates[-1] = delivered[-1] / max(into, 10.0)
-    return (
-        (delivered[-2] + delivered[-1]) / (60 + into),
-        lately,
-        rates,
-        [one.quantile(0.99) for one in each],
-    )
-
-
-#: Of a queue in which nothing happens.
-_IDLE: tuple[float, Lateness, list[float], list[float | None]] = (
-    0.0,
-    lateness_of({}),
-    [0.0] * MINUTES,
-    [None] * MINUTES,
-)
+    rate = (minutes[-2].delivered + minutes[-1].delivered) / (60 + into)
+    return rate, sum_of(minutes[-LATELY:]).late, list(minutes[:-1])
 
 
 def _why(exc: Exception) -> str:
@@ -320,9 +327,8 @@ class SnapshotCache:
         self.trouble: Trouble | None = None
         #: how many looks there were
         self.taken = 0
-        #: what was drawn of the look of that number
-        self._drawn_of = 0
-        self._drawn: dict[Any, str] = {}
+        #: what was drawn, and of what
+        self._drawn: dict[Any, tuple[Any, str]] = {}
 
     async def read(self, span: str) -> Snapshot:
         """The latest look; a new one if there may be one. The bars of a span that nobody has asked
@@ -354,17 +360,18 @@ class SnapshotCache:
             self._task.cancel()
             await asyncio.wait((self._task,))
 
-    def drawn(self, snapshot: Snapshot, key: Any, draw: Callable[[], str]) -> str:
-        """What is drawn of a look: once for all viewers who see the same.
+    def drawn(self, of: Any, key: Any, draw: Callable[[], str]) -> str:
+        """What is drawn of a look, or of an hour: once for all viewers who see the same.
 
+        of: tells one from the next
         key: tells what they see
         """
-        if snapshot.number != self._drawn_of:
-            self._drawn_of, self._drawn = snapshot.number, {}
         found = self._drawn.get(key)
-        if found is None:
-            found = self._drawn[key] = draw()
-        return found
+        if found is None or found[0] != of:
+            if len(self._drawn) >= MOST_DRAWN:
+                self._drawn.clear()
+            found = self._drawn[key] = of, draw()
+        return found[1]
 
     def _note(self, exc: Exception, began: float) -> None:
         if self.trouble is None:  # and it is logged once
