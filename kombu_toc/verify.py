@@ -18,7 +18,9 @@ import multiprocessing
 import os
 import random
 import re
+import select
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -33,7 +35,7 @@ from typing import Any, NamedTuple
 
 import redis
 
-from . import TimeoutCenter, TocError, Unique, center_for
+from . import ScheduleChange, ScheduleFiring, TimeoutCenter, TocError, Unique, center_for
 from .client.programs import Program
 
 # -- the history
@@ -242,19 +244,23 @@ class _Message:
                 soonest = [min([*soonest, move.due[0]])]
         return soonest
 
-    def waits(self, act: _Act) -> bool:
+    def waits(self, act: _Act, is_forgotten: Callable[..., bool]) -> bool:
         """Whether the message certainly waited from when an act was asked until it was answered."""
         done, others = act.done, [*self.runs, *self.acts[CANCEL], *self.acts[MOVE]]
         touched = any(one.asked.at <= act.ended for one in others if one is not act)
         if len(self.puts) != 1 or touched or done is None or done.server is None:
             return False
-        return self.puts[0].ended < act.asked.at and self.puts[0].due[0] > done.server
+        put = self.puts[0].done
+        was_put = put is not None and put.at < act.asked.at and not is_forgotten(put.id, put.at)
+        return was_put and self.puts[0].due[0] > done.server
 
     @property
     def over(self) -> tuple[float, float]:
         """When the one message that there was had ended: between these two."""
         ends = [*self.acts[ACK], *(one for one in self.acts[CANCEL] if not one.answers("late"))]
         certain = [one.ended for one in ends if one.asked.what == ACK or one.answers("yes")]
+        # A dead letter has no unique key, and may have it again when it is requeued.
+        ends += [one for one in self.acts[REJECT] if one.done is None or one.answers("dead")]
         return min((one.asked.at for one in ends), default=math.inf), min(certain, default=math.inf)
 
 
@@ -312,9 +318,20 @@ class _Judge:
                 if event.what == REJECT:  # that run will not end
                     asked[event.process, RUN, event.id].clear()
             elif open := event.id and asked[event.process, event.what, event.id]:
-                open.pop(0).answer = event
+                act = open.pop(0)
+                # What was forgotten may count or not, as what was not answered.
+                unsure = event.what in (ACK, CANCEL, MOVE) and self._is_forgotten(
+                    event.id, event.at
+                )
+                act.answer = replace(event, stage=FAILED, answer="") if unsure else event
             elif event.id:
                 self._break(HISTORY, event.id, f"{event.process} answers what nobody has asked")
+
+    def _is_forgotten(self, id: str, *times: float) -> bool:
+        """Whether a server may have forgotten what was done to a message at one of these times."""
+        queue = next((put.asked.queue for put in self.messages[id].acts[PUT]), "")
+        spans = [_span(one) for one in self.faults if one.what == FORGOT and _hits(one, queue)]
+        return any(since <= at <= until for since, until in spans for at in times)
 
     def _check_lines(self) -> None:
         lines = defaultdict(list)
@@ -412,8 +429,11 @@ class _Judge:
             if held_up and goes_on and not again.redelivered:
                 yield "stopped, not begun"
             if fault.what in (FORGOT, UNSAID) and fault.at <= again.at:
-                since = fault.at - BEHIND if fault.since is None else fault.since
-                meanwhile = any(since <= at <= fault.until for at in (begun.at, run.until))
+                since, until = _span(fault)
+                taken = {one.process: one.at for one in message.deliveries if one.at <= again.at}
+                times = [taken.get(one.process, one.at - QUEUED) for one in (begun, again)]
+                times += [begun.at, run.until]
+                meanwhile = any(since <= at <= until for at in times)
                 hits = _hits(fault, process) and fault.at >= begun.at - SIGNAL
                 if meanwhile and (hits or _hits(fault, message.puts[0].asked.queue)):
                     yield fault.what
@@ -423,18 +443,26 @@ class _Judge:
         unheard = all(one.ended > again.at for one in acks)
         if unheard and any(one.answer and one.answer.stage == FAILED for one in acks):
             yield "its acknowledgement was not answered"
-        if unheard and any(end <= again.at for end in self._leases(message, begun)):
+        # Others may have had it when it was acknowledged, and start it now; or this one was given
+        # it first, and starts it when others have had it.
+        heard = min((one.ended for one in acks), default=math.inf)
+        ends = self._leases(message, begun) if again.at <= heard + QUEUED else []
+        is_over = any(end <= min(heard, again.at) for end in ends)
+        mine = self._leases(message, again)[-1:] if process != again.process else []
+        if is_over or any(end <= again.at for end in mine):
             yield "its lease had ended"
 
-    @staticmethod
-    def _leases(message: _Message, begun: Event) -> list[float]:
+    def _leases(self, message: _Message, begun: Event) -> list[float]:
         """When the leases that the process of a run had until then may have ended, if nobody
         renews them."""
-        return [
-            one.at + one.lease - ((one.server or 0.0) - (one.since or 0.0))
-            for one in message.deliveries
-            if one.process == begun.process and one.lease and one.at <= begun.at
-        ]
+        found = []
+        for one in message.deliveries:
+            if one.process == begun.process and one.lease and one.at <= begun.at:
+                ends = [one.at + one.lease - ((one.server or 0.0) - (one.since or 0.0))]
+                # The server's clock may have been set forward while it lasted.
+                ends += [max(one.at, step.since or 0) for step in self.steps if step.at >= one.at]
+                found.append(min(ends))
+        return found
 
     def _judge_end(self, id: str, message: _Message) -> None:
         promised = [put for put in message.puts if put.done is not None]
@@ -459,7 +487,7 @@ class _Judge:
     def _judge_withdrawn(self, id: str, message: _Message) -> None:
         for what, promise in ((CANCEL, CANCELLED), (MOVE, MOVED)):
             for act in message.acts[what]:
-                if act.answers("none") and message.waits(act):
+                if act.answers("none") and message.waits(act, self._is_forgotten):
                     self._break(promise, id, f"it waited, and a {what} did not find it")
                 if act.answers("yes") and message.over[1] < act.asked.at and what == MOVE:
                     self._break(promise, id, f"it had ended before the {what}")
@@ -512,7 +540,8 @@ class _Judge:
             lost += [at for at in self.forgot if at >= begun.at - BEHIND]
             whole = run.done is not None and min(lost, default=end) >= end
             ends = [end, *lost, *self._leases(message, begun)[-1:]]
-            if not self._held_up(begun):
+            # Two servers may have been masters: each counts what it has started.
+            if not (self._held_up(begun) or self._is_forgotten(begun.id, since, begun.at)):
                 found.append((since, min(ends), whole, begun.id))
         return found
 
@@ -540,8 +569,8 @@ class _Judge:
                     running.append(ended - self.rules.noted)
 
     def _judge_rates(self) -> None:
-        if self.steps:
-            return  # the server's clock says nothing of how long it was
+        if self.steps or self.forgot:
+            return  # the server's clock says nothing of how long it was, or starts were forgotten
         for queue, limit in self.rules.limits.items():
             known = (one for one in self.starts[queue] if None not in (one.since, one.server))
             starts = sorted((one.since or 0.0, one.server or 0.0, one.id) for one in known)
@@ -558,7 +587,7 @@ class _Judge:
         by_key: defaultdict[str, list[tuple[_Act, str]]] = defaultdict(list)
         for id, message in self.messages.items():
             for put in message.acts[PUT]:
-                if put.asked.unique and put.done is not None:
+                if put.asked.unique and put.done and not self._is_forgotten(id, put.ended):
                     by_key[put.asked.unique].append((put, id))
         for puts in by_key.values():
             puts.sort(key=lambda one: one[0].asked.at)
@@ -579,6 +608,11 @@ def _hits(fault: Event, name: str) -> bool:
     return any(f"{name}/".startswith(f"{one}/") or one.startswith(f"{name}:") for one in targets)
 
 
+def _span(fault: Event) -> tuple[float, float]:
+    """From when to when a server may have done what it forgot."""
+    return fault.at - BEHIND if fault.since is None else fault.since, fault.until
+
+
 def _there(put: _Act) -> float:
     """When a message was there and due, at the latest, by the server's clock, so that none that is
     due later may be taken before it."""
@@ -595,15 +629,32 @@ def judge(history: Iterable[Event], rules: Rules) -> Verdict:
 #: Seconds of a lease, and between two faults.
 LEASE, GAP = 3.0, (1.0, 3.0)
 
-#: What the queues of a run declare. `unique` and `plain` declare no limit.
+#: Seconds that a slow one runs: longer than its lease.
+LONG = 4.0
+
+#: Seconds for which dead letters are kept: longer than a clock is set forward.
+DEAD_AGE = 1e9
+
+#: What the queues of a run declare. `unique`, `plain` and `slow` declare no limit.
 QUEUES: Mapping[str, Limit] = {
     "plain": Limit(),
     "keyed": Limit(serial=True),
     "few": Limit(concurrency=2),
     "rated": Limit(rate=20.0),
     "unique": Limit(),
+    "slow": Limit(),
 }
-PRODUCERS, CONSUMERS, KEYS = 2, 4, 3
+#: How often each of them is put into.
+SHARES = (8, 4, 4, 3, 3, 0.8)
+
+#: Schedules of a run, and seconds between their firings.
+SCHEDULED, PERIOD = ("plain", "keyed"), 0.5
+
+PRODUCERS, KEYS = 2, 3
+
+#: What each consumer loops over; without anything it pops from all queues.
+_UNRATED = ("plain", "keyed", "few", "unique")
+LOOPS: Sequence[Sequence[str]] = (_UNRATED, (), _UNRATED, (), ("slow",))
 
 #: Acts a second of a producer; seconds that consumers have for what is left, and to end.
 PACE, PATIENCE, LAST_WORDS = 15.0, 60.0, 20.0
@@ -685,7 +736,7 @@ def _begin() -> Callable[[], bool]:
 
 def _produce(place: Place, process: str) -> None:
     goes_on = _begin()
-    center = place.center()
+    center, lose_reply = place.center(), _losing_replies()
     lines, dice = Lines(place, process, center.client), random.Random(process + place.name)
     numbers, waiting = count(), list[tuple[str, str]]()
     while goes_on() and time.monotonic() < place.until:
@@ -694,25 +745,52 @@ def _produce(place: Place, process: str) -> None:
             which = dice.choice((-1, dice.randrange(len(waiting))))
             _withdraw(center, lines, dice, *waiting.pop(which))
             continue
-        queue = dice.choices(list(QUEUES), (8, 4, 4, 3, 3))[0]
-        for id in [f"{process}.{next(numbers)}" for _ in range(dice.choice((1, 1, 1, 6)))]:
-            _put(center, lines, dice, id, queue)
-        if queue in ("plain", "few"):
+        queue = dice.choices(list(QUEUES), SHARES)[0]
+        # Handlers put again what is called so; what is put once is put twice.
+        kind = dice.choice((".again", ".once", "", "", "")) if queue == "plain" else ""
+        number = 1 if queue == "slow" else dice.choice((1, 1, 1, 6))
+        for id in [f"{process}.{next(numbers)}{kind}" for _ in range(number)]:
+            if dice.random() < 0.15:
+                lose_reply()
+            for _ in range(2 if kind == ".once" else 1):
+                _put(center, lines, dice, id, queue)
+        if queue in ("plain", "few", "slow") and kind != ".again":
             waiting = [*waiting[-20:], (id, queue)]
     lines.write(CLOSED)
+
+
+def _losing_replies() -> Callable[[], None]:
+    """Returns what makes the reply to the next request be lost: the server has done it, and the
+    connection ends. Not with TLS."""
+    send, wanted = socket.socket.sendall, list[bool]()
+
+    def sendall(self: socket.socket, *data: Any) -> None:
+        send(self, *data)
+        if wanted:
+            wanted.clear()
+            if select.select([self], [], [], 1.0)[0]:
+                self.recv(1 << 16)
+            self.shutdown(socket.SHUT_RDWR)
+
+    socket.socket.sendall = sendall  # type: ignore[method-assign, assignment]
+    return lambda: wanted.append(True)
 
 
 def _put(center: TimeoutCenter, lines: Lines, dice: Any, id: str, queue: str) -> None:
     body = dice.randbytes(dice.randrange(300))
     how: dict[str, Any] = {"delay": dice.choice((0.0, 0.0, dice.uniform(0, 5)))}
-    if queue == "plain" and dice.random() < 0.3:
+    unique = f"unique-{dice.randrange(KEYS)}" if queue == "unique" else ""
+    if unique:
+        how["unique"] = Unique(unique)
+    if id.endswith(".once"):  # it is there when it is put again
+        unique, how = id, {"delay": dice.uniform(3, 5), "if_exists": "keep"}
+    elif queue == "plain" and dice.random() < 0.3:
         how = {"at": time.time() + dice.uniform(-5, 5)}
     if queue in ("keyed", "few"):
         how["key"] = f"key-{dice.randrange(KEYS)}"
-    unique = f"unique-{dice.randrange(KEYS)}" if queue == "unique" else ""
 
     def put() -> str:
-        made = center.put(queue, id, body, unique=Unique(unique) if unique else None, **how)
+        made = center.put(queue, id, body, **how)
         return f"kept {made.id}" if made.outcome == "kept" else ""
 
     asked = {"due": how.get("at"), "delay": how.get("delay"), "key": how.get("key", "")}
@@ -734,53 +812,117 @@ def _in_time(found: Iterable[bool]) -> str:
     return next(("yes" if one else "late" for one in found), "none")
 
 
-def _consume(place: Place, process: str, renews: bool) -> None:
+def _schedule(center: TimeoutCenter, queue: str, last_us: int, now_us: int, next_us: int) -> None:
+    """Have the queue's schedule fire next at that time, if its latest firing is now's (0: none)."""
+    record, wanted = (f"{queue}@{us}\n{last_us}" if us else "" for us in (now_us, next_us))
+    firing = ScheduleFiring(f"{queue}@{next_us}", b"%d" % last_us, next_us)
+    is_over = next_us > last_us
+    change = ScheduleChange(queue, record, "" if is_over else wanted, None if is_over else next_us)
+    center.recurring.change(queue, change._replace(put=None if is_over else firing))
+
+
+def _consume(place: Place, process: str, queues: Sequence[str]) -> None:
     goes_on = _begin()
     center = place.center()
-    lines, dice = Lines(place, process, center.client), random.Random(process + place.name)
+    lines = Lines(place, process, center.client)
+    handler = _Handler(center, lines, random.Random(process + place.name), bool(queues))
     while goes_on():
         with contextlib.suppress(*_ERRORS):  # the broker is away, or the connection was cut
-            if renews:
-                _loop(center, lines, dice, goes_on)
+            if queues:
+                _loop(center, handler, goes_on, queues)
             else:
-                _pop(center, lines, dice)
+                _pop(center, handler)
     lines.write(CLOSED)
 
 
-def _loop(center: TimeoutCenter, lines: Lines, dice: Any, goes_on: Callable[[], bool]) -> None:
-    """Handle messages whose leases are renewed for as long as it takes."""
-    queues = [queue for queue, limit in QUEUES.items() if limit.rate is None]
-    with center.consume(*queues, limit=2, idle=1.0, auto_ack=False) as messages:
+def _loop(
+    center: TimeoutCenter, handler: _Handler, goes_on: Callable[[], bool], queues: Sequence[str]
+) -> None:
+    """Handle messages whose leases are renewed for as long as it takes. None waits behind one that
+    takes long."""
+    limit = 1 if "slow" in queues else 2
+    with center.consume(*queues, limit=limit, idle=1.0, auto_ack=False) as messages:
         for message in messages:
             if not message.lost:
-                _handle(center, lines, dice, message, lines.clock(max))
+                handler.handle(message, handler.lines.clock(max))
             if not goes_on():
                 break
 
 
-def _pop(center: TimeoutCenter, lines: Lines, dice: Any) -> None:
+def _pop(center: TimeoutCenter, handler: _Handler) -> None:
     """Handle what a pop gives; nobody renews its leases."""
+    lines = handler.lines
     since = lines.clock(min)
-    popped = center.pop(list(QUEUES), 3, wait=dice.choice((0.0, 0.5)), visibility=LEASE)
+    popped = center.pop(list(QUEUES), 3, wait=handler.dice.choice((0.0, 0.5)), visibility=LEASE)
     server = lines.clock(max)
     for one in popped.messages:
-        lines.write(DELIVER, DONE, one.id, lease=LEASE, since=since, server=server, queue=one.topic)
+        told = {"lease": LEASE, "since": since, "server": server, "queue": one.topic}
+        lines.write(DELIVER, DONE, _name(one), **told)
     for one in popped.messages:
-        _handle(center, lines, dice, one, server)
+        handler.handle(one, server)
 
 
-def _handle(center: TimeoutCenter, lines: Lines, dice: Any, message: Any, server: Any) -> None:
-    id = message.id
-    lines.write(RUN, ASKED, id, body=zlib.crc32(message.body), server=server)
-    time.sleep(dice.choice((0, 0, 0.01, 0.05)))  # the work
-    if dice.random() < 0.04:
-        give_back = dice.choice((partial(center.reject, requeue=True), center.release))
-        lines.attempt(REJECT, id, partial(give_back, message))
-        return
-    lines.write(RUN, DONE, id)
-    # However late it is, an acknowledgement counts.
-    while not lines.attempt(ACK, id, partial(center.ack, message)):
-        time.sleep(0.1)
+def _name(message: Any) -> str:
+    """The id that a message was put under; another live one may have it."""
+    return str(message.id.partition("#")[0])
+
+
+@dataclass
+class _Handler:
+    """Does the work of a message."""
+
+    center: TimeoutCenter
+    lines: Lines
+    dice: random.Random
+    renews: bool
+    #: the firing before
+    fired: tuple[str, int, int] | None = None
+
+    def handle(self, message: Any, server: Any) -> None:
+        id, dice, lines = _name(message), self.dice, self.lines
+        if "@" in id:
+            self._follow(message)
+        lines.write(RUN, ASKED, id, body=zlib.crc32(message.body), server=server)
+        is_long = self.renews and message.topic == "slow"
+        brief = 0.05 if message.topic in ("keyed", "few") else dice.choice((0, 0, 0.01, 0.05))
+        time.sleep(LONG if is_long else brief)  # the work
+        if dice.random() < 0.05:
+            reject = partial(self.center.reject, message, reason="not this time")
+            ways: list[Callable[[], Any]] = [partial(self.center.release, message)]
+            ways += [partial(reject, requeue=requeue) for requeue in (True, False)]
+            lines.attempt(REJECT, id, dice.choice(ways))
+            return
+        lines.write(RUN, DONE, id)
+        again = id.endswith(".again") and dice.choice(("", "before", "after"))
+        if again == "before":
+            self._put_again(message)
+        self._ack(message)
+        if again == "after":
+            self._put_again(message, visibility=LEASE)
+            self._ack(message)  # as who was not answered
+
+    def _ack(self, message: Any) -> None:
+        # However late it is, an acknowledgement counts.
+        while not self.lines.attempt(ACK, _name(message), partial(self.center.ack, message)):
+            time.sleep(0.1)
+
+    def _put_again(self, message: Any, **traits: Any) -> None:
+        """A message of the same id and bytes."""
+        put = partial(
+            self.center.put, message.topic, _name(message), message.body, delay=1.0, **traits
+        )
+        asked = {"body": zlib.crc32(message.body), "queue": message.topic, "delay": 1.0}
+        self.lines.attempt(PUT, _name(message), lambda: put() and None, **asked)
+
+    def _follow(self, message: Any) -> None:
+        """Put the firing after this one; and once more the one after an earlier one."""
+        now = int(message.id.rpartition("@")[2])
+        this = message.topic, int(message.body), now
+        for queue, last, at in filter(None, (self.fired, this)):
+            do = partial(_schedule, self.center, queue, last, at, at + int(PERIOD * 1e6))
+            while not self.lines.attempt("follow", f"{queue}@{at}", do):
+                time.sleep(0.1)
+        self.fired = this
 
 
 class _Run:
@@ -798,16 +940,19 @@ class _Run:
         self._producers: list[Any] = []
         for queue, limit in QUEUES.items():
             terms: dict[str, Any] = {"key_order": "serial"} if limit.serial else {}
-            terms |= {"concurrency": limit.concurrency, "rate": limit.rate, "visibility": LEASE}
+            terms |= {"concurrency": limit.concurrency, "rate": limit.rate}
+            terms |= {"visibility": LEASE, "dead_age": DEAD_AGE}
             self._center.queues.declare(queue, **terms)
 
     def run(self) -> None:
+        self._schedule()
         self._producers = [self._start(_produce, f"producer-{n}") for n in range(PRODUCERS)]
         while time.monotonic() < self._place.until:
             self._keep_consumers()
             time.sleep(self._dice.uniform(*GAP))
             self._break()
             self._note_step()
+            self._requeue()
         for producer in self._producers:
             producer.join(LAST_WORDS)
         self._drain()
@@ -820,17 +965,30 @@ class _Run:
                 self._lines.write(LEFT, id=one.id, answer=f"{one.state} {one.reason}")
         self._lines.write(CLOSED)
 
+    def _schedule(self) -> None:
+        """Begin the schedules; they end with the faults."""
+        firings = max(int((self._place.until - time.monotonic()) / PERIOD), 1)
+        for queue in SCHEDULED:
+            begin, period = int((self._lines.clock(max) or 0.0) * 1e6), int(PERIOD * 1e6)
+            times = [begin + period * number for number in range(1, firings + 1)]
+            _schedule(self._center, queue, times[-1], 0, times[0])
+            for at in times:
+                self._lines.write(PLAN, id=f"{queue}@{at}", due=at / 1e6, queue=queue)
+
     def _start(self, target: Callable[..., None], process: str, *more: Any) -> Any:
         context = multiprocessing.get_context("fork")  # there are no threads
         started = context.Process(target=target, args=(self._place, process, *more), daemon=True)
+        # Python ignores an exception of what is called around a fork, also that of Ctrl-C.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         started.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return started
 
     def _keep_consumers(self) -> None:
-        for number in range(CONSUMERS):
+        for number in range(len(LOOPS)):
             if number not in self._consumers or not self._consumers[number][1].is_alive():
                 name = f"consumer-{next(self._numbers)}"
-                self._consumers[number] = name, self._start(_consume, name, number % 2 == 0)
+                self._consumers[number] = name, self._start(_consume, name, LOOPS[number])
 
     def _break(self) -> None:
         name, process = self._dice.choice(list(self._consumers.values()))
@@ -866,10 +1024,17 @@ class _Run:
             self._lines.write(STEPPED, since=self._shown[0])
         self._shown = self._shown if ahead is None else (now, ahead)
 
+    def _requeue(self) -> None:
+        """Have delivered again what was rejected."""
+        with contextlib.suppress(*_ERRORS):
+            for queue in QUEUES:
+                self._center.dead.requeue(queue)
+
     def _drain(self) -> None:
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
             self._keep_consumers()
+            self._requeue()
             with contextlib.suppress(*_ERRORS):
                 counts = [self._center.queues.counts(queue) for queue in QUEUES]
                 if not any(sum(one) for one in counts):

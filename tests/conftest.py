@@ -53,6 +53,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run also what is dear and guarded by a test of the day (nightly)",
     )
+    parser.addoption(
+        "--require-namespaces",
+        action="store_true",
+        help="fail, instead of skipping, where this machine has no network namespaces",
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -3,6 +3,7 @@
     python -m tests.mutants                 all of them
     python -m tests.mutants lease unique    those whose names have one of these words
     python -m tests.mutants --judge unique  the same, by a short run of ``kombu_toc.verify``
+    python -m tests.mutants --judge         those that such a run finds
 
 Each mutant replaces one text of one file, in a copy of this checkout, and runs the part of the
 tests that is nearest to it. A line tells for each whether it was caught, how fast, and by which
@@ -502,6 +503,21 @@ MUTANTS = [
 ]
 
 
+#: Mutants that a short run of the judge finds.
+JUDGED = (
+    "an acknowledgement counts for another message of the id",
+    "renewing a lease does nothing",
+    "a message is delivered 20 milliseconds early",
+    "a dead letter is dropped",
+    "what is in flight is cancelled as if it waited",
+    "what must be new is added beside what is there",
+    "equal bytes under an id are one message",
+    "one more of a queue runs than may",
+    "a unique key is not released when its message is done",
+    "a schedule fires twice",
+)
+
+
 def chosen(words: Sequence[str]) -> list[Mutant]:
     return [one for one in MUTANTS if not words or any(word in one.name for word in words)]
 
@@ -576,7 +592,8 @@ def judge_all(mutants: Sequence[Mutant], roots: Sequence[Path]) -> Iterator[bool
 
 def main(words: Sequence[str]) -> int:
     by_judge = "--judge" in words
-    mutants = chosen([word for word in words if word != "--judge"])
+    asked = [word for word in words if word != "--judge"]
+    mutants = chosen(asked or JUDGED if by_judge else asked)
     mutants = [one._replace(tests=JUDGE) for one in mutants] if by_judge else mutants
     if not mutants:
         print("no mutant has such a name:", *(one.name for one in MUTANTS), sep="\n")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
+from celery.schedules import crontab, schedule, solar
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -24,7 +26,10 @@ from hypothesis.stateful import (
 from kombu import Connection, Consumer, Producer, Queue
 
 import kombu_toc
-from kombu_toc import Delivery
+from celery_toc import timeout_center
+from celery_toc.schedules.state import firing_id
+from celery_toc.worker.schedules import take
+from kombu_toc import Delivery, verify
 from kombu_toc.transport import publisher
 
 from ..support.servers import SteppedServer
@@ -399,3 +404,102 @@ def test_a_reply_that_is_read_late_is_no_step(
             time.sleep(2.5)
             drain_until(connection, lambda: False, seconds=1)
     assert told(caplog) == []
+
+
+# -- schedules
+
+
+class Night:
+    """Has what fires delivered, and writes down what the judge is to know."""
+
+    def __init__(self, stepped: SteppedServer, begin: datetime) -> None:
+        self.server, self.history = stepped, list[verify.Event]()
+        stepped.step(begin.timestamp() - time.time())
+        self.app = Celery("night", broker=stepped.toc_url, set_as_current=False)
+        self.center = timeout_center(self.app)
+
+    def put(self, name: str, when: Any, times: Iterable[datetime], **how: Any) -> None:
+        """A schedule, and when it is to fire."""
+        self.center.schedules.put(name, "night.fire", when, queue="night", misfire="all", **how)
+        for planned in times:
+            id = firing_id(name, round(planned.timestamp() * 1e6))
+            self.note(verify.PLAN, verify.DONE, id, due=planned.timestamp())
+
+    def note(self, what: str, stage: str, id: str, **more: Any) -> None:
+        self.history.append(verify.Event(time.monotonic(), "worker", what, stage, id, **more))
+
+    def until(self, moment: datetime) -> None:
+        """Set the clock to a moment before that, and work until it is over."""
+        self.server.step(moment.timestamp() - 0.3 - now_us(self.server) / 1e6)
+        self.work(moment.timestamp() + 0.2)
+
+    def work(self, end: float) -> None:
+        center = self.center.center
+        while True:
+            popped = center.pop("night", 10)
+            for one in popped.messages:
+                verdict, _ = take(center.recurring, one, one.id.rpartition("@")[0])
+                assert verdict == "run"
+                self.note(verify.RUN, verify.ASKED, one.id, server=popped.now_us / 1e6)
+                self.note(verify.RUN, verify.DONE, one.id)
+                self.note(verify.ACK, verify.ASKED, one.id)
+                center.ack([one])
+                self.note(verify.ACK, verify.DONE, one.id)
+            if not popped.messages and popped.now_us / 1e6 > end:
+                return
+            time.sleep(0.01)  # the clock goes on
+
+
+def utc(*fields: int) -> datetime:
+    return datetime(*fields, tzinfo=timezone.utc)
+
+
+#: The clock of Berlin is put forward, and back, at one o'clock UTC.
+FORWARD, BACK = (2027, 3, 28), (2027, 10, 31)
+
+
+@pytest.mark.parametrize("day", [FORWARD, BACK], ids=["forward", "back"])
+def test_schedules_of_every_kind_fire_at_each_of_their_times_when_the_clock_is_changed(
+    stepped: SteppedServer, day: tuple[int, int, int]
+) -> None:
+    """X24"""
+    night = Night(stepped, utc(*day, 0, 10))
+    hours = [utc(*day, hour, 30) for hour in (0, 1, 2)]
+    zone = {"timezone": "Europe/Berlin"}
+    once = utc(*day, 1) if day == FORWARD else utc(*day, 0, 30)
+    night.put("half past two", crontab("30", "2"), [once], **zone)
+    night.put("each hour", crontab("30", "*"), hours, **zone)
+    three = utc(*day, 1) if day == FORWARD else utc(*day, 2)
+    night.put("three", crontab("0", "3"), [three], **zone)
+    start = utc(*day, 0, 15)
+    every = [start + timedelta(minutes=50 * number) for number in range(4)]
+    night.put("interval", timedelta(minutes=50), every, start=start, **zone)
+    night.put("seconds", schedule(3000.0), every, start=start, **zone)
+    night.put("sunset", solar("sunset", 40.7, -124.0), [], **zone)
+    sunset = night.center.schedules.get("sunset").next
+    assert utc(*day, 0) < sunset < utc(*day, 4)  # in California
+    night.note(verify.PLAN, verify.DONE, firing_id("sunset", round(sunset.timestamp() * 1e6)))
+    for moment in sorted({once, three, *hours, *every, sunset}):
+        night.until(moment)
+    verdict = verify.judge(night.history, verify.Rules())
+    assert verdict.broken == []
+    assert verdict.counted["run done"] == verdict.counted["plan done"] == 14
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 1.0])
+def test_schedules_fire_at_each_of_their_times_at_a_leap_second(
+    stepped: SteppedServer, seconds: float
+) -> None:
+    """A second is repeated, or left out."""
+    midnight = utc(2027, 1, 1)
+    night = Night(stepped, midnight - timedelta(seconds=4))
+    halves = [midnight + timedelta(seconds=number / 2) for number in range(-2, 5)]
+    every, end = timedelta(seconds=0.5), halves[-1] + timedelta(seconds=0.1)
+    night.put("midnight", crontab("0", "0"), [midnight])
+    night.put("interval", every, halves, start=halves[0], end=end)
+    night.work(midnight.timestamp() + (0.3 if seconds < 0 else -0.7))
+    stepped.step(seconds)
+    night.work(end.timestamp())
+    verdict = verify.judge(night.history, verify.Rules())
+    assert verdict.broken == []
+    assert verdict.counted["run done"] == 8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from redis.retry import Retry
 from kombu_toc.client.cluster import ClusterClient
 from kombu_toc.client.connection import Client as NodeClient
 
-from .servers import Server
+from .servers import Host, Server
 
 #: Slots that are in migration at the same time, at most.
 AT_ONCE = 64
@@ -87,7 +87,7 @@ class Node(Server):
 
     def client(self, db: int = 0) -> redis.Redis:
         return redis.Redis(
-            port=self.port,
+            **self.host.reach(self.port),
             db=db,
             password=self.password,
             protocol=2,
@@ -130,6 +130,7 @@ class Cluster:
     primaries, replicas: how many of the first, and how many of the second each of those has
     options: of every server
     password: what every node asks for, if anything
+    hosts: where the nodes run, one on each
     """
 
     def __init__(
@@ -139,8 +140,9 @@ class Cluster:
         primaries: int = 3,
         replicas: int = 0,
         password: str | None = None,
+        hosts: Sequence[Host] = (),
     ) -> None:
-        self.directory = directory
+        self.directory, self._hosts = directory, hosts
         self.password = password
         self.options = options
         if password is not None:
@@ -172,7 +174,7 @@ class Cluster:
         for node, first, end in zip(primaries, bounds, bounds[1:], strict=False):
             node("CLUSTER", "ADDSLOTS", *range(first, end))
         for node in self.nodes[1:]:
-            self.nodes[0]("CLUSTER", "MEET", "127.0.0.1", node.port)
+            self.nodes[0]("CLUSTER", "MEET", node.host.address, node.port)
         self._until(self._all_met, "the nodes do not find each other")
         for number, node in enumerate(self.nodes[self._size :]):
             node("CLUSTER", "REPLICATE", primaries[number % self._size].id)
@@ -183,6 +185,9 @@ class Cluster:
         directory = self.directory / f"node{self._started}"
         directory.mkdir(parents=True)
         node = Node(directory, self.password, *self.options)
+        if self._hosts:
+            node.host = self._hosts[self._started - 1]
+            node.options += ("--cluster-announce-ip", node.host.address)
         node.launch()
         self.nodes.append(node)
         return node
@@ -205,7 +210,7 @@ class Cluster:
     @property
     def toc_url(self) -> str:
         word = f":{self.password}@" if self.password else ""
-        addresses = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        addresses = ",".join(f"{node.host.address}:{node.port}" for node in self.nodes)
         return f"toc+cluster://{word}{addresses}"
 
     @property
@@ -279,7 +284,7 @@ class Cluster:
 
     def wait_ok(self, seconds: float = 30) -> None:
         """Return when all that live know all, agree on the owner of every slot, and serve."""
-        self._until(self._ok, "the cluster does not become whole", seconds)
+        self._until(self.is_whole, "the cluster does not become whole", seconds)
 
     def _until(self, holds: Callable[[], bool], what: str, seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds
@@ -295,7 +300,8 @@ class Cluster:
             for known in map(self._seen, self.living())
         )
 
-    def _ok(self) -> bool:
+    def is_whole(self) -> bool:
+        """Whether all that live know all, agree, and serve."""
         views = set()
         for node in self.living():
             try:

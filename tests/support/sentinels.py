@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import redis
 
 from .certificates import OnlyTLS
-from .servers import Server
+from .servers import Host, Server
 
 #: By which the sentinels know the primary.
 NAME = "mymaster"
@@ -33,15 +34,16 @@ class SentinelProcess(Server):
     def launch(self) -> None:
         path = self.directory / "sentinel.conf"
         if not path.exists():
+            at = self.primary.host.address
             lines = [
-                f"sentinel monitor {NAME} 127.0.0.1 {self.primary.port} {self.quorum}",
+                f"sentinel monitor {NAME} {at} {self.primary.port} {self.quorum}",
                 f"sentinel down-after-milliseconds {NAME} 600",
                 f"sentinel failover-timeout {NAME} 3000",
                 *self.lines,
             ]
             path.write_text("\n".join(lines) + "\n")
-        command = [self.program(), str(path), "--sentinel", *self.ports()]
-        command += ["--bind", "127.0.0.1", "--dir", str(self.directory), *self.options]
+        command = [*self.host.enter, self.program(), str(path), "--sentinel", *self.ports()]
+        command += [*self.host.listen(self.port), "--dir", str(self.directory), *self.options]
         with open(self.directory / "server.log", "ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
 
@@ -60,6 +62,7 @@ class Deployment:
     options: of the servers
     lines: of the sentinels' configuration
     tls: options with which all of them speak nothing but TLS
+    hosts: where they run: the primary and a sentinel on the first, and so on
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Deployment:
         sentinels: int = 3,
         lines: tuple[str, ...] = (),
         tls: tuple[str, ...] = (),
+        hosts: Sequence[Host] = (),
     ) -> None:
         self.directory = directory
         server, sentinel = (TLSOnlyServer, TLSSentinel) if tls else (Server, SentinelProcess)
@@ -78,7 +82,8 @@ class Deployment:
             options += tls
         options = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1", *options)
         self.primary = server(self._place("primary"), *options)
-        following = ("--replicaof", "127.0.0.1", str(self.primary.port))
+        address = hosts[0].address if hosts else self.primary.host.address
+        following = ("--replicaof", address, str(self.primary.port))
         self.replicas = [
             server(self._place(f"replica{i}"), *following, *options) for i in range(replicas)
         ]
@@ -92,6 +97,12 @@ class Deployment:
             )
             for i in range(sentinels)
         ]
+        for number, host in enumerate(hosts):
+            self.servers[number].host = self.sentinels[number].host = host
+
+    @property
+    def servers(self) -> list[Server]:
+        return [self.primary, *self.replicas]
 
     def _place(self, name: str) -> Path:
         made = self.directory / name
@@ -99,7 +110,7 @@ class Deployment:
         return made
 
     def start(self) -> Deployment:
-        for server in (self.primary, *self.replicas):
+        for server in self.servers:
             server.start()
         self._wait(lambda: self.in_step(len(self.replicas)), "the replicas do not follow")
         for sentinel in self.sentinels:
@@ -140,7 +151,7 @@ class Deployment:
     def acting(self) -> Server:
         """The server that is the master by now."""
         port = self.master()[1]
-        return next(s for s in (self.primary, *self.replicas) if s.port == port)
+        return next(s for s in self.servers if s.port == port)
 
     def wait_for_failover(self, seconds: float = 60) -> Server:
         """The server that has become the master in the primary's place."""
@@ -156,12 +167,12 @@ class Deployment:
         return self.acting()
 
     def stop(self) -> None:
-        for server in (*self.sentinels, *self.replicas, self.primary):
+        for server in (*self.sentinels, *self.servers):
             server.kill()
 
     @property
     def hosts(self) -> str:
-        return ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        return ",".join(f"{sentinel.host.address}:{sentinel.port}" for sentinel in self.sentinels)
 
     @property
     def toc_url(self) -> str:

@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import redis
@@ -29,9 +31,31 @@ def program() -> str:
     return server_program()
 
 
+class Host:
+    """Where servers run.
+
+    enter: what is put before a command that is to run there
+    """
+
+    address = "127.0.0.1"
+    enter: Sequence[str] = ()
+
+    def listen(self, port: int) -> list[str]:
+        """Options of a server there."""
+        return ["--bind", self.address]
+
+    def reach(self, port: int) -> dict[str, Any]:
+        """How redis-py reaches a server there from here."""
+        return {"port": port}
+
+
+LOOPBACK = Host()
+
+
 class Server:
     """A server process of its own, on a directory of its own.
 
+    host: where it runs: this machine's loopback, unless that is set before it starts
     url: broker URL for plain redis-py and Celery's result backend
     toc_url: the same server as a timeout center
     """
@@ -39,6 +63,7 @@ class Server:
     def __init__(self, directory: Path, *options: str) -> None:
         self.directory = directory
         self.options = options
+        self.host = LOOPBACK
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -49,7 +74,7 @@ class Server:
 
     def launch(self) -> None:
         """Start it, whether it answers yet or not."""
-        command = [self.program(), *self.ports(), "--bind", "127.0.0.1"]
+        command = [*self.host.enter, self.program(), *self.ports(), *self.host.listen(self.port)]
         command += ["--dir", str(self.directory), "--save", "", *self.options]
         environment = {**os.environ, **self.environment()}
         with open(self.directory / "server.log", "ab") as log:
@@ -86,6 +111,8 @@ class Server:
         return (self.directory / "server.log").read_text()
 
     def _owns_its_port(self) -> bool:
+        if self.host is not LOOPBACK:
+            return True  # nobody else is there
         for connection in psutil.Process(self._process.pid).net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == self.port:
                 return True
@@ -115,7 +142,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://{self.host.address}:{self.port}/0"
 
     @property
     def toc_url(self) -> str:
@@ -123,7 +150,8 @@ class Server:
 
     def client(self, db: int = 0) -> redis.Redis:
         # Without redis-py's retries: whether it answers is asked again and again anyway.
-        return redis.Redis(port=self.port, db=db, protocol=2, retry=Retry(NoBackoff(), 0))
+        how = {"db": db, "protocol": 2, "retry": Retry(NoBackoff(), 0)}
+        return redis.Redis(**self.host.reach(self.port), **how)
 
 
 #: Debian's package "faketime".

@@ -60,8 +60,11 @@ TWO = put() + put("b", 0.1)
 CLOSE = Event(9, "c", v.CLOSED)
 PLANNED = [Event(9, "k", v.PLAN, id=f"s@{time}", due=time) for time in (1.0, 2.0)]
 UNLEASED = [Event(1, "c", v.DELIVER, DONE, "a", lease=3.0, since=0.9, server=1.0)]
+LATE = [Event(5, "c", v.DELIVER, DONE, "a", lease=3.0, since=0.9, server=5.0)]
 UNIQUE_PUTS = put(unique="u") + put("b", 0.5, unique="u")
 CHAIN = put(root="a", **KEYED) + put("a+1", 1.2, root="a", **KEYED)
+#: A failover: what was done from half a second before time 0 until 2 may be forgotten.
+FORGOTTEN = fault(v.FORGOT, 0.5, "q:", "keyed:", until=2.0)
 
 
 BROKEN: list[tuple[str, str, History]] = [
@@ -86,6 +89,7 @@ BROKEN: list[tuple[str, str, History]] = [
      put() + run() + fault(v.KILLED, 2, "c") + run(at=3, process="d")),
     ("a short stop", v.TWICE, put() + run() + fault(v.STOPPED, 1.05, "c", until=2.5) + run(at=3)),
     ("a lease that lasts", v.TWICE, put() + UNLEASED + run() + run(at=3.5, process="d")),
+    ("acknowledged in time", v.TWICE, put() + UNLEASED + run(at=3) + run(at=4.5, process="d")),
     ("a cold stop, not told", v.TWICE,
      put() + run() + fault(v.QUIT, 1.05, "c") + put(at=1.2) + run(at=2, redelivered=False)
      + run(at=3, redelivered=False)),
@@ -124,6 +128,13 @@ BROKEN: list[tuple[str, str, History]] = [
     ("no last line", v.HISTORY, put() + numbered(*run())),
     ("delivered and not begun", v.HISTORY,
      TWO + numbered(Event(0.5, "c", v.DELIVER, DONE, "b"), *run(), CLOSE) + run("b", 2, "d")),
+    ("cancelled after what was forgotten", v.CANCELLED,
+     put(queue="q") + FORGOTTEN + act(v.CANCEL, "a", 2.1, "p", "yes") + run(at=2.5)),
+    ("forgotten, and not found", v.LOST,
+     put(queue="q", due=5.0) + FORGOTTEN + act(v.MOVE, "a", 2.1, "p", "none", due=4.0)
+     + put("b", 3) + run("b", 4)),
+    ("two at once after what was forgotten", v.LIMITS,
+     FORGOTTEN + put(**KEYED) + put("b", 0.1, **KEYED) + run(at=3) + run("b", 3.05, "d")),
     ("nothing has run", v.HISTORY, []),
 ]  # fmt: skip
 
@@ -153,12 +164,34 @@ GOOD: list[tuple[str, str | None, History]] = [
      put() + fault(v.STOPPED, 0.5, "c", until=4.5) + run(at=4, process="d") + run(at=4.6)),
     ("not renewed", "its lease had ended",
      put() + UNLEASED + begin("a", 1) + run(at=4.01, process="d")),
+    ("acknowledged when another had it", "its lease had ended",
+     put() + LATE + run(at=5) + run(at=5.2, process="d")),
+    ("the clock was set forward while the lease lasted", "its lease had ended",
+     put() + UNLEASED + begin("a", 1) + fault(v.STEPPED, 2.0, since=1.5)
+     + run(at=2.5, process="d")),
+    ("begun when its lease had ended", "its lease had ended",
+     put() + UNLEASED + run(at=4.1, process="d") + run(at=4.5)),
     ("given back", "given back",
      put() + begin("a", 1) + act(v.REJECT, "a", 1.1, "c") + run(at=1.2)),
     ("acknowledged and not answered", "its acknowledgement was not answered",
      put() + run()[:3] + [Event(1.2, "c", v.ACK, v.FAILED, "a")] + run(at=4, process="d")),
     ("failed over", v.FORGOT,
      put(queue="q:3") + run() + fault(v.FORGOT, 1.5, "q:3", until=3.0) + run(at=4)),
+    ("a cancel was forgotten", None,
+     put(queue="q") + FORGOTTEN + act(v.CANCEL, "a", 0.5, "p", "yes") + run(at=2.5)),
+    ("a move was forgotten", None,
+     put(queue="q") + FORGOTTEN + act(v.MOVE, "a", 0.5, "p", "yes", due=5.0) + run(at=2.5)),
+    ("an acknowledgement was forgotten", v.FORGOT,
+     put(queue="q") + FORGOTTEN + run() + act(v.MOVE, "a", 2.1, "p", "yes", due=2.2) + run(at=3)),
+    ("who has a unique key was forgotten", v.FORGOT,
+     put(queue="q", unique="u") + put("b", 2.1, queue="q", unique="u") + FORGOTTEN
+     + begin("a", 1) + run("a", 3, "d") + run("b", 4)),
+    ("its delivery was forgotten", v.FORGOT,
+     put(queue="q") + FORGOTTEN + UNLEASED + run(at=2.1) + run(at=2.5, process="d")),
+    ("the delivery of the later one was forgotten", v.FORGOT,
+     put(queue="q") + FORGOTTEN + UNLEASED + run(at=2.1, process="d") + run(at=2.5)),
+    ("two masters, each with one of a key", None,
+     put(**KEYED) + put("b", 0.1, **KEYED) + FORGOTTEN + run() + run("b", 1.05, "d")),
     ("put twice", None, put() + put(at=0.5, delay=1.0) + run() + run(at=1.6)),
     ("the first of two puts came back before the second was due", v.FORGOT,
      put() + run() + fault(v.FORGOT, 1.5, "c") + put(at=2.0, delay=1.0)
@@ -188,6 +221,9 @@ GOOD: list[tuple[str, str | None, History]] = [
     ("refused in time", None,
      put(unique="u") + put("b", 0.5, "kept a", unique="u") + run()
      + put("d", 3, unique="u") + run("d", 4)),
+    ("a dead letter leaves its unique key", "given back",
+     put(unique="u") + begin("a", 0.2) + act(v.REJECT, "a", 0.3, "c", "dead")
+     + put("b", 0.5, unique="u") + run() + run("b", 2)),
     ("each firing", None, PLANNED + run("s@1.0", 1.001) + run("s@2.0", 2.001)),
     ("killed before its last line", None,
      put() + put("b") + numbered(*begin("b", 1)) + fault(v.KILLED, 1.05, "c")
