@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -148,8 +149,11 @@ GONE_US = 2_000_000
 #: Schedules of a page, and pages of a queue that one look reads.
 PAGE, PAGES = 100, 10
 
-#: Firings that a worker has taken and that are not delivered yet, of which it knows the verdict.
+#: Firings that a worker has taken and not delivered yet, or schedules that it has read ahead.
 MAX_TAKEN = 1000
+
+#: Messages whose schedules are read ahead, if firings have come within so many seconds.
+AHEAD, SOON_AGAIN = 100, 1.0
 
 #: Microseconds after which a firing that waits for its predecessor looks again, at most.
 LOOK_AGAIN_US = 1_000_000
@@ -192,35 +196,68 @@ def take(
     return RUN, now
 
 
-def take_together(
-    recurring: Any, deliveries: Sequence[kombu_toc.Delivery]
-) -> dict[tuple[str, str], tuple[str, int]]:
-    """Take those of some messages of a queue that are next firings and may run beside others, by
-    one read and one round trip of changes: queue and id -> what :func:`take` would return. The
-    others are taken when each is delivered."""
-    topic = deliveries[0].topic
-    ids = {one.id for one in deliveries if "@" in one.id}
-    if not ids:
-        return {}
-    names = {id.rpartition("@")[0] for id in ids}
-    now, found = recurring.read(topic, list(names), template=True)
-    taken, changes = [], []
-    for one in found:
-        record = Record.of_text(one.record)
-        if record.overlap == "allow" and (id := record.next_id(one.name)) in ids:
-            verdict, step = state.take(one.name, record, id, now, False, None)
-            assert step is not None
-            missed = int(verdict == DROP) + state.passed_over(record, step.record)
-            taken.append((id, verdict, missed))
-            changes.append(change_of(one.name, one, step, replaces=True))
-    verdicts = {}
-    for (id, verdict, missed), changed in zip(
-        taken, recurring.change_many(topic, changes), strict=True
-    ):
+class Together:
+    """Takes the firings of a pop together, of schedules whose firings may run beside others:
+    without a read of each, and without waiting for what follows. In a storm, one read is for those
+    that come next, too. The others are taken when each is delivered.
+
+    again: is called with a firing, and its schedule, that was changed since it was read
+    """
+
+    def __init__(
+        self,
+        recurring: Any,
+        again: Callable[[kombu_toc.Delivery, str], Any],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._recurring, self._again, self._clock = recurring, again, clock
+        #: what was read and not used, by topic and name
+        self._known: dict[tuple[str, str], kombu_toc.Scheduled] = {}
+        #: when that was, by the server's clock in microseconds, and by this one
+        self._read_us, self._read_at = 0, 0.0
+
+    def take(
+        self, deliveries: Sequence[kombu_toc.Delivery]
+    ) -> tuple[list[tuple[str, str]], list[Any]]:
+        """Queue and id of each that is run, and the calls that put what follows: they are to be
+        sent before any of these is acknowledged."""
+        topic = deliveries[0].topic
+        firings = [(one.id.rpartition("@")[0], one) for one in deliveries if "@" in one.id]
+        unknown = [name for name, _ in firings if (topic, name) not in self._known]
+        if unknown:
+            if len(self._known) > MAX_TAKEN:  # others have taken them
+                self._known.clear()
+            ahead = AHEAD if self._clock() < self._read_at + SOON_AGAIN else 0
+            self._read_us, found = self._recurring.read(topic, unknown, template=True, ahead=ahead)
+            self._read_at = self._clock()
+            self._known.update(((topic, one.name), one) for one in found)
+        now = self._read_us + int((self._clock() - self._read_at) * 1_000_000)
+        taken, calls = [], []
+        for name, delivery in firings:
+            one = self._known.pop((topic, name), None)
+            record = None if one is None else Record.of_text(one.record)
+            if record is None or record.overlap != "allow" or record.next_id(name) != delivery.id:
+                continue
+            verdict, step = state.take(name, record, delivery.id, now, False, None)
+            if verdict == RUN and step is not None:
+                missed = state.passed_over(record, step.record)
+                changed = partial(self._changed, delivery, name, missed)
+                change = change_of(name, one, step, replaces=True)
+                calls.append(self._recurring.following(topic, change, changed))
+                taken.append((topic, delivery.id))
+        return taken, calls
+
+    def _changed(
+        self,
+        delivery: kombu_toc.Delivery,
+        name: str,
+        missed: int,
+        changed: kombu_toc.ScheduleChanged,
+    ) -> None:
         if changed.done:
-            recurring.count_firings(topic, int(verdict == RUN), missed)
-            verdicts[topic, id] = verdict, now
-    return verdicts
+            self._recurring.count_firings(delivery.topic, 1, missed)
+        else:
+            self._again(delivery, name)
 
 
 class Followers:
@@ -357,31 +394,39 @@ class Firings:
         self._channel = channel
         #: those that were revoked last, so that each is once
         self._revoked: list[str] = []
-        #: what was taken before it is delivered
-        self._taken: dict[tuple[str, str], tuple[str, int]] = {}
+        self._together = Together(channel.center.recurring, self._take)
+        #: what was taken and is not delivered yet
+        self._taken: dict[tuple[str, str], None] = {}
 
     def take_together(self, deliveries: list[kombu_toc.Delivery]) -> None:
         """A pop has brought these: what comes of firings is known when they are delivered."""
         try:
-            taken = take_together(self._channel.center.recurring, deliveries)
+            taken, calls = self._together.take(deliveries)
+            self._channel.poller.outbox.send_first(calls)
         except Exception as exc:  # each is taken when it is delivered, and then it is reported
             logger.debug("firings are taken one by one: %r", exc)
             return
         # What was given back meanwhile is taken as another one, wherever it comes again.
-        self._taken = dict(islice({**taken, **self._taken}.items(), MAX_TAKEN))
+        self._taken.update(dict.fromkeys(taken))
+        for place in list(islice(self._taken, max(len(self._taken) - MAX_TAKEN, 0))):
+            del self._taken[place]
 
-    def __call__(self, delivery: kombu_toc.Delivery, name: str) -> bool:
-        channel = self._channel
+    def _take(self, delivery: kombu_toc.Delivery, name: str) -> tuple[str, int]:
         try:
-            taken = self._taken.pop((delivery.topic, delivery.id), ("", 0))
-            verdict, now = (
-                taken if taken[0] else take(channel.center.recurring, delivery, name, self._revoke)
-            )
+            return take(self._channel.center.recurring, delivery, name, self._revoke)
         except Exception as exc:
             # The task is due, whatever is wrong with its schedule. The process that keeps the
             # queues up finds that nothing follows, and puts that.
             logger.error("schedule %s: cannot put what follows %s: %r", name, delivery.id, exc)
+            return RUN, 0
+
+    def __call__(self, delivery: kombu_toc.Delivery, name: str = "") -> bool:
+        channel = self._channel
+        if self._taken.pop((delivery.topic, delivery.id), self) is None:
             return True
+        if not name:
+            return False
+        verdict, now = self._take(delivery, name)
         if verdict == DROP:
             logger.info("schedule %s: %s is not run", name, delivery.id)
             channel.poller.ack(delivery)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -184,7 +184,7 @@ class RecurringCommands:
 
         rest: their names; with a limit, where it begins and how long ago they were to fire, or the
             name behind which they are read by name
-        limit: how many of a page
+        limit: how many of a page; below 0: so many messages whose schedules are read, too
         """
         slot = topic.slot(0)
 
@@ -264,14 +264,18 @@ class Recurring(CenterPart):
         *,
         template: bool = False,
         fired: bool = False,
+        ahead: int = 0,
     ) -> tuple[int, list[Scheduled]]:
-        """Read schedules by name: the server's clock in microseconds, and those that are there."""
+        """Read schedules by name: the server's clock in microseconds, and those that are there.
+
+        ahead: also those whose firings are due, of so many messages
+        """
         declared = self._registry.resolved(topic)
         us, found = 0, []
         for start in range(0, len(names), NAMES_PER_CALL):
             some = names[start : start + NAMES_PER_CALL]
             us, part, _ = self._runner.run(
-                self._calls.reading(declared, some, template=template, fired=fired)
+                self._calls.reading(declared, some, limit=-ahead, template=template, fired=fired)
             )
             found += [one for one in part if one.record]
         return us, found
@@ -490,15 +494,11 @@ class Recurring(CenterPart):
         declared = self._registry.resolved(topic)
         calls = [self._calls.changing(declared, change) for change in changes]
         found, shortage = self._runner.run_each_put(calls)
-        done = [
-            change
-            for change, changed in zip(changes, found, strict=True)
-            if not isinstance(changed, Exception) and changed.done
-        ]
-        if self._core.recorder is not None:  # first: nobody else tells it
-            for change, changed in zip(changes, found, strict=True):
-                if not isinstance(changed, Exception) and changed.done:
-                    self._core.recorder.scheduled(topic, change, changed.now_us)
+        done = []
+        for change, changed in zip(changes, found, strict=True):
+            if not isinstance(changed, Exception) and changed.done:
+                self._record(topic, change, changed)  # first: nobody else tells it
+                done.append(change)
         self._place(topic, done)
         for changed in found:
             if isinstance(changed, Exception):
@@ -507,6 +507,25 @@ class Recurring(CenterPart):
         if shortage is not None:
             raise shortage
         return found
+
+    def following(
+        self, topic: str, change: ScheduleChange, on_changed: Callable[[ScheduleChanged], Any]
+    ) -> ScriptCall:
+        """A call that changes a schedule which stays, for a firing that was delivered: it is sent
+        before that is acknowledged. `on_changed` is told what becomes of it, in any thread."""
+        call = self._calls.changing(self._registry.resolved(topic), change)
+
+        def parse(raw: Any) -> None:
+            changed = call.parse(raw)
+            if changed.done:
+                self._record(topic, change, changed)
+            on_changed(changed)
+
+        return call._replace(parse=parse)
+
+    def _record(self, topic: str, change: ScheduleChange, changed: ScheduleChanged) -> None:
+        if self._core.recorder is not None:
+            self._core.recorder.scheduled(topic, change, changed.now_us)
 
     def _place(self, topic: str, changes: Sequence[ScheduleChange]) -> None:
         """Schedules were changed: note where they are, of those that are new."""

@@ -274,6 +274,12 @@ class Outbox:
         settled = [(call, None) for call in self._take_settled()]
         self._work.send(settled + items, owed=len(settled))
 
+    def send_first(self, calls: list[ScriptCall]) -> None:
+        """Send calls before anything is settled that is settled from now on. Each is repeated until
+        the server has answered, and may run twice without harm."""
+        if calls:
+            self._work.send([(call, None) for call in calls], owed=len(calls))
+
     def send_settled(self) -> None:
         """Send what is settled, if anything is."""
         if self.settlements:

@@ -222,7 +222,7 @@ class Receiver:
         #: queue -> who consumes it
         self._consumers: dict[str, _Consumer] = {}
         #: asked before a firing of a schedule is delivered, with what it came as and its name:
-        #: whether it is. If not, it has been settled
+        #: whether it is. If not, it has been settled. Without a name: whether that is known
         self.on_firing: Callable[[Delivery, str], bool] | None = None
 
     def add(self, queue: str, callback: Callable[[Any], Any], no_ack: bool) -> None:
@@ -272,9 +272,13 @@ class Receiver:
             message = Message(self._channel, content, delivery)
         except EnvelopeError:  # told when it is due
             return None
-        if envelope.SCHEDULE in message.headers and self.on_firing is not None:
-            return None
         if not self._channel.policy.wants_early(message):
+            return None
+        if (
+            envelope.SCHEDULE in message.headers
+            and self.on_firing is not None
+            and not self.on_firing(delivery, "")
+        ):
             return None
         message.is_early = True
         self._channel.qos.append(message, message.delivery_tag)

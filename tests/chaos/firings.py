@@ -115,6 +115,7 @@ class Chaos:
         self._worker = TimeoutCenter(self._center.client, self._center.keys.prefix, grace=0)
         self._mortal = Mortal(self._worker.runner.executor)
         self._worker.runner.executor = self._mortal  # type: ignore[assignment]
+        self._together = recurring.Together(self._worker.recurring, self._take)
         self._followers = recurring.Followers()
         self._names = [f"s{number}" for number in range(schedules)]
         #: id -> the births of its messages
@@ -164,21 +165,22 @@ class Chaos:
             popped = worker.pop("jobs", self._random.choice((1, 4, 16)), visibility=LEASE)
             for delivery in popped.messages:
                 self._births[delivery.id].add(delivery.birth.partition("~")[0])
-            taken = {}
+            taken: list[tuple[str, str]] = []
             if popped.messages and self._random.random() < 0.5:
-                taken = recurring.take_together(worker.recurring, popped.messages)
+                taken, calls = self._together.take(popped.messages)
+                worker.runner.run_all(calls)
             for delivery in popped.messages:
-                name = delivery.id.partition("@")[0]
-                verdict, _ = taken.get(("jobs", delivery.id)) or recurring.take(
-                    worker.recurring, delivery, name
-                )
-                assert verdict == "run"
+                if ("jobs", delivery.id) not in taken:
+                    assert self._take(delivery, delivery.id.partition("@")[0]) == "run"
                 self._ran[delivery.id] += 1
                 worker.ack([delivery])
         except DiedError:
             # What it was delivered is still there, and may be withdrawn before it comes back.
             if self._random.random() < 0.1:
                 self._cancel()
+
+    def _take(self, delivery: kombu_toc.Delivery, name: str) -> str:
+        return recurring.take(self._worker.recurring, delivery, name)[0]
 
     def _cancel(self) -> None:
         made = self._center.schedules.get(self._random.choice(self._names))

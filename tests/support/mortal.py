@@ -6,13 +6,10 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from celery_toc.worker import schedules
-
-_TAKING = {name: getattr(schedules, name) for name in ("take", "take_together")}
 
 
 def die() -> None:
@@ -41,20 +38,23 @@ class Mortal:
 def install(share: float) -> None:
     """Have this process die at that share of the firings, or batches of them, that it takes."""
 
-    def take(name: str, center: Any, *args: Any) -> Any:
-        if random.random() >= share:
-            return _TAKING[name](center, *args)
-        runner = center._runner
-        executor = runner.executor
-        # The third command is not sent: it lives until its task is about to begin.
-        runner.executor = Mortal(executor, random.randrange(3), random.random() < 0.5)
-        try:
-            found = _TAKING[name](center, *args)
-        finally:
-            runner.executor = executor
-        if random.random() < 0.5:
-            die()
-        return found
+    def mortal(taking: Callable[..., Any]) -> Callable[..., Any]:
+        def take(by: Any, *args: Any) -> Any:
+            if random.random() >= share:
+                return taking(by, *args)
+            runner = getattr(by, "_recurring", by)._runner
+            executor = runner.executor
+            # The third command is not sent: it lives until its task is about to begin.
+            runner.executor = Mortal(executor, random.randrange(3), random.random() < 0.5)
+            try:
+                found = taking(by, *args)
+            finally:
+                runner.executor = executor
+            if random.random() < 0.5:
+                die()
+            return found
 
-    for name in _TAKING:
-        setattr(schedules, name, partial(take, name))
+        return take
+
+    schedules.take = mortal(schedules.take)
+    schedules.Together.take = mortal(schedules.Together.take)  # type: ignore[method-assign]
