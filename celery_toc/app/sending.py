@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import hashlib
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from kombu.exceptions import OperationalError
 from kombu.utils import json
 
 import kombu_toc
+from celery_toc import timeout_center
 
 from ..compat import sending as compat
 from .broker import broker_of
@@ -116,6 +118,23 @@ class AsyncSchedules(_Awaited):
         """As :meth:`celery_toc.Schedules.put`."""
         plan = await self.plan(name, task, schedule, **options)
         return await self._center.call(_without_center, self._inner.keep, plan)
+
+    async def put_many(self, entries: Iterable[Mapping[str, Any]]) -> builtins.list[Schedule]:
+        """As :meth:`celery_toc.Schedules.put_many`, by a thread over a connection of its own: the
+        loop is free meanwhile."""
+        inner, entries = self._inner, [*entries]
+
+        def put() -> builtins.list[Schedule]:
+            center = timeout_center(inner._app)
+            try:
+                found: builtins.list[Schedule] = center.schedules.signed(inner._by).put_many(
+                    entries
+                )
+                return found
+            finally:
+                center.client.close()
+
+        return await asyncio.to_thread(put)
 
     async def each(self, *, queue: str | None = None) -> AsyncIterator[Schedule]:
         """Yield all schedules, as :meth:`celery_toc.Schedules.each`."""

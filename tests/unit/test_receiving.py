@@ -73,9 +73,9 @@ def site() -> Site:
     return Site()
 
 
-def packed(id: str) -> bytes:
+def packed(id: str, **headers: str) -> bytes:
     message = {
-        "headers": {"id": id},
+        "headers": {"id": id, **headers},
         "properties": {"delivery_info": {}, "delivery_tag": "t"},
         "content-type": "text/plain",
         "content-encoding": "utf-8",
@@ -147,6 +147,15 @@ def test_an_early_message_does_what_it_is_to_do_when_it_is_given_back(site: Site
     assert site.receiver.take_back(message)
     assert not site.receiver.take_back(message)
     assert done == ["given back"]
+
+
+def test_a_firing_is_handed_over_early_if_it_is_known_that_it_runs(site: Site) -> None:
+    site.consume()
+    known = {"early": True, "early too": False}
+    site.receiver.on_firing = lambda delivery, name: known[delivery.id]
+    body = packed("a", **{envelope.SCHEDULE: "nightly"})
+    taken = [site.receiver.take_early(delivery(id, body)) for id in known]
+    assert [message is not None for message in taken] == [True, False]
 
 
 def test_what_waits_for_its_time_is_given_back_as_if_no_consumer_had_seen_it(site: Site) -> None:
