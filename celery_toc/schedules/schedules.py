@@ -398,9 +398,11 @@ class Schedules:
     # -- change
 
     def pause(self, name: str) -> Schedule:
-        """Have it fire no more until :meth:`resume`; the firing that waits is taken out. Raises
-        UnknownScheduleError, as those below."""
-        return self._change(name, "paused", lambda record, now: state.pause(record))
+        """Have it fire no more until :meth:`resume`; the firing that waits is taken out, and what
+        waits of back-fills. Raises UnknownScheduleError, as those below."""
+        paused = self._change(name, "paused", lambda record, now: state.pause(record))
+        self._take_out_filled(name, paused.queue, paused.record)
+        return paused
 
     def resume(self, name: str) -> Schedule:
         """Have it fire again. What was missed meanwhile is not made up for."""
@@ -462,6 +464,7 @@ class Schedules:
             raise ScheduleError(f"schedule {name!r}: limit={limit!r} is not 1 to {MAX_FILLED}")
         ids: builtins.list[str] = []
         began = left = tries = 0
+        paused = False
         while tries < ATTEMPTS:
             tries += 1
             now, found = self._find(name, template=True)
@@ -469,13 +472,13 @@ class Schedules:
                 raise _unknown(name)
             one, record = found[0], Record.of_text(found[0].record)
             if not began:
-                began = now
+                began, paused = now, record.paused
                 first = read_time(name, "start", start, record.zone) or 0
                 last = read_time(name, "end", now / 1e6 if end is None else end, record.zone) or 0
                 left = len(_to_be_filled(name, record, first, last, now, limit))
             together = max(1, min(FILLED_TOGETHER, FILLED_BYTES // max(len(one.template), 1)))
             times = record.unfollowed(first, last, min(left, together))
-            if not times:
+            if not times or record.paused > paused:  # somebody does not want the rest
                 return ids
             firings = [
                 firing_of(
@@ -486,7 +489,7 @@ class Schedules:
                 )
                 for number, planned in enumerate(times)
             ]
-            filled = record.fill(times)
+            filled = record.fill(times, firings[-1].at_us, now)
             if not ids:
                 span = f"{to_datetime(times[0]):%Y-%m-%d %H:%M:%S} UTC on"
                 filled = filled.edited(now, self._editor(), f"sent {left} of the past, from {span}")
@@ -500,7 +503,7 @@ class Schedules:
         raise _contended(name)
 
     def delete(self, name: str, *, owner: str | None = None) -> bool:
-        """Delete a schedule, with the firing that waits; whether there was one. What has been
+        """Delete a schedule, with the firings that wait; whether there was one. What has been
         delivered already, runs.
 
         owner: only if it is this one's; of anybody unless given
@@ -513,9 +516,16 @@ class Schedules:
             if not found:
                 return gone
             for one in found:
-                step = state.delete(Record.of_text(one.record))
-                gone = self._run(one.topic, name, one, step) or gone
+                record = Record.of_text(one.record)
+                if self._run(one.topic, name, one, state.delete(record)):
+                    gone = True
+                    self._take_out_filled(name, one.topic, record)
         raise _contended(name)
+
+    def _take_out_filled(self, name: str, queue: str, record: Record) -> None:
+        if record.filled and (ids := record.filled_ids(name, self._now())):
+            basis = kombu_toc.SCHEDULE_BASIS
+            self._center.cancel(ids, topic=queue, basis=basis, dead=False)
 
     def _change(self, name: str, what: str, event: Callable[[Record, int], Step]) -> Schedule:
         for _ in range(ATTEMPTS):

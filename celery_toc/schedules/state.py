@@ -68,6 +68,8 @@ class Record:
     since: int | None = None  #: each of its times from that on was followed, until `last`
     followed: tuple[tuple[int, int], ...] = ()  #: from and until when others were, in their order
     forgot: int | None = None  #: of times up to then, it is not known which were followed
+    #: back-filled firings that wait: from and until which planned time, and when the last is due
+    filled: tuple[tuple[int, int, int], ...] = ()
     runs: int = 0
     paused: bool = False
     edits: tuple[tuple[int, str, str], ...] = ()  #: when somebody changed it, who, and what
@@ -110,7 +112,7 @@ class Record:
     @classmethod
     def of_text(cls, text: str) -> Record:
         said = json.loads(text.partition("\n")[2])
-        for name in ("followed", "edits"):
+        for name in ("followed", "filled", "edits"):
             said[name] = tuple(map(tuple, said.get(name, ())))
         said["exclude"] = tuple(said.get("exclude", ()))
         return cls(
@@ -215,9 +217,27 @@ class Record:
             at = self.after(at)
         return found
 
-    def fill(self, times: Sequence[int]) -> Record:
-        """Each of these times is followed, as :meth:`unfollowed` has given them."""
-        return self._remember([*self.followed, (times[0], times[-1])])
+    def fill(self, times: Sequence[int], due: int, now: int) -> Record:
+        """Each of these times is followed, as :meth:`unfollowed` has given them; due: when the
+        message of the last one is."""
+        filled = [one for one in self.filled if one[2] > now]
+        for at in times:
+            if filled and self.after(filled[-1][1], again=True) == at:
+                filled[-1] = (filled[-1][0], at, due)
+            else:
+                filled.append((at, at, due))
+        after = self._remember([*self.followed, (times[0], times[-1])])
+        return replace(after, filled=tuple(filled))
+
+    def filled_ids(self, name: str, now: int) -> list[str]:
+        """The ids of back-filled firings of which some are not due yet."""
+        ids = []
+        for first, last, _ in (one for one in self.filled if one[2] > now):
+            at: int | None = first
+            while at is not None and at <= last:
+                ids.append(firing_id(name, at))
+                at = self.after(at, again=True)
+        return ids
 
     def edited(self, at: int, by: str, what: str) -> Record:
         """Somebody has changed it."""
@@ -296,7 +316,7 @@ def read_line(line: str) -> tuple[str, list[Any]]:
 
 #: What stays when a schedule is put again, or moves to another queue.
 HAPPENED = (
-    *("created", "last", "since", "followed", "forgot", "runs", "paused", "edits"),
+    *("created", "last", "since", "followed", "forgot", "filled", "runs", "paused", "edits"),
     "rest",
 )
 

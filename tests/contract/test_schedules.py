@@ -882,6 +882,28 @@ def test_a_range_of_the_past_is_back_filled_once_and_at_a_rate(center: TaskCente
     assert center.schedules.backfill("a", start) == []
 
 
+@pytest.mark.parametrize("end", ["pause", "delete"])
+def test_what_waits_of_back_fills_goes_with_a_pause_and_a_deletion(
+    center: TaskCenter, end: str
+) -> None:
+    """Also of a second one, on both sides of times that came before; another schedule's stays."""
+    schedules = center.schedules
+    for name in ("a", "b"):
+        schedules.put(name, "shop.remind", timedelta(hours=1))
+    now = now_us(center) / 1e6
+    for first, last in ((30, 20), (200, 0), (900, 700)):
+        assert schedules.backfill("a", now - first * 3600, now - last * 3600, rate=0.01)
+    kept = schedules.backfill("b", now - 10 * 3600, rate=0.01)
+    [delivered] = center.pop("jobs", 1).messages
+    getattr(schedules, end)("a")
+    left = {*kept, str(schedules.get("b").next_id)}
+    assert {*waiting(center)} == left - {delivered.id}
+    if end == "pause":
+        assert schedules.backfill("a", now - 950 * 3600, now - 901 * 3600, rate=0.01)
+        schedules.resume("a")
+        assert len(waiting(center)) > 40  # a back-fill of what is paused is meant
+
+
 @each(
     ("start", "end", "how", "said"),
     [
