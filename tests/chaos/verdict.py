@@ -228,6 +228,7 @@ def history(entries: Sequence[dict[str, Any]], events: Sequence[Event]) -> list[
     found = [fault for event in events for fault in event.faults()]
     sent: dict[str, dict[str, Any]] = {}
     retrying: dict[tuple[str, int], int] = {}
+    put_off: set[str] = set()
     entries = sorted(entries, key=lambda entry: entry["at"])
     # When the process of each entry wrote the next one of its task.
     until: list[float] = []
@@ -259,8 +260,11 @@ def history(entries: Sequence[dict[str, Any]], events: Sequence[Event]) -> list[
                 retrying[id, pid] = entry["again"]
                 name, delay = f"{id}+{entry['again']}", entry["countdown"]
                 note(pid, verify.PUT, verify.ASKED, name, delay=delay, **sent[id])
+            case "put off":
+                put_off.add(id)
             case "started":
-                told = {"redelivered": entry["redelivered"]}
+                # What was put off is delivered again without anything that explains it.
+                told = {"redelivered": entry["redelivered"] and id not in put_off}
                 note(f"{entry['worker']}/{pid}", verify.RUN, verify.ASKED, name, **told)
             case "finished":
                 note(f"{entry['worker']}/{pid}", verify.RUN, verify.DONE, name)

@@ -192,6 +192,19 @@ def test_what_is_hidden_is_hidden_from_a_token_that_only_reads(
         assert json.loads(ask(made, paths[0], "ben").json["text"]) == args
 
 
+@pytest.mark.parametrize("mask", ["card", "X-Key"])
+def test_keys_that_wait_are_hidden_if_the_mask_names_them(
+    server: Server | Cluster, center: TimeoutCenter, mask: str
+) -> None:
+    center.queues.declare("keyed", key_concurrency=1)
+    for id in ("a", "b"):
+        center.put("keyed", id, b"", key="card-4111")
+    assert len(center.pop("keyed", 2).messages) == 1
+    with HttpServer(server.toc_url, "--mask", mask) as made:
+        shown = made.get("/page/limits?queue=keyed").body.decode()
+    assert ("card-4111" in shown, "••••" in shown) == (mask == "card", mask != "card")
+
+
 @pytest.mark.one_server("it counts the calls of a server")
 def test_many_viewers_are_one_to_the_broker(
     local: Visitor, center: TimeoutCenter, client: redis.Redis

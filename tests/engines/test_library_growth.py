@@ -321,9 +321,9 @@ def test_a_rebuild_waits_for_no_count(server, options, store, monkeypatch):
 
     monkeypatch.setattr(own, "count_pending", count)
     monkeypatch.setattr(rebuild, "FEW", 0.01)
-    done = center.library.rebuild(seen.append)
+    done = center.library.rebuild(lambda *how_far: seen.append(how_far))
     assert (done.put, done.rows, done.of_rows) == (40, 40, 40)
-    assert {one.of_rows for one in seen[:-1]} == {0} and seen[-1] == done
+    assert {of for _, of in seen[:-1]} == {0} and seen[-1] == (40, 40)
     ended.set()
     assert counted.wait(60)
 
@@ -367,7 +367,7 @@ def test_a_rebuild_that_fails_waits_for_no_count(server, options, store, monkeyp
         ended.wait(20)
         counted.set()
 
-    def stop(done: Any) -> None:
+    def stop(done: int, of: int) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(center.recorder.recorder.store, "count_pending", count)

@@ -16,7 +16,6 @@ from kombu_toc.migrate import (
     NEAR,
     Migrated,
     Move,
-    Progress,
     Unreadable,
     delivered,
     eta_or_none,
@@ -27,7 +26,7 @@ from kombu_toc.migrate import (
 )
 from kombu_toc.model import scores
 from kombu_toc.model.message import pack
-from kombu_toc.model.results import IN_FLIGHT, WAITING, Found
+from kombu_toc.model.results import IN_FLIGHT, WAITING, Found, OnProgress
 
 from ..support.cases import each
 
@@ -140,7 +139,7 @@ class Counting(Move):
 
     def check_for_consumers(self) -> None: ...
 
-    def run(self, progress: Progress) -> Migrated:
+    def run(self, on_progress: OnProgress) -> Migrated:
         return self.result(())
 
 
