@@ -49,7 +49,7 @@ def test_a_task_waits_for_messages_and_blocks_no_other(
             await asyncio.sleep(0.2)  # others run meanwhile
             await toc.put("sms", "m", b"body", delay=0.2)
             popped = await waits
-            assert 0.4 <= time.monotonic() - began < 3
+            assert 0.4 <= time.monotonic() - began < 10
             assert [message.id for message in popped.messages] == ["m"]
             assert await toc.ack(popped.messages) == 1
             assert (await toc.pop("mail", wait=0.2)).messages == []
@@ -138,7 +138,7 @@ def test_a_task_that_is_cancelled_gives_back_what_it_was_just_delivered(
 def test_a_loop_over_messages_renews_their_leases_and_settles_them(
     url: str, center: TimeoutCenter
 ) -> None:
-    center.queues.declare("mail", visibility=1, slots=1, retry_backoff=HOUR, retry_backoff_max=HOUR)
+    center.queues.declare("mail", visibility=3, slots=1, retry_backoff=HOUR, retry_backoff_max=HOUR)
     for id in ("a", "b", "c", "d"):
         center.put("mail", id, b"")
 
@@ -149,7 +149,7 @@ def test_a_loop_over_messages_renews_their_leases_and_settles_them(
                     async for message in messages:
                         assert isinstance(message, AsyncTaken)
                         if message.id == "a":
-                            end = time.monotonic() + 1.5
+                            end = time.monotonic() + 4
                             while time.monotonic() < end:  # longer than a lease
                                 assert center.pop("mail").messages == []
                                 await asyncio.sleep(0.05)

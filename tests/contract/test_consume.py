@@ -61,14 +61,14 @@ def test_messages_are_acknowledged_when_the_body_goes_on(
 def test_the_loop_waits_for_messages_and_ends_when_nothing_came_for_long_enough(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
+    began = time.monotonic()
     at = now_us(client) / 1e6
     put(center, "soon", at=at + 0.2)
     put(center, "later", at=at + 0.6)
     put(center, "never", delay=HOUR)
-    began = time.monotonic()
-    with center.consume("mail", idle=0.7) as messages:
+    with center.consume("mail", idle=2) as messages:
         assert [message.id for message in messages] == ["soon", "later"]
-    assert 1.0 <= time.monotonic() - began < 4
+    assert 2.6 <= time.monotonic() - began < 12
     assert len(announced(center, "mail")) == 1
 
 
@@ -157,14 +157,13 @@ def test_without_auto_ack_the_body_says_when_a_message_is_done(center: TimeoutCe
 def test_leases_are_renewed_while_the_body_runs_also_of_what_was_fetched_ahead(
     center: TimeoutCenter, other: TimeoutCenter
 ) -> None:
-    center.queues.declare("mail", visibility=1)
+    center.queues.declare("mail", visibility=3)
     put(center, "a", "b")
+    deadline = time.monotonic() + 4  # longer than a lease
     with center.consume("mail", limit=10, idle=0) as messages:
         for message in messages:
-            if message.id == "a" or message.id == "b":
-                deadline = time.monotonic() + 1.6
-                while time.monotonic() < deadline:  # longer than a lease
-                    assert other.pop("mail").messages == []
+            while time.monotonic() < deadline:
+                assert other.pop("mail").messages == []
             assert not message.lost
     assert sum(center.counts("mail")) == 0
 
@@ -173,7 +172,7 @@ def test_each_lease_is_as_long_as_its_message_says(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
     center.queues.declare("mail", visibility=60)
-    put(center, "short", visibility=2)
+    put(center, "short", visibility=4)
     put(center, "long", visibility=500)
     with center.consume("mail", limit=10, auto_ack=False, idle=0) as messages:
         [*_] = messages
@@ -188,7 +187,7 @@ def test_each_lease_is_as_long_as_its_message_says(
             one.id: one.time_us - now_us(client)
             for one in center.scan("mail", state="in flight").messages
         }
-    assert 0 < ends["short"] <= 2_000_000
+    assert 0 < ends["short"] <= 4_000_000
     assert 490_000_000 < ends["long"] <= 500_000_000
 
 

@@ -47,16 +47,17 @@ def deliver(
 def test_an_error_in_one_topic_keeps_no_other_lease_from_being_renewed(
     center: TimeoutCenter, client: redis.Redis, heartbeat: LeaseKeeper
 ) -> None:
-    [broken] = deliver(center, "broken", 0.5)
-    [sound] = deliver(center, "sound", 0.6)
+    [broken] = deliver(center, "broken", 2.4)
+    [sound] = deliver(center, "sound", 2.5)
     client.set("toc:{broken:0}:prepare", "no sorted set")
-    heartbeat.hold(broken, 0.5)
-    heartbeat.hold(sound, 0.6)
-    time.sleep(1)  # more than a lease
+    heartbeat.hold(broken, 2.4)
+    heartbeat.hold(sound, 2.5)
+    time.sleep(3)  # more than a lease
     assert center.pop("sound").rolled_back == []
     assert center.counts("sound").in_flight == 1
 
 
+@pytest.mark.alone
 def test_a_short_lease_taken_while_others_are_being_renewed_is_renewed_in_time(
     center: TimeoutCenter, client: redis.Redis, heartbeat: LeaseKeeper
 ) -> None:
@@ -80,10 +81,11 @@ def test_what_was_settled_while_its_lease_was_being_renewed_is_not_reported_as_l
 ) -> None:
     [delivery] = deliver(center, "mail", 1)
     center.ack([delivery])
-    client.client_pause(700)
+    client.client_pause(2500)
     heartbeat.hold(delivery, 1)
     time.sleep(0.5)  # the renewal is under way
     heartbeat.drop(delivery)
+    client.ping()
     time.sleep(0.5)  # and is answered
     assert "mail" not in caplog.text
     assert not heartbeat.held()
@@ -215,31 +217,31 @@ def away(start_cluster: Callable[..., Cluster]) -> Away:
 def test_a_node_that_is_away_keeps_nothing_on_the_others_from_being_renewed(
     away: Away, owed: int
 ) -> None:
-    held = away.deliver(False, 3, 1.2)
+    held = away.deliver(False, 3, 3)
     lost = away.deliver(True, owed + 1, 60)
     transient = next(
         name
         for name in (f"reply{i}" for i in range(100))
         if away.cluster.node_of(away.center.keys.prefix + "{" + name + ":0}:body") is not away.node
     )
-    away.center.queues.declare(transient, slots=1, expires=1500)
+    away.center.queues.declare(transient, slots=1, expires=3000)
     exchange = Bindings(away.center)
     member = binding("fanout", "", None, transient)
-    exchange.add("everyone", member, 1500)
+    exchange.add("everyone", member, 3000)
     heartbeat = LeaseKeeper(lambda: center_for(away.cluster.toc_url))
     away.cluster.kill(away.node)
     for delivery in held:
-        heartbeat.hold(delivery, 1.2)
+        heartbeat.hold(delivery, 3)
     for delivery in lost[:1]:
         heartbeat.hold(delivery, 60)
     for delivery in lost[1:]:
         heartbeat.retry_later(away.center.commands.ack([delivery]))
-    heartbeat.keep_topic(transient, 1500, "me")
-    heartbeat.keep_binding("everyone", member, 1500, "me")
-    time.sleep(4)  # more than three leases
+    heartbeat.keep_topic(transient, 3000, "me")
+    heartbeat.keep_binding("everyone", member, 3000, "me")
+    time.sleep(4)  # more than a lease
     places = {delivery.slot for delivery in held}
     assert away.center.pop("mail", 0, slots=places).rolled_back == []
-    assert heartbeat.held()[:3] == [(delivery, 1.2) for delivery in held]
+    assert heartbeat.held()[:3] == [(delivery, 3) for delivery in held]
     assert away.center.expiring.stale() == []
     assert len(exchange.of("everyone")) == 1
     assert heartbeat.in_time("mail", places), "expired leases are rolled back there"
@@ -253,11 +255,11 @@ def test_a_node_that_is_away_keeps_nothing_on_the_others_from_being_renewed(
 def test_where_leases_cannot_be_renewed_nothing_is_rolled_back_by_who_holds_them(
     away: Away,
 ) -> None:
-    [here] = away.deliver(False, 1, 1)
-    [there] = away.deliver(True, 1, 1)
+    [here] = away.deliver(False, 1, 3)
+    [there] = away.deliver(True, 1, 3)
     heartbeat = LeaseKeeper(lambda: center_for(away.cluster.toc_url))
-    heartbeat.hold(here, 1)
-    heartbeat.hold(there, 1)
+    heartbeat.hold(here, 3)
+    heartbeat.hold(there, 3)
     assert heartbeat.in_time("mail")
     away.cluster.kill(away.node)
     wait_until(lambda: not heartbeat.in_time("mail", {there.slot}))
@@ -421,4 +423,4 @@ def test_a_process_says_what_it_owes_before_it_ends_and_waits_no_longer_than_it_
         assert said == ""
     else:
         assert "3 calls that settle messages are not said" in said
-        assert 1.5 < lasted < 6
+        assert 1.5 < lasted < 12

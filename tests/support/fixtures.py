@@ -19,6 +19,7 @@ from .http_server import HttpServer
 from .page_visitor import Visitor
 from .proxy import Proxy
 from .servers import Server
+from .waiting import MOST, running
 
 
 @pytest.fixture
@@ -80,11 +81,14 @@ def api(shared: HttpServer, center: TimeoutCenter) -> HttpServer:
 
 def drain(connection: Connection, timeout: float = 0.3) -> None:
     """Deliver whatever comes, until nothing has come for `timeout` seconds."""
-    while True:
-        try:
-            connection.drain_events(timeout=timeout)
-        except TimeoutError:
-            return
+    came = True
+    while came:
+        came = False
+        for _ in running(timeout):
+            with contextlib.suppress(TimeoutError):
+                connection.drain_events(timeout=min(timeout, MOST))
+                came = True
+                break
 
 
 # -- the page

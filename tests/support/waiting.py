@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+#: Seconds that count at most between two looks: a machine that stands still holds up what is
+#: waited for as well.
+MOST = 0.1
 
 
 def wait_until(holds: Callable[[], Any], seconds: float = 15, what: Any = None) -> Any:
@@ -17,3 +21,13 @@ def wait_until(holds: Callable[[], Any], seconds: float = 15, what: Any = None) 
         assert time.monotonic() < deadline, what() if callable(what) else what
         time.sleep(0.005)
     return value
+
+
+def running(seconds: float) -> Iterator[None]:
+    """Turns of a loop, for so many seconds in which this process was not held up."""
+    passed, before = 0.0, time.monotonic()
+    while passed < seconds:
+        yield
+        now = time.monotonic()
+        passed += min(now - before, MOST)
+        before = now
