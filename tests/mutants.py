@@ -321,9 +321,9 @@ MUTANTS = [
     ),
     Mutant(
         "a range of the past is sent twice",
-        "celery_toc/schedules/schedules.py",
-        "filled = record.fill(times)",
-        "filled = record",
+        "celery_toc/schedules/state.py",
+        "after = self._remember([*self.followed, (times[0], times[-1])])",
+        "after = self",
         "tests/contract/test_schedules.py::"
         "test_a_range_of_the_past_is_back_filled_once_and_at_a_rate",
     ),

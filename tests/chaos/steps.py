@@ -112,7 +112,7 @@ class Verdict(NamedTuple):
     losses: int
     deaths: Counter[str]
     seconds: float
-    early: list[str]  #: ids that were delivered before their time
+    early: list[str]  #: ids that were delivered before their time, and by how much
     broken: list[str]  #: what else is promised of a queue that is kept so, and does not hold
     counted: dict[str, int]  #: what shows that this way was gone
 
@@ -249,8 +249,8 @@ class Chaos:
             self.way.declare(center)
             for one in center.pop(QUEUE, self.dice.choice((1, 4, 16))).messages:
                 id = one.id.partition("#")[0]
-                if time.time() < self._due[id]:
-                    self._early.append(id)
+                if (now := time.time()) < self._due[id]:
+                    self._early.append(f"{id} by {self._due[id] - now:.6f} s")
                 self.ran[id] += 1
                 ran.append(id)
                 center.ack([one])

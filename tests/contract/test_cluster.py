@@ -501,7 +501,7 @@ def test_a_publish_to_a_node_that_hangs_takes_as_long_as_connecting_may(
             began = time.monotonic()
             with pytest.raises(connection.connection_errors):
                 producer.publish("x", routing_key="mail")
-            assert 1 < time.monotonic() - began < 10
+            assert 1 < time.monotonic() - began < 4
         finally:
             os.kill(hangs.pid, signal.SIGCONT)
 
@@ -731,7 +731,7 @@ def test_a_node_that_never_answers_does_not_keep_the_others_from_it(cluster: Clu
         url = f"toc+cluster://127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{cluster.port}"
         began = time.monotonic()
         center_for(url, socket_timeout=2).queues.names()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 8
 
 
 def test_a_node_that_hangs_is_not_asked_again_and_again_where_the_slots_are(
@@ -750,7 +750,7 @@ def test_a_node_that_hangs_is_not_asked_again_and_again_where_the_slots_are(
             time.sleep(0.11)  # sooner it is not asked at all
             for client in clients:
                 client.refresh()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 5
     finally:
         os.kill(hangs.pid, signal.SIGCONT)
 

@@ -260,10 +260,12 @@ def test_what_comes_back_when_a_lease_ends_reaches_who_waits(
     center.queues.declare("mail", visibility=1)
     center.put("mail", "m", b"")
     [message] = center.pop("mail").messages
+    began = time.monotonic()
     popped = make().pop(["mail", "sms"], wait=10)
     assert [one.id for one in popped.messages] == ["m"]
     assert popped.messages[0].failures == 1
     assert popped.rolled_back == ["m"]
+    assert time.monotonic() - began < 4
     assert center.extend([message]) == [message]
 
 
@@ -291,7 +293,7 @@ def test_a_process_that_is_killed_with_claims_delays_its_messages_by_moments(
         wait_until(lambda: not announced(center, "mail"))  # it has claimed it
         process.kill()
     assert [one.id for one in center.pop(["mail", "sms"], wait=20).messages] == ["m"]
-    assert time.monotonic() < due + 10
+    assert time.monotonic() < due + 3
 
 
 # -- cost
@@ -320,7 +322,8 @@ def test_who_waits_asks_the_server_next_to_nothing(quiet: Server) -> None:
             wait_until(lambda: blocked(client) == 1)
             client.config_resetstat()
             began = time.monotonic()
-            wait_until(lambda: calls_of(client, "evalsha", "eval", "bzpopmin") > 3)
+            time.sleep(3)  # what is counted is what it does in this time
+            wait_until(lambda: calls_of(client, "evalsha", "eval", "bzpopmin") >= 2)
             calls = calls_of(client, "evalsha", "eval", "bzpopmin")
             seconds = time.monotonic() - began
             other.put("mail", "end", b"")

@@ -480,12 +480,14 @@ def test_a_range_of_the_past_is_filled_once_around_what_was_followed():
         one = one.follow(followed)
     found = one.unfollowed(times[1], times[11], 3)
     assert found == [times[1], times[2], times[5]]
-    one = one.fill(found)
+    one = one.fill(found, due=9, now=5)
     assert one.unfollowed(times[0], times[11], 99) == [times[0], times[6], times[8], times[9]]
-    one = one.fill(one.unfollowed(times[0], times[11], 99))
+    one = one.fill(one.unfollowed(times[0], times[11], 99), due=9, now=5)
     assert one.unfollowed(times[0], times[11], 99) == []
     assert one.followed == ((times[0], times[9]),)
     assert one.after(times[0] - 1) == times[10]
+    ids = [firing_id("a", times[number]) for number in (0, 1, 2, 5, 6, 8, 9)]
+    assert (sorted(one.filled_ids("a", now=5)), one.filled_ids("a", now=9)) == (sorted(ids), [])
 
 
 def test_it_is_known_of_which_times_nothing_is_known():
