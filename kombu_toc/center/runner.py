@@ -15,7 +15,12 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import redis
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    NoScriptError,
+    ResponseError,
+)
 
 from ..errors import (
     ConfigurationError,
@@ -366,9 +371,8 @@ class Runner:
         """
         if not self.clustered:
             return ask()
-        place: Hashable = None
+        place = self.executor.place_of(key)
         try:
-            place = self.executor.place_of(key)
             if place in self.unreached:
                 if error := self.not_reached(place, HOME_REST):
                     return otherwise(error)
@@ -376,7 +380,7 @@ class Runner:
                     raise ServerError("a node cannot be reached")
                 self.unreached.pop(place, None)
             return ask()
-        except NotPermittedError:
+        except (NotPermittedError, AuthenticationError, AuthorizationError):
             raise
         except BROKEN as exc:
             self.lost(place, exc)

@@ -152,8 +152,8 @@ def test_queues_and_bindings_may_go_at_any_time_while_others_are_kept(
 
     def delete() -> None:
         for number in range(100):
-            heartbeat.forget_topic(f"reply-{number}")
-            heartbeat.forget_binding("news", bound[number])
+            heartbeat.topics.forget(f"reply-{number}")
+            heartbeat.bindings.forget(("news", bound[number]))
 
     thread = threading.Thread(target=delete)
     thread.start()

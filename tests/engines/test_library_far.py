@@ -669,7 +669,7 @@ def test_a_database_that_is_away_is_an_error_or_not_as_rows_are_required(
     with pytest.raises(LibraryError):
         send(queue, "far")
     assert not center.get("far")
-    monkeypatch.setattr(recorder, "_required", False)
+    monkeypatch.setattr(recorder, "required", False)
     send(queue, "far")
     assert len(center.get("far")) == 1
 
