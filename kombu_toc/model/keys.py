@@ -98,7 +98,7 @@ class Keys:
         self.upkeep_also = stem + "upkeep:also"
         #: stream: what people have done on the page
         self.audit = stem + "audit"
-        #: list: the jobs that were begun last; expires
+        #: sorted set: the jobs that were begun last, by when; expires
         self.jobs = stem + "jobs"
 
     def answer(self, name: str) -> str:

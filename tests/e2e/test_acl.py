@@ -240,7 +240,9 @@ def test_the_page_needs_the_rules_of_an_operator(guarded: Server) -> None:
         for id, act in (("m-0", "cancel"), ("m-1", "run"), ("dead", "requeue")):
             assert visitor.post("do", **queue, id=id, act=act, sure="1").status == 303
         assert visitor.post("pause", **queue, act="pause").status == 303
-        job = visitor.post("all", **queue, act="run", text="{").headers["location"]
+        begun = visitor.post("all", **queue, act="run", text="{")
+        assert begun.status == 303, refused(guarded, "operator")
+        job = begun.headers["location"]
         wait_until(lambda: "match" in visitor.get(job).body.decode(), 20)
         assert visitor.post("job", id=job.partition("=")[2], do="go").status == 303
         wait_until(lambda: "Done:" in visitor.get(job).body.decode(), 20)

@@ -14,6 +14,7 @@ import contextlib
 import json
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
@@ -168,8 +169,8 @@ class Jobs:
 
         def list_it(center: Any) -> Any:
             with center.client.pipeline(transaction=False) as pipe:
-                pipe.lpush(center.keys.jobs, id)
-                pipe.ltrim(center.keys.jobs, 0, LISTED - 1)
+                pipe.zadd(center.keys.jobs, {id: time.time()})
+                pipe.zremrangebyrank(center.keys.jobs, 0, -LISTED - 1)
                 pipe.expire(center.keys.jobs, KEPT)
                 pipe.execute()
 
@@ -180,7 +181,7 @@ class Jobs:
     async def latest(self) -> list[Job]:
         """The jobs that were begun last, the latest first."""
         found = []
-        for id in await self._call("lrange", self._center.center.keys.jobs, 0, LISTED - 1):
+        for id in reversed(await self._call("zrange", self._center.center.keys.jobs, 0, -1)):
             with contextlib.suppress(Problem):  # it is over for an hour
                 found.append(await self.get(id.decode()))
         return found
