@@ -505,10 +505,10 @@ def reshard(
     before = declared.slots
     if before != slots:
         session.confirm(f"Give {queue!r} {slots} slots instead of {before}?", yes)
-    if not session.as_json:
-        session.screen.say(
-            f"Waiting until the producers of {queue!r} know of {slots} slots.", "dim"
-        )
+        if not session.as_json:
+            session.screen.say(
+                f"Waiting until the producers of {queue!r} know of {slots} slots.", "dim"
+            )
     try:
         with session.progress("Moving") as bar:
             result = kombu_toc.reshard_topic(

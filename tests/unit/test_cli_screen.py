@@ -67,7 +67,7 @@ def test_a_terminal_gets_colours_and_its_width_and_nothing_else_does(monkeypatch
     assert not left_out
     assert plain_text.splitlines()[-3:] == ["id     x", "slots  8000", "late"]
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((30, 24)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda **_: os.terminal_size((30, 24)))
     monkeypatch.setenv("TERM", "dumb")
     assert shown() == ([], plain_text)
     monkeypatch.setenv("TERM", "xterm")
