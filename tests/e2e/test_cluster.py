@@ -388,7 +388,12 @@ def test_while_a_node_without_replica_is_away_the_others_are_served_and_then_it_
 
 
 @pytest.mark.parametrize(
-    ("pool", "how"), [("prefork", "dead"), ("prefork", "frozen"), ("threads", "frozen")]
+    ("pool", "how"),
+    [
+        ("prefork", "dead"),
+        pytest.param("prefork", "frozen", marks=pytest.mark.nightly),
+        ("threads", "frozen"),
+    ],
 )
 def test_while_the_node_with_the_wake_index_is_away_the_others_are_served_and_then_it_is_too(
     site: Callable[..., Site], pool: str, how: str, journal: Journal
