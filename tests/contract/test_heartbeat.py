@@ -423,4 +423,4 @@ def test_a_process_says_what_it_owes_before_it_ends_and_waits_no_longer_than_it_
         assert said == ""
     else:
         assert "3 calls that settle messages are not said" in said
-        assert 1.5 < lasted < 12
+        assert 1.5 < lasted < 6

@@ -447,7 +447,7 @@ def test_while_the_node_with_the_wake_index_is_away_the_others_are_served_and_th
     journal.wait_for("its-", sent["its"], timeout=60)
     wait_until(lambda: site.app.control.ping(timeout=1, limit=1), 60, site.logs)
     note.delay("afterwards")
-    journal.wait_for("afterwards", 1, timeout=30)
+    journal.wait_for("afterwards", 1, timeout=10)
     runs = Counter(entry["name"] for entry in journal.entries() if entry["name"] != "lost")
     assert set(runs.values()) == {1}
 
