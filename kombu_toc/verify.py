@@ -359,6 +359,7 @@ class _Judge:
             return
         bodies = {put.asked.body for put in puts} - {None}
         fresh, spent = 0, set[int]()
+        clocks: list[float] = []  # of the runs so far that are no second ones
         for number, run in enumerate(runs):
             begun = run.asked
             if begun.body is not None and bodies and begun.body not in bodies:
@@ -373,7 +374,7 @@ class _Judge:
                 for earlier in set(range(number)) - spent
                 for cause in self._causes(message, runs[earlier], begun)
             )
-            earlier, cause = next(causes, (0, "")) if fresh and not is_new else (0, "")
+            earlier, cause = next(causes, (number, "")) if fresh and not is_new else (number, "")
             if cause:
                 spent.add(earlier)
                 self.verdict.explained[cause] += 1
@@ -383,12 +384,22 @@ class _Judge:
                 self._break(TWICE, id, f"it runs again in {begun.process}")
             else:
                 fresh += 1
-            self._check_time(id, message, begun, 0 if cause else fresh - 1)
+            # A clock that was set back has not reached what ran before, nor what was due then.
+            shown = math.inf if begun.server is None else begun.server
+            before = 0 if cause else sum(clock <= shown for clock in clocks)
+            self._check_time(id, message, begun, before, runs[earlier].asked.at)
+            clocks += [] if cause else [shown]
 
-    def _check_time(self, id: str, message: _Message, begun: Event, number: int) -> None:
+    def _check_time(
+        self, id: str, message: _Message, begun: Event, number: int, since: float
+    ) -> None:
+        """since: when that run had begun for the first time, so that it was due"""
         soonest = message.dues(begun.at)[number : number + 1]
         # Around a step that was seen later, nobody knows what the server's clock showed.
-        known = (one.since is None or not one.since - 1 <= begun.at <= one.at for one in self.steps)
+        known = (
+            one.since is None or not (one.since - 1 <= begun.at and since <= one.at)
+            for one in self.steps
+        )
         if begun.server is None or not (soonest and all(known)) or self._held_up(begun):
             return
         if begun.server < soonest[0]:
@@ -419,6 +430,7 @@ class _Judge:
         begun, process = run.asked, run.asked.process
         acks = [one for one in message.acts[ACK] if one.asked.process == process]
         acks = [one for one in acks if begun.at <= one.asked.at <= again.at]
+        heard = min((one.ended for one in acks), default=math.inf)
         for fault in self.faults:
             acknowledged = any(one.ended < fault.at - SIGNAL for one in acks)
             if self._ends(fault, run) and fault.at <= again.at and not acknowledged:
@@ -427,6 +439,11 @@ class _Judge:
             held_up = self._is_long(fault) and _hits(fault, again.process)
             goes_on = fault.at <= begun.at and 0 <= again.at - fault.until <= QUEUED
             if held_up and goes_on and not again.redelivered:
+                yield "stopped, not begun"
+            # Or the earlier run's process had it, and others were given it meanwhile.
+            went_on = self._is_long(fault) and _hits(fault, process)
+            went_on = went_on and 0 <= begun.at - fault.until <= QUEUED
+            if went_on and again.at <= min(heard, fault.until + self.rules.lease) + QUEUED:
                 yield "stopped, not begun"
             if fault.what in (FORGOT, UNSAID) and fault.at <= again.at:
                 since, until = _span(fault)
@@ -445,7 +462,6 @@ class _Judge:
             yield "its acknowledgement was not answered"
         # Others may have had it when it was acknowledged, and start it now; or this one was given
         # it first, and starts it when others have had it.
-        heard = min((one.ended for one in acks), default=math.inf)
         ends = self._leases(message, begun) if again.at <= heard + QUEUED else []
         is_over = any(end <= min(heard, again.at) for end in ends)
         mine = self._leases(message, again)[-1:] if process != again.process else []
@@ -455,14 +471,19 @@ class _Judge:
     def _leases(self, message: _Message, begun: Event) -> list[float]:
         """When the leases that the process of a run had until then may have ended, if nobody
         renews them."""
-        found = []
-        for one in message.deliveries:
-            if one.process == begun.process and one.lease and one.at <= begun.at:
-                ends = [one.at + one.lease - ((one.server or 0.0) - (one.since or 0.0))]
-                # The server's clock may have been set forward while it lasted.
-                ends += [max(one.at, step.since or 0) for step in self.steps if step.at >= one.at]
-                found.append(min(ends))
-        return found
+        had = [one for one in message.deliveries if one.process == begun.process]
+        spans = [
+            (one.at, one.at + one.lease - ((one.server or 0.0) - (one.since or 0.0)))
+            for one in had
+            if one.lease and one.at <= begun.at
+        ]
+        if not had and self.steps:  # it is renewed, and nobody wrote down since when it was there
+            spans = [(begun.at - self.rules.lease, math.inf)]
+        # The server's clock may have been set forward while it lasted.
+        return [
+            min([end, *(max(at, step.since or 0) for step in self.steps if step.at >= at)])
+            for at, end in spans
+        ]
 
     def _judge_end(self, id: str, message: _Message) -> None:
         promised = [put for put in message.puts if put.done is not None]
@@ -518,12 +539,17 @@ class _Judge:
                 is_one = put.done and len(message.puts) == 1 and not (moved or put.asked.root)
                 if limit.serial and is_one and put.asked.key and message.runs:
                     by_key[queue, put.asked.key].append((message.runs[0].asked.at, put, id))
+        steps = self.steps
         for runs in by_key.values():
             runs.sort(key=lambda run: run[0])
             soonest = math.inf
             for number, (begun, put, id) in reversed(list(enumerate(runs))):
                 for _, other, late in runs[number + 1 :] if soonest < put.due[0] else ():
-                    if _there(other) < put.due[0] and other.ended < begun:
+                    # It may have been taken before the clock was set, and have come back.
+                    is_same = all(
+                        begun < (one.since or 0) or one.at < put.asked.at for one in steps
+                    )
+                    if _there(other) < put.due[0] and other.ended < begun and is_same:
                         self._break(ORDER, id, f"it begins before {late}")
                         break
                 soonest = min(soonest, _there(put))
@@ -627,10 +653,10 @@ def judge(history: Iterable[Event], rules: Rules) -> Verdict:
 # -- the run
 
 #: Seconds of a lease, and between two faults.
-LEASE, GAP = 3.0, (1.0, 3.0)
+LEASE, GAP = 5.0, (1.0, 3.0)
 
 #: Seconds that a slow one runs: longer than its lease.
-LONG = 4.0
+LONG = 6.0
 
 #: Seconds for which dead letters are kept: longer than a clock is set forward.
 DEAD_AGE = 1e9
@@ -945,6 +971,7 @@ class _Run:
             self._center.queues.declare(queue, **terms)
 
     def run(self) -> None:
+        self._note_step()
         self._schedule()
         self._producers = [self._start(_produce, f"producer-{n}") for n in range(PRODUCERS)]
         while time.monotonic() < self._place.until:
@@ -956,10 +983,6 @@ class _Run:
         for producer in self._producers:
             producer.join(LAST_WORDS)
         self._drain()
-        for _, consumer in self._consumers.values():
-            consumer.terminate()
-        for _, consumer in self._consumers.values():
-            consumer.join(LAST_WORDS)
         for queue in QUEUES:
             for one in self._center.scan(queue).messages:
                 self._lines.write(LEFT, id=one.id, answer=f"{one.state} {one.reason}")
@@ -1031,27 +1054,41 @@ class _Run:
                 self._center.dead.requeue(queue)
 
     def _drain(self) -> None:
-        until = time.monotonic() + PATIENCE
-        while time.monotonic() < until:
+        until, is_empty = time.monotonic() + PATIENCE, False
+        while time.monotonic() < until and not is_empty:
             self._keep_consumers()
             self._requeue()
-            with contextlib.suppress(*_ERRORS):
-                counts = [self._center.queues.counts(queue) for queue in QUEUES]
-                if not any(sum(one) for one in counts):
-                    return
             time.sleep(0.2)  # nobody tells when a queue is empty
+            # A handler may be about to put again what it has acknowledged.
+            if is_empty := self._is_empty():
+                self._end_consumers()
+                is_empty = self._is_empty()
+        self._end_consumers()
+
+    def _is_empty(self) -> bool:
+        with contextlib.suppress(*_ERRORS):
+            return not any(sum(self._center.queues.counts(queue)) for queue in QUEUES)
+        return False
+
+    def _end_consumers(self) -> None:
+        for _, consumer in self._consumers.values():
+            consumer.terminate()
+        for _, consumer in self._consumers.values():
+            consumer.join(LAST_WORDS)
 
     def clear(self) -> None:
         """End what runs, and delete every key of the run."""
-        for process in (*self._producers, *(one for _, one in self._consumers.values())):
+        for process in multiprocessing.active_children():
             process.kill()
             process.join()
         until = time.monotonic() + PATIENCE
         while True:
             try:
                 client, pattern = self._center.client, f"{self._place.prefix}*"
-                for key in list(client.scan_iter(pattern, count=1000)):
-                    client.unlink(key)
+                # Again until there is none: the last request of one that was killed may come late.
+                while keys := list(client.scan_iter(pattern, count=1000)):
+                    for key in keys:
+                        client.unlink(key)
                 return
             except _ERRORS:
                 if time.monotonic() > until:

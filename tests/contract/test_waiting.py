@@ -331,51 +331,55 @@ def test_who_waits_asks_the_server_next_to_nothing(quiet: Server) -> None:
 
 
 @pytest.mark.one_server("on a Cluster a look is one call for each slot")
-def test_threads_that_share_a_center_share_the_looks(
-    client: redis.Redis, make: Callable[[], TimeoutCenter]
-) -> None:
-    center = make()
-    center.queues.declare("mail", slots=1)
-    with ExitStack() as stack:
+def test_threads_that_share_a_center_share_the_looks(quiet: Server) -> None:
+    with quiet.client() as client, quiet.client() as shared, ExitStack() as stack:
+        center = TimeoutCenter(shared, grace=0)
+        center.queues.declare("mail", slots=1)
         for _ in range(10):
-            stack.enter_context(in_thread(center.pop, "mail", wait=4))
+            stack.enter_context(in_thread(center.pop, "mail", wait=30))
         wait_until(lambda: blocked(client) == 10)
         client.config_resetstat()
         began = time.monotonic()
         time.sleep(1.5)  # what is counted is what they do in this time
         calls = calls_of(client, "evalsha", "eval")
         assert calls <= 2 + 1.2 * (time.monotonic() - began)  # each by itself: 15 and more
-    assert blocked(client) == 0
+        for number in range(10):
+            center.put("mail", f"end-{number}", b"")
+        stack.pop_all().close()
+        assert blocked(client) == 0
 
 
-def test_somebody_who_keeps_the_topics_up_spares_the_looks(
-    center: TimeoutCenter, client: redis.Redis, make: Callable[[], TimeoutCenter]
-) -> None:
-    center.queues.declare("mail")
-    client.set(center.keys.upkeep, "somebody")
-    with in_thread(make().pop, "mail", wait=6):
+def test_somebody_who_keeps_the_topics_up_spares_the_looks(quiet: Server) -> None:
+    with quiet.client() as client, ExitStack() as stack:
+        center = TimeoutCenter(stack.enter_context(quiet.client()), grace=0)
+        center.queues.declare("mail")
+        client.set(center.keys.upkeep, "somebody")
+        stack.enter_context(in_thread(center.pop, "mail", wait=30))
         wait_until(lambda: blocked(client) == 1)
         client.config_resetstat()
         wait_until(lambda: calls_of(client, "exists") >= 1)  # from then on it knows
         client.config_resetstat()
         time.sleep(2)  # what is counted is what it does in this time
         assert calls_of(client, "evalsha", "eval", "set") == 0
+        center.put("mail", "end", b"")
 
 
 @pytest.mark.one_server("on a Cluster a look is one call for each slot")
-def test_of_all_processes_that_wait_one_looks(
-    client: redis.Redis, make: Callable[[], TimeoutCenter]
-) -> None:
-    make().queues.declare("mail", slots=1)
-    with ExitStack() as stack:
-        for _ in range(12):
-            stack.enter_context(in_thread(make().pop, "mail", wait=6))
+def test_of_all_processes_that_wait_one_looks(quiet: Server) -> None:
+    with quiet.client() as client, ExitStack() as stack:
+        clients = [stack.enter_context(quiet.client()) for _ in range(12)]
+        centers = [TimeoutCenter(one, grace=0) for one in clients]
+        centers[0].queues.declare("mail", slots=1)
+        for center in centers:
+            stack.enter_context(in_thread(center.pop, "mail", wait=30))
         wait_until(lambda: blocked(client) == 12)
-        wait_until(lambda: client.exists(make().keys.look("mail", 2)))
+        wait_until(lambda: client.exists(centers[0].keys.look("mail", 2)))
         client.config_resetstat()
         time.sleep(3)  # what is counted is what they do in this time
         wait_until(lambda: calls_of(client, "evalsha", "eval") >= 2)
         assert calls_of(client, "evalsha", "eval") <= 12  # each by itself: 36 and more
+        for number in range(12):
+            centers[0].put("mail", f"end-{number}", b"")
 
 
 def test_who_stands_next_looks_when_the_process_that_looks_is_killed(

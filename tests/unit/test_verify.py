@@ -55,6 +55,13 @@ def starts(*times: float) -> History:
     return found
 
 
+def at_clock(ahead: float, history: History) -> History:
+    """That history at a server whose clock is ahead by so many seconds."""
+    return [
+        one if one.server is None else replace(one, server=one.server + ahead) for one in history
+    ]
+
+
 KEYED: dict[str, Any] = {"queue": "keyed", "key": "k"}
 TWO = put() + put("b", 0.1)
 CLOSE = Event(9, "c", v.CLOSED)
@@ -63,6 +70,7 @@ UNLEASED = [Event(1, "c", v.DELIVER, DONE, "a", lease=3.0, since=0.9, server=1.0
 LATE = [Event(5, "c", v.DELIVER, DONE, "a", lease=3.0, since=0.9, server=5.0)]
 UNIQUE_PUTS = put(unique="u") + put("b", 0.5, unique="u")
 CHAIN = put(root="a", **KEYED) + put("a+1", 1.2, root="a", **KEYED)
+STEPPED_BACK = fault(v.STEPPED, 1.6, since=1.4)
 #: A failover: what was done from half a second before time 0 until 2 may be forgotten.
 FORGOTTEN = fault(v.FORGOT, 0.5, "q:", "keyed:", until=2.0)
 
@@ -88,13 +96,22 @@ BROKEN: list[tuple[str, str, History]] = [
     ("a kill when it was acknowledged", v.TWICE,
      put() + run() + fault(v.KILLED, 2, "c") + run(at=3, process="d")),
     ("a short stop", v.TWICE, put() + run() + fault(v.STOPPED, 1.05, "c", until=2.5) + run(at=3)),
+    ("a stop before, and long acknowledged", v.TWICE,
+     put() + fault(v.STOPPED, 0.5, "c", until=4.5) + run(at=4.55) + run(at=7, process="d")),
     ("a lease that lasts", v.TWICE, put() + UNLEASED + run() + run(at=3.5, process="d")),
     ("acknowledged in time", v.TWICE, put() + UNLEASED + run(at=3) + run(at=4.5, process="d")),
+    ("a clock that was set before it was there", v.TWICE,
+     put() + fault(v.STEPPED, 0.5, since=0.1) + run(at=6) + run(at=7, process="d")),
+    ("the clock was set back, and it was not due", v.EARLY,
+     at_clock(100, put() + run() + put(at=1.2, delay=1.0)) + STEPPED_BACK
+     + run(at=6, process="d")),
     ("a cold stop, not told", v.TWICE,
      put() + run() + fault(v.QUIT, 1.05, "c") + put(at=1.2) + run(at=2, redelivered=False)
      + run(at=3, redelivered=False)),
     ("the later one first", v.ORDER,
      put(**KEYED) + put("b", 0.1, **KEYED) + run("b") + run(at=2)),
+    ("the later one first, and the clock was set before", v.ORDER,
+     fault(v.STEPPED, -1, since=-2) + put(**KEYED) + put("b", 0.1, **KEYED) + run("b") + run(at=2)),
     ("two of a key at once", v.LIMITS,
      put(**KEYED) + put("b", 0.1, **KEYED) + run()
      + run("b", 1.05, "d")),
@@ -162,6 +179,8 @@ GOOD: list[tuple[str, str | None, History]] = [
      put() + begin("a", 1) + fault(v.STOPPED, 1.05, "c", until=5.0) + run(at=4, process="d")),
     ("had it when it was stopped", "stopped, not begun",
      put() + fault(v.STOPPED, 0.5, "c", until=4.5) + run(at=4, process="d") + run(at=4.6)),
+    ("had it when it was stopped, and went on before the other began", "stopped, not begun",
+     put() + fault(v.STOPPED, 0.5, "c", until=4.5) + run(at=4.55) + run(at=4.6, process="d")),
     ("not renewed", "its lease had ended",
      put() + UNLEASED + begin("a", 1) + run(at=4.01, process="d")),
     ("acknowledged when another had it", "its lease had ended",
@@ -169,6 +188,15 @@ GOOD: list[tuple[str, str | None, History]] = [
     ("the clock was set forward while the lease lasted", "its lease had ended",
      put() + UNLEASED + begin("a", 1) + fault(v.STEPPED, 2.0, since=1.5)
      + run(at=2.5, process="d")),
+    ("the clock was set forward when it was renewed", "its lease had ended",
+     put() + run() + fault(v.STEPPED, 2.0, since=0.9) + run(at=1.2, process="d")),
+    ("put again when the clock was set back", None,
+     at_clock(100, put() + run() + put(at=1.2, delay=1.0)) + STEPPED_BACK
+     + put(at=4, delay=1.0) + run(at=6, process="d")
+     + at_clock(200, run(at=8, process="e"))),
+    ("given back, and then the clock was set back", "given back",
+     at_clock(100, put() + begin("a", 1) + act(v.REJECT, "a", 1.1, "c")) + STEPPED_BACK
+     + run(at=3)),
     ("begun when its lease had ended", "its lease had ended",
      put() + UNLEASED + run(at=4.1, process="d") + run(at=4.5)),
     ("given back", "given back",
@@ -208,6 +236,9 @@ GOOD: list[tuple[str, str | None, History]] = [
     ("of another key", None,
      put(**KEYED) + put("b", 0.1, queue="keyed", key="l")
      + run("b", 1.05, "d") + run()),
+    ("taken before the clock was set back, and lost", None,
+     at_clock(100, put(**KEYED)) + STEPPED_BACK + put("b", 2, **KEYED)
+     + at_clock(200, run(at=4) + run("b", 5))),
     ("not due yet", None,
      put(**KEYED, due=1.5) + put("b", 0.1, **KEYED)
      + run("b") + run(at=2)),
