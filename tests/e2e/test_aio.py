@@ -99,10 +99,10 @@ def test_what_a_loop_cancels_never_runs_and_what_it_moves_runs_then(
     note = site.app.tasks["e2e.note"]
 
     async def use() -> None:
-        cancelled = await aio.send(note.s("cancelled", 0), countdown=0.5, queue="urgent")
+        cancelled = await aio.send(note.s("cancelled", 0), countdown=4, queue="urgent")
         moved = await aio.send(note.s("moved", 0), countdown=3600)
         assert [one.deleted for one in await aio.cancel(cancelled.id, app=site.app)] == [True]
-        assert [one.moved for one in await aio.reschedule(moved.id, countdown=1, app=site.app)]
+        assert [one.moved for one in await aio.reschedule(moved.id, countdown=4.5, app=site.app)]
         await asyncio.to_thread(journal.wait_for, "moved", 1)
         assert await aio.get(cancelled.id, app=site.app) == []
         await aio.aclose(site.app)

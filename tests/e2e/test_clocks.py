@@ -213,10 +213,10 @@ def test_tasks_of_protocol_1_wait_too(
     old = make_app(server.toc_url, server.url.removesuffix("/0") + "/1", task_protocol=1)
     note = old.tasks["e2e.note"]
     with shifted(skew):
-        clock.expect("old", 0.6, lambda: note.apply_async(("old",), countdown=0.6))
+        clock.expect("counted", 0.6, lambda: note.apply_async(("counted",), countdown=0.6))
     due = at(0.8)
-    note.apply_async(("older",), eta=due)
-    clock.expect_at("older", due)
+    note.apply_async(("eta",), eta=due)
+    clock.expect_at("eta", due)
     clock.check(journal)
     old.close()
 

@@ -11,11 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ..support.proxy import Proxy
 from ..support.servers import Server, SteppedServer
+from ..support.waiting import running
 
 #: Seconds that a run may take besides: until its consumers have done what is left.
 PATIENCE = 180.0
@@ -64,6 +66,17 @@ def finish(run: subprocess.Popen[str], server: Server) -> Counter[str]:
     return Counter({name: int(number) for name, number in found})
 
 
+def start_working(url: str, seconds: float, server: Server, *how: Any, **environment: str) -> Any:
+    """Start a run, and return it when it has put something."""
+    run = start(url, seconds, *how, **environment)
+    with server.client() as client:
+        for _ in running(PATIENCE):
+            if client.keys("*verify-*:body"):
+                return run
+            time.sleep(0.01)
+    raise AssertionError(run.poll())
+
+
 def test_a_run_keeps_all_promises_and_leaves_nothing_in_the_broker(server: Server) -> None:
     """X22"""
     done = finish(start(server.toc_url, 15), server)
@@ -72,13 +85,11 @@ def test_a_run_keeps_all_promises_and_leaves_nothing_in_the_broker(server: Serve
 
 
 def test_who_interrupts_it_leaves_nothing_in_the_broker_either(server: Server) -> None:
-    run = start(server.toc_url, 600)
+    run = start_working(server.toc_url, 600, server)  # its processes are still being started
+    os.killpg(run.pid, signal.SIGINT)
+    told, _ = run.communicate(timeout=PATIENCE)
+    assert run.returncode == 130, told
     with server.client() as client:
-        while not client.keys("*verify-*:body"):
-            time.sleep(0.01)  # until it has put something: its processes are being started
-        os.killpg(run.pid, signal.SIGINT)
-        told, _ = run.communicate(timeout=PATIENCE)
-        assert run.returncode == 130, told
         assert client.keys("*verify-*") == []
 
 
@@ -88,7 +99,7 @@ def test_clocks_that_drift_and_are_set_break_nothing(own_server: SteppedServer) 
     forward and back."""
     faked = own_server.environment() | {"FAKETIME": "+0 x1.0167"}
     del faked["FAKETIME_TIMESTAMP_FILE"]  # the server's
-    run = start(own_server.toc_url, 24, ("-c", WITHOUT_SLEEP), **faked)
+    run = start_working(own_server.toc_url, 24, own_server, ("-c", WITHOUT_SLEEP), **faked)
     # At last it is ahead of all that it showed, so that everything is due.
     for step in (3600, -7200, -30 * DAY, 31 * DAY):
         time.sleep(4)  # while it works
@@ -123,7 +134,7 @@ def test_a_network_that_parts_breaks_nothing(
     fault: Callable[[Proxy], None], own_server: Server
 ) -> None:
     with Proxy(own_server.port) as proxy:
-        run = start(proxy.toc_url, 16)
+        run = start_working(proxy.toc_url, 16, own_server)
         for _ in range(2):
             time.sleep(3)  # while it works
             fault(proxy)
