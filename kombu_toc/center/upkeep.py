@@ -287,7 +287,7 @@ def arrive(
 def carry_on(runner: Runner, context: Context, topic: Topic) -> int:
     """Put the batches that somebody has taken out of slots of a topic into their new ones; return
     how many messages have arrived. Nothing is under way unless a topic is being resharded."""
-    if not (runner.clustered and topic.declaration.draining_counts):
+    if not (context.clustered and topic.declaration.draining_counts):
         return 0
     arrived = 0
     slots = topic.all_slots()
