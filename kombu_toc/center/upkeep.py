@@ -200,7 +200,7 @@ SLOTS_PER_PASS = 64
 INTERVAL = 10.0
 
 
-def home_of(runner: Runner, topic: Topic, claim: Claim, basis: str) -> Topic:
+def home_of(runner: Runner, context: Context, topic: Topic, claim: Claim, basis: str) -> Topic:
     """The topic with the slot count by which a message is to be put: while it is resharded, a
     message that has the key may lie where a former count has put it."""
     here = topic.slot_for(basis).number
@@ -211,6 +211,7 @@ def home_of(runner: Runner, topic: Topic, claim: Claim, basis: str) -> Topic:
             call = ScriptCall(load("claimed"), _keys(slot), (claim.name,), bool)
             if runner.run(call):
                 return former
+    carry_on(runner, context, topic)  # or it is on its way between two nodes
     return topic
 
 

@@ -487,6 +487,20 @@ def test_what_is_between_two_nodes_is_found_by_its_id(cluster, monkeypatch, what
     assert center.queues.counts("mail").scheduled == (0 if what == "cancel" else 30)
 
 
+def test_a_unique_key_is_held_by_what_is_between_two_nodes(cluster, monkeypatch):
+    with cluster.client() as client:
+        client.flushall()
+    center = center_for(cluster.toc_url)
+    center.queues.declare("mail", slots=8)
+    for number in range(30):
+        center.put("mail", f"{number}", packed(f"{number}"), delay=HOUR, unique=f"key-{number}")
+    killed_between_two_nodes(cluster, monkeypatch, "mail", 1)
+    center = center_for(cluster.toc_url)
+    for number in range(30):
+        put = center.put("mail", "other", b"", delay=HOUR, unique=f"key-{number}")
+        assert (put.id, put.outcome) == (f"{number}", "kept")
+
+
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.sampled_from("abcdefgh"), st.integers(0, 2), st.booleans()),
