@@ -525,12 +525,8 @@ def reshard(
         f"Done: {queue!r} has {slots} slots; moved {moved}." if result.done else "",
     )
     if not result.done:
-        why = (
-            "stay where they are, for on a Cluster nothing is moved between slots"
-            if center.clustered
-            else "cannot be moved yet: a worker has them, or it is not known where they belong"
-        )
         session.complain(
-            f"{result.left} of {queue!r} {why}; they are delivered as ever; run this again later",
+            f"{result.left} of {queue!r} cannot be moved yet: a worker has them, or it is not "
+            "known where they belong; they are delivered as ever; run this again later",
             FAILED,
         )

@@ -353,7 +353,7 @@ class AdminCommands:
 
     def vacate(self, topic: Topic, slot: Slot) -> ScriptCall:
         """Delete what is left of a slot without messages. Result: False if it has any."""
-        kept = {slot.body, *slot.of_schedules()} - {slot.schedule_names}
+        kept = {slot.body, slot.leaving, *slot.of_schedules()} - {slot.schedule_names}
         others = [key for key in slot.all() if key not in kept]
         return ScriptCall(
             load("vacate"), (slot.body, *others, *map(slot.store, topic.other_steps())), (), bool

@@ -21,6 +21,7 @@ from ..scripts.call import ScriptCall, microseconds
 from .admin_commands import Place, Position, SlotPage
 from .core import CenterPart
 from .runner import Away
+from .upkeep import carry_on
 
 # -- looks messages up by id
 #
@@ -77,7 +78,10 @@ class Lookup(CenterPart):
         ahead = far.get(ids, topic) if far is not None else []
         once: dict[Any, Found] = {}
         away = Away()
-        for one in self._get(self.places(ids, topic, basis), away):
+        looked = self._get(self.places(ids, topic, basis), away)
+        if self.arrived(ids, looked, topic, away):
+            looked += self._get(self.places(ids, topic, basis), away)
+        for one in looked:
             known = self._registry.known(one.topic)
             # A reshard may move the message meanwhile: then it is seen in its old slot and again
             # in its new one.
@@ -90,6 +94,18 @@ class Lookup(CenterPart):
                 one for one in ahead if (one.topic, one.body, name_in(one.token)) not in there
             ]
         return self.checked(ids, found, away)
+
+    def arrived(
+        self, ids: Collection[str], found: Sequence[Any], topic: str | None, away: Away
+    ) -> bool:
+        """Whether to look once more for what was not found: a reshard may have had it between two
+        nodes of a Cluster, and has it no more."""
+        if not self._runner.clustered or away or {base_of(one.id) for one in found}.issuperset(ids):
+            return False
+        drain = [one for one in self._registry.select(topic) if one.declaration.draining_counts]
+        for one in drain:
+            carry_on(self._runner, self._context, one)
+        return bool(drain)
 
     @staticmethod
     def checked(ids: str | Iterable[str], found: list[T], away: Away) -> list[T]:

@@ -80,6 +80,9 @@ class Operations(CenterPart):
         away = Away()
         replies = self._lookup.run_at(self._lookup.places(named, topic, basis), command, away)
         found = self._all_cancelled(replies, command)
+        if self._lookup.arrived(named, found, topic, away):
+            replies = self._lookup.run_at(self._lookup.places(named, topic, basis), command, away)
+            found += self._all_cancelled(replies, command)
         if self._core.recorder is not None:
             known = named
             if away:  # of the others nothing is known
@@ -189,6 +192,9 @@ class Operations(CenterPart):
         away = Away()
         replies = self._lookup.run_at(self._lookup.places(id, topic, basis), command, away)
         moved = [one for _, part in replies for one in part]
+        if self._lookup.arrived([id], moved, topic, away):
+            replies = self._lookup.run_at(self._lookup.places(id, topic, basis), command, away)
+            moved += [one for _, part in replies for one in part]
         if self._core.recorder is not None and (moved or not away):
             times = microseconds(at), microseconds(delay)
             moved += self._core.recorder.rescheduled([id], moved, topic, *times)

@@ -319,7 +319,7 @@ class Puts(CenterPart):
     def _put(self, topic: Topic, request: PutRequest, claim: Claim | None) -> Put:
         recorder = self._core.recorder
         if claim is not None:
-            topic = home_of(self._runner, topic, claim, request.basis or request.id)
+            topic = home_of(self._runner, self._context, topic, claim, request.basis or request.id)
             run = partial(self._run_unique, topic.name)
             if recorder is not None:
                 request = recorder.named(topic, request)

@@ -17,10 +17,10 @@ from ..model.limits import MAX_SLOTS, check_one_slot
 from ..model.message import decode_key, encode_key, is_hashed, key_of
 from ..model.results import OnProgress, tell_nobody
 from ..model.topic import Topic, base_of, check_slots, slot_of
-from ..scripts.call import PageSize, ScriptCall, load, texts
+from ..scripts.call import PageSize, ScriptCall, as_bytes, load, texts
 from .center import TimeoutCenter
 from .registry import RELOAD
-from .upkeep import move_claims
+from .upkeep import arrive, carry_on, depart_call, move_claims
 
 # -- what rates of keys have been used up to, while a topic is given another number of slots
 
@@ -178,7 +178,7 @@ def reshard_topic(
 
     settle: seconds after which every producer has read the new declaration
     patience: seconds to wait after that for messages in flight in slots that go away
-    move: move messages; without it, and on a Cluster, they stay until they are delivered
+    move: move messages; without it they stay until they are delivered
     on_progress: told how many messages it has moved
 
     Raises SlotCountError for an impossible count, ConfigurationError for more slots than one on a
@@ -193,7 +193,6 @@ def reshard_topic(
     if counts and declaration.draining_counts:
         move_paces(center.client, found, ended=False)
     began = time.monotonic()
-    move = move and not center.clustered
     moved = 0
     while found.declaration.draining_counts:
         left = _beyond(center, found)
@@ -202,6 +201,8 @@ def reshard_topic(
         pause = PAUSE
         if rest <= 0:
             start = time.monotonic()
+            # Before anything is looked at: it may go to a slot that is.
+            moved += carry_on(center.runner, center.context, found)
             for some, left in _move(center, found) if move else ():
                 moved += some
                 on_progress(moved, moved + left)
@@ -288,7 +289,7 @@ def _counts_in_use(center: TimeoutCenter, topic: Topic) -> set[int]:
     numbers = range(topic.slot_span, MAX_SLOTS)
     with center.client.pipeline(transaction=False) as pipe:
         for number in numbers:
-            pipe.exists(topic.slot(number).body)
+            pipe.exists(topic.slot(number).body, topic.slot(number).leaving)
         there = [n for n, exists in zip(numbers, pipe.execute(), strict=True) if exists]
     return {1 << max(there).bit_length()} if there else set()
 
@@ -314,11 +315,12 @@ def _move(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[int, int]]:
     known."""
     left = _beyond(center, topic)
     slots = [topic.slot(number) for number in range(topic.slots, topic.slot_span)]
+    stay: dict[int, int] = defaultdict(int)  # messages of a slot that wait for others there
     while slots:
         with center.client.pipeline(transaction=False) as pipe:
             for slot in slots:
                 for key in (*slot.stores, slot.dead):
-                    pipe.zrange(key, 0, BATCH - 1)
+                    pipe.zrange(key, stay[slot.number], stay[slot.number] + BATCH - 1)
             pages = iter(pipe.execute())
         again = []
         for slot in slots:
@@ -329,7 +331,9 @@ def _move(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[int, int]]:
                 moved += some
                 left -= some
                 yield some, left
-            if moved:  # if not, only messages in flight are left
+            if center.clustered:
+                stay[slot.number] += len(ids) - moved
+            if moved or (ids and stay[slot.number]):  # if not, only messages in flight are left
                 again.append(slot)
         slots = again
     for source, by_target, _ in _look(center, topic):
@@ -344,9 +348,16 @@ def _move_all(
     """Move messages from one slot to another; yield how many each call moved."""
     at = 0
     while at < len(ids):
-        moved, done = center.runner.run(
-            _moving(center, topic, source, target, ids[at : at + BATCH])
-        )
+        some = ids[at : at + BATCH]
+        if center.clustered:
+            # Refused, on a full server, before anything is taken.
+            center.client.set(as_bytes(target.sent("=full")), b"", px=1)
+            call = depart_call(center.context, topic, source, target, some)
+            moved, done, *batch = center.runner.run(call)
+            if moved:
+                arrive(center.runner, center.context, topic, source, *batch)
+        else:
+            moved, done = center.runner.run(_moving(center, topic, source, target, some))
         at += done
         yield moved
 

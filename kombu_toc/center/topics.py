@@ -595,7 +595,7 @@ class Queues(CenterPart):
             return True
         with self._client.pipeline(transaction=False) as pipe:
             for slot in topic.all_slots():
-                pipe.exists(slot.body)
+                pipe.exists(slot.body, slot.leaving)
             pipe.exists(topic.slot(0).schedules)
             return any(pipe.execute())
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from hashlib import sha256
+from operator import itemgetter
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from redis.exceptions import RedisError, ResponseError
 
 from ..model.keys import Slot
 from ..model.message import FOR_A_TIME, Claim
 from ..model.results import OTHER_TYPE, Fault
-from ..model.topic import Topic
+from ..model.topic import Topic, base_of
 from ..scripts.call import PageSize, ScriptCall, as_bytes, literal_pattern, load, text
 from .calls import Context, terms_of
 from .clock import MAY_NOT, Watch
@@ -196,7 +200,7 @@ SLOTS_PER_PASS = 64
 INTERVAL = 10.0
 
 
-def home_of(runner: Runner, topic: Topic, claim: Claim, basis: str) -> Topic:
+def home_of(runner: Runner, context: Context, topic: Topic, claim: Claim, basis: str) -> Topic:
     """The topic with the slot count by which a message is to be put: while it is resharded, a
     message that has the key may lie where a former count has put it."""
     here = topic.slot_for(basis).number
@@ -207,6 +211,7 @@ def home_of(runner: Runner, topic: Topic, claim: Claim, basis: str) -> Topic:
             call = ScriptCall(load("claimed"), _keys(slot), (claim.name,), bool)
             if runner.run(call):
                 return former
+    carry_on(runner, context, topic)  # or it is on its way between two nodes
     return topic
 
 
@@ -234,6 +239,69 @@ def move_claims(client: Any, topic: Topic) -> None:
                 client.hdel(source, name)
             if not cursor:
                 break
+
+
+# -- messages that are moved from node to node
+#
+# One script takes a batch out of its slot and keeps it there as one value. Another puts it into its
+# new slot and remembers it; then the value is deleted. So a batch is never in none of these places,
+# and whoever finds it left behind may repeat what follows.
+
+#: Seconds for which a slot remembers a batch that has arrived: who took it may be suspended.
+REMEMBER_BATCH = 86_400
+
+
+def depart_call(
+    context: Context, topic: Topic, source: Slot, target: Slot, ids: Sequence[str]
+) -> ScriptCall:
+    """Take messages out of a slot. Result: how many it took, how many it looked at, and what
+    :func:`arrive` needs."""
+    bases = [base_of(id) for id in ids]
+    keys = [*source.script_keys, *map(source.copies, bases), source.log, source.claims]
+    name = json.dumps([target.number, uuid4().hex, ids])
+    args: list[str | int] = [len(topic.steps), source.number, context.pop_bytes, name]
+    for pair in zip(ids, bases, strict=True):
+        args += pair
+    keys += (*source.lane_keys, source.leaving)
+    return context.announcing(topic, "depart", keys, args, lambda raw: tuple(raw[:4]))
+
+
+def arrive(
+    runner: Runner, context: Context, topic: Topic, source: Slot, batch: bytes, records: bytes
+) -> int:
+    """Put a batch into its slot, unless it is there; return how many messages it had if not."""
+    number, _, ids = json.loads(batch[batch.index(b"[") :])
+    target = topic.slot(number)
+    keys = list(target.script_keys)
+    for id in ids:
+        keys += (target.copies(base_of(id)), target.copies(id))
+    keys += (target.log, target.claims, target.pace, target.holders)
+    keys.append(target.sent(f"={sha256(batch).hexdigest()}"))
+    logs = topic.declaration.logs
+    args = (len(topic.steps), number, logs, records, REMEMBER_BATCH, len(ids))
+    call = context.announcing(topic, "arrive", keys, args, itemgetter(0))
+    [arrived] = runner.run_puts([call])
+    runner.client.hdel(source.leaving, batch)
+    return int(arrived)
+
+
+def carry_on(runner: Runner, context: Context, topic: Topic) -> int:
+    """Put the batches that somebody has taken out of slots of a topic into their new ones; return
+    how many messages have arrived. Nothing is under way unless a topic is being resharded."""
+    if not (context.clustered and topic.declaration.draining_counts):
+        return 0
+    arrived = 0
+    slots = topic.all_slots()
+    with runner.client.pipeline(transaction=False) as pipe:
+        for slot in slots:
+            pipe.hkeys(slot.leaving)
+        found = pipe.execute()
+    for slot, batches in zip(slots, found, strict=True):
+        for batch in batches:
+            records = runner.client.hget(slot.leaving, batch)
+            if records is not None:
+                arrived += arrive(runner, context, topic, slot, batch, records)
+    return arrived
 
 
 def _keys(slot: Slot) -> tuple[str, ...]:
@@ -300,6 +368,9 @@ MAX_EMPTY = 1024
 #: for this many times as long.
 REREAD = 2.0
 REREAD_TIMES = 50
+
+#: Seconds between looks for messages that somebody who died has left between two nodes.
+CARRY = 5.0
 
 #: Seconds for which a node of a Cluster that cannot be reached is left alone.
 REST = 5.0
@@ -458,7 +529,7 @@ class Upkeep:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._read_at = 0.0
+        self._read_at = self._carried_at = 0.0
         #: topic -> its declaration as it was read, and its parts
         self._topics: dict[str, tuple[bytes, list[Part]]] = {}
         #: (topic, first slot) of parts that held something when they were last looked at
@@ -490,6 +561,19 @@ class Upkeep:
                 if not self._keep(parts):
                     break
         self._claims.run((parts[0].topic for _, parts in self._topics.values()), now)
+        if now >= self._carried_at:
+            self._carried_at = now + CARRY
+            self._carry_on(now)
+
+    def _carry_on(self, now: float) -> None:
+        """Have arrive what a reshard that was killed has left between two nodes."""
+        for name, (_, parts) in self._topics.items():
+            if any(rests > now for rests in self._resting.values()):
+                return  # a node is away: each question to it would take seconds
+            try:
+                carry_on(self._runner, self._context, parts[0].topic)
+            except ResponseError as exc:
+                self.refused[name] = exc
 
     def _read_topics(self, now: float) -> None:
         raws = self._runner.client.hgetall(self._context.keys.topics)

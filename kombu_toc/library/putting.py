@@ -67,7 +67,7 @@ def putting(center: TimeoutCenter, topic: Topic, row: Row, *, counted: bool) -> 
     goes_on = bool(headers.get("retries")) or bool(headers.get("replaced_task_nesting"))
     basis = row.basis or claim.shown
     request = request_of(row, counted=counted)._replace(traits=traits, basis=basis)
-    topic = home_of(center.runner, topic, claim, basis)
+    topic = home_of(center.runner, center.context, topic, claim, basis)
     center.registry.admit(topic, row.id, basis, unique=True)
     return unique_call(
         center.commands, topic, request, claim, goes_on=goes_on, adds=bool(headers.get("retries"))

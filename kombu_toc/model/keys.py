@@ -44,7 +44,17 @@ def schedule_place(name: str, topic: str = "") -> str:
 #: that is. All others are sorted sets.
 _READ = {
     **dict.fromkeys(
-        ("body", "reasons", "tokens", "claims", "busy", "holders", "schedules", "templates"),
+        (
+            "body",
+            "reasons",
+            "tokens",
+            "claims",
+            "busy",
+            "holders",
+            "schedules",
+            "templates",
+            "leaving",
+        ),
         (("HEXISTS", ""), "hash"),
     ),
     **dict.fromkeys(("topics", "counted", "minutes", "firings"), (("HEXISTS", ""), "hash")),
@@ -227,6 +237,8 @@ class Slot:
         self.failure_keys = (stem + "failed", stem + "failures")
         #: stream: which messages the recorder of the task library is to look at, and why
         self.log = stem + "log"
+        #: hash: batch -> messages on their way to a slot of another node
+        self.leaving = stem + "leaving"
         #: the keys in the order in which most scripts take them
         self.script_keys = (
             self.announced_times,
@@ -299,6 +311,7 @@ class Slot:
             self.put_pace,
             self.claims,
             self.log,
+            self.leaving,
         ]
 
     def of_schedules(self) -> list[str]:

@@ -462,7 +462,7 @@ class Publisher:
             claim = take_claim(message, id, basis)
             headers, properties = message["headers"], message["properties"]
             basis = basis or claim.shown
-            topic = home_of(self._center.runner, topic, claim, basis)
+            topic = home_of(self._center.runner, self._center.context, topic, claim, basis)
         if admit:
             self._center.registry.admit(topic, named, basis, unique=claim is not None)
         properties["k"] = token = token_with(token_of(tag), headers)

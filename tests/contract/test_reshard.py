@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import threading
 import time
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -15,8 +17,9 @@ from hypothesis import strategies as st
 from kombu import Connection, Producer, Queue
 
 import kombu_toc
-from kombu_toc import TimeoutCenter
+from kombu_toc import TimeoutCenter, center_for
 from kombu_toc.center.reshard import BATCH, Resharded, reshard_topic
+from kombu_toc.center.upkeep import carry_on
 from kombu_toc.model import message as envelope
 from kombu_toc.model.results import DEAD, IN_FLIGHT, WAITING
 
@@ -24,9 +27,6 @@ from ..support.fixtures import drain
 from ..support.inspection import announced, check_slots, keys_left, put_call, slot_keys
 
 HOUR = 3600.0
-
-#: On a Cluster, what was put by the old count stays where it is until it is delivered.
-moves = pytest.mark.one_server("messages are not moved from node to node")
 
 
 def packed(id: str, **headers: object) -> bytes:
@@ -71,7 +71,6 @@ def fill(center: TimeoutCenter, topic: str) -> None:
         center.put(topic, f"shared-{i}", packed(f"shared-{i}", k=2), delay=HOUR, token="second")
 
 
-@moves
 @pytest.mark.parametrize(("before", "after"), [(2, 16), (16, 2), (8, 1), (1, 8), (4, 4)])
 def test_messages_go_where_the_new_count_puts_them_and_are_what_they_were(
     center, client, before, after
@@ -108,7 +107,6 @@ def test_what_is_due_is_delivered_from_wherever_it_is_and_nothing_is_early(cente
     assert slot_keys(client) == []
 
 
-@moves
 def test_a_message_with_a_slot_basis_stays_with_those_that_share_it(center, client):
     """K5: one producer, one slot."""
     center.queues.declare("mail", slots=2)
@@ -121,7 +119,6 @@ def test_a_message_with_a_slot_basis_stays_with_those_that_share_it(center, clie
         assert one.slot == center.registry.topic("mail").slot_for(f"customer-{i % 3}").number
 
 
-@moves
 def test_bodies_that_are_no_envelopes_stay_and_are_found_and_delivered(center, client):
     """Whoever uses the center alone: nobody knows their slot basis."""
     center.queues.declare("mail", slots=2)
@@ -145,7 +142,6 @@ def test_bodies_that_are_no_envelopes_stay_and_are_found_and_delivered(center, c
     assert center.counts("mail").scheduled == 20
 
 
-@moves
 def test_what_is_in_flight_stays_and_its_acknowledgement_counts(center, client):
     """The slots that go are kept until then."""
     center.queues.declare("mail", slots=16)
@@ -183,7 +179,6 @@ def test_a_lease_that_ends_in_a_slot_that_goes_is_rolled_back(center, client):
     assert now(center, "mail", 1).done
 
 
-@moves
 def test_two_live_messages_that_share_an_id_meet_in_one_slot_and_stay_two(center, client):
     """Celery's retry publishes the id of the task that is running."""
     center.queues.declare("mail", slots=1)
@@ -209,7 +204,6 @@ def test_two_live_messages_that_share_an_id_meet_in_one_slot_and_stay_two(center
     assert slot_keys(client) == []
 
 
-@moves
 def test_the_same_message_that_was_put_by_both_counts_is_one_where_they_meet(center, client):
     center.queues.declare("mail", slots=1)
     old, new = TimeoutCenter(client), TimeoutCenter(client)
@@ -233,7 +227,6 @@ def test_a_topic_is_declared_with_its_former_count_and_no_third_one(center, clie
         TimeoutCenter(client).queues.declare("mail", slots=8)
 
 
-@moves
 def test_a_change_of_mind_halfway_is_no_harm(center, client):
     """To 4, to 16 and to 2, none of them finished before the next."""
     center.queues.declare("mail", slots=8)
@@ -283,14 +276,14 @@ def test_a_declaration_of_a_newer_release_keeps_what_this_one_does_not_know(cent
     assert json.loads(client.hget(center.keys.topics, "mail"))["colour"] == "red"
 
 
-@moves
 def test_a_full_server_refuses_to_move_and_nothing_is_half_moved(center, client):
     center.queues.declare("mail", slots=16)
     fill(center, "mail")
     there = everything(center, "mail")
     client.config_set("maxmemory", "1")
     try:
-        with pytest.raises(redis.exceptions.ResponseError, match=r"OOM|maxmemory"):
+        refused = (redis.exceptions.ResponseError, kombu_toc.ServerError)
+        with pytest.raises(refused, match=r"OOM|maxmemory"):
             now(center, "mail", 1)
     finally:
         client.config_set("maxmemory", "0")
@@ -299,7 +292,6 @@ def test_a_full_server_refuses_to_move_and_nothing_is_half_moved(center, client)
     assert everything(center, "mail") == there
 
 
-@moves
 def test_more_than_one_call_can_move_are_moved(center, client):
     center.queues.declare("mail", slots=2)
     number = 3 * BATCH
@@ -315,7 +307,6 @@ def test_more_than_one_call_can_move_are_moved(center, client):
     assert min(by_slot) > 0
 
 
-@moves
 def test_a_lookup_by_id_finds_what_is_moved_in_that_moment(center, client, server):
     """And a cancellation is told the truth."""
     center.queues.declare("mail", slots=64)
@@ -349,7 +340,7 @@ def test_a_lookup_by_id_finds_what_is_moved_in_that_moment(center, client, serve
     assert moved > number / 2
 
 
-@moves
+@pytest.mark.one_server("the nodes of a Cluster are asked side by side")
 def test_a_message_that_is_moved_between_two_looks_is_found_once(center, monkeypatch):
     center.queues.declare("mail", slots=8)
     topic = center.registry.topic("mail")
@@ -382,7 +373,7 @@ class Killed(BaseException):
     """What ends the resharder where it stands."""
 
 
-class Mortal(redis.Redis):
+class Mortal:
     """A client that dies before it sends its next command."""
 
     lives = 10**9
@@ -401,13 +392,27 @@ class Mortal(redis.Redis):
         return super().pipeline(transaction, shard_hint)
 
 
+class MortalOfCluster(Mortal):
+    def run_keyed(self, calls, *args):
+        if "{toc}:wake:" not in calls[0][0]:  # what a script has said is announced with it
+            self.one_less()
+        return super().run_keyed(calls, *args)
+
+
 def mortal(client: redis.Redis, lives: int) -> TimeoutCenter:
-    made = Mortal(connection_pool=client.connection_pool)
+    made = copy.copy(client)
+    kind = MortalOfCluster if hasattr(client, "run_keyed") else Mortal
+    made.__class__ = type("Client", (kind, type(client)), {})
     made.lives = lives
     return TimeoutCenter(made)
 
 
-@moves
+def keep_up(center: TimeoutCenter) -> None:
+    """What the worker that is elected does every few seconds: on a Cluster it has arrive what
+    somebody who was killed has taken out of a slot."""
+    carry_on(center.runner, center.context, center.registry.topic("mail"))
+
+
 @pytest.mark.parametrize(("before", "after"), [(1, 8), (8, 1), (4, 16), (16, 4)])
 def test_killed_at_any_step_it_leaves_everything_right_and_goes_on(center, client, before, after):
     lives = 1
@@ -426,6 +431,7 @@ def test_killed_at_any_step_it_leaves_everything_right_and_goes_on(center, clien
         else:
             survived = True
         center = TimeoutCenter(client)
+        keep_up(center)
         check_slots(center, "mail")
         assert everything(center, "mail") == there
         # It is used as it stands.
@@ -447,6 +453,75 @@ def test_killed_at_any_step_it_leaves_everything_right_and_goes_on(center, clien
     assert lives > 15
 
 
+def killed_between_two_nodes(cluster, monkeypatch, topic: str, slots: int) -> None:
+    """A resharder has taken messages out of a slot, and dies."""
+    with monkeypatch.context() as patch:
+        patch.setattr("kombu_toc.center.reshard.arrive", Mock(side_effect=Killed))
+        with pytest.raises(Killed):
+            now(center_for(cluster.toc_url), topic, slots)
+
+
+@pytest.mark.parametrize("what", ["get", "cancel", "reschedule"])
+def test_what_is_between_two_nodes_is_found_by_its_id(cluster, monkeypatch, what):
+    with cluster.client() as client:
+        client.flushall()
+    center = center_for(cluster.toc_url)
+    center.queues.declare("mail", slots=8)
+    ids = [f"{i}" for i in range(30)]
+    for id in ids:
+        center.put("mail", id, packed(id), delay=HOUR)
+    killed_between_two_nodes(cluster, monkeypatch, "mail", 1)
+    center = center_for(cluster.toc_url)
+    assert center.counts("mail").scheduled < 30
+    if what == "get":
+        assert sorted(one.id for one in center.get(ids)) == sorted(ids)
+    elif what == "cancel":
+        assert [one.deleted for one in center.cancel(ids)] == [True] * 30
+    else:
+        assert [one.moved for id in ids for one in center.reschedule(id, delay=60)] == [True] * 30
+    assert now(center, "mail", 1).done
+    check_slots(center, "mail")
+    assert center.queues.counts("mail").scheduled == (0 if what == "cancel" else 30)
+
+
+def test_what_is_between_two_nodes_keeps_its_queue_and_arrives_once(cluster, monkeypatch):
+    """Also if its resharder dies when it has arrived, and it is done with when somebody sees it."""
+    with cluster.client() as client:
+        client.flushall()
+    center = center_for(cluster.toc_url)
+    source = center.queues.declare("mail", slots=8).slot_for("x")
+    assert source.number
+    for number in range(5):
+        center.put("mail", f"{number}", b"", basis="x")
+    killed_between_two_nodes(cluster, monkeypatch, "mail", 1)
+    center = center_for(cluster.toc_url)
+    assert center.counts("mail").ready == 0
+    assert center.queues.delete("mail", if_empty=True, settle=0) is False
+    [(batch, records)] = center.client.hgetall(source.leaving).items()
+    keep_up(center)
+    assert center.ack(center.pop("mail", 10).messages) == 5
+    center.client.hset(source.leaving, batch, records)
+    keep_up(center)
+    assert sum(center.counts("mail")) == 0
+    assert now(center, "mail", 1) == Resharded("mail", 1, 0, 0, True)
+    with cluster.client() as client:
+        assert slot_keys(client) == []
+
+
+def test_a_unique_key_is_held_by_what_is_between_two_nodes(cluster, monkeypatch):
+    with cluster.client() as client:
+        client.flushall()
+    center = center_for(cluster.toc_url)
+    center.queues.declare("mail", slots=8)
+    for number in range(30):
+        center.put("mail", f"{number}", packed(f"{number}"), delay=HOUR, unique=f"key-{number}")
+    killed_between_two_nodes(cluster, monkeypatch, "mail", 1)
+    center = center_for(cluster.toc_url)
+    for number in range(30):
+        put = center.put("mail", "other", b"", delay=HOUR, unique=f"key-{number}")
+        assert (put.id, put.outcome) == (f"{number}", "kept")
+
+
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.sampled_from("abcdefgh"), st.integers(0, 2), st.booleans()),
@@ -461,7 +536,6 @@ steps = st.lists(
 )
 
 
-@moves
 def test_whatever_happens_meanwhile_each_message_is_delivered_until_it_is_settled(client):
     """Producers that have and have not heard of it, consumers, and a resharder that is killed."""
 
@@ -512,7 +586,7 @@ def test_whatever_happens_meanwhile_each_message_is_delivered_until_it_is_settle
                 try:
                     now(mortal(client, rest[1]), "mail", rest[0])
                 except Killed:
-                    pass
+                    keep_up(TimeoutCenter(client))
             elif what == "reload":
                 producers[rest[0]].registry.forget("mail")
                 producers[rest[0]].registry.topic("mail")
@@ -625,7 +699,6 @@ def test_a_publish_that_is_repeated_after_the_change_stays_one_message(connect, 
         channel.center.registry.forget("mail")
 
 
-@moves
 def test_producers_and_consumers_go_on_meanwhile(connect, client, server):
     """Up and down again and again: none lost, none early, none twice."""
     consumer = connect()
@@ -683,6 +756,7 @@ def test_producers_and_consumers_go_on_meanwhile(connect, client, server):
     stop.set()
     for thread in threads:
         thread.join(30)
+    keep_up(TimeoutCenter(client))
     deadline = time.monotonic() + 20
     while len(got) < len(sent) and time.monotonic() < deadline:
         try:

@@ -34,7 +34,6 @@ def test_memory_is_estimated(tasks: TaskCenter) -> None:
     assert sizes["mail"] > 1000
 
 
-@pytest.mark.one_server("on a cluster nothing is moved between slots")
 def test_a_topic_is_resharded(tasks: TaskCenter) -> None:
     done = kombu_toc.reshard_topic(tasks, "mail", 1, settle=0.0)
     assert done.done

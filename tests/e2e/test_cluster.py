@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -349,6 +350,55 @@ def test_a_manual_failover_under_load_loses_nothing_and_runs_nothing_twice(
     with site.load.flowing():
         site.cluster.failover(VICTIMS[victim](site))
     site.assert_once_and_timely(4)
+
+
+#: A resharder that is killed (kill -9) with the second batch that it takes from node to node,
+#: before it has arrived, or after that.
+KILLED = """
+import os, signal, sys
+from kombu_toc import center_for
+from kombu_toc.center import reshard
+
+arrive, calls = reshard.arrive, []
+
+def die(*args):
+    calls.append(args)
+    if len(calls) == 2:
+        if sys.argv[3] == "after":
+            args[0].client.hdel = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            arrive(*args)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return arrive(*args)
+
+reshard.arrive = die
+reshard.reshard_topic(center_for(sys.argv[1]), "celery", int(sys.argv[2]), settle=0)
+"""
+
+
+def test_a_reshard_that_is_killed_between_two_nodes_loses_and_doubles_nothing(
+    site: Callable[..., Site],
+) -> None:
+    """The worker that is elected has arrive what was under way."""
+    made = site("prefork")
+    names = [f"far-{number}" for number in range(60)]
+    for name in names:
+        made.app.tasks["e2e.note"].apply_async((name,), countdown=3600, task_id=name)
+    with made.load.flowing():
+        for slots, when in ((2, "before"), (1, "after")):
+            command = [sys.executable, "-c", KILLED, made.cluster.toc_url, f"{slots}", when]
+            assert subprocess.run(command, timeout=60).returncode == -signal.SIGKILL
+    topic = made.toc.registry.declared("celery")
+    assert topic is not None
+    with made.cluster.client() as client:
+        left = [slot.leaving for slot in topic.all_slots()]
+        wait_until(lambda: not any(map(client.exists, left)), 60, "a batch was left behind")
+    assert [one.moved for one in made.toc.reschedule(names, topic="celery")] == [True] * 60
+    wait_until(lambda: len(made.journal.entries("far-")) >= 60, 60, "some are lost")
+    made.assert_once_and_timely(lateness=30)
+    result = kombu_toc.reshard_topic(made.toc, "celery", 1, settle=6, patience=30)
+    assert (result.left, result.done) == (0, True)
+    assert sorted(entry["name"] for entry in made.journal.entries("far-")) == sorted(names)
+    made.assert_no_residue()
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
