@@ -25,9 +25,22 @@ from ..model.delivery import name_in
 from ..model.library import BEHIND, DISAGREEMENTS, OFF, Disagreement, Rebuilt
 from ..model.results import IN_FLIGHT, WAITING, Found, OnProgress, tell_nobody
 from . import statuses
-from .dead import DeadLetters
 from .guard import ended_rows, over_of
-from .putting import DEAD, MISSING, THERE, Putter, missing_of, states_in_redis
+from .putting import (
+    DEAD,
+    MISSING,
+    THERE,
+    DeadLetters,
+    Putter,
+    Returned,
+    Returner,
+    ended,
+    ended_since,
+    missing_of,
+    off_among,
+    states_in_redis,
+    withdraw,
+)
 from .records import (
     Event,
     Key,
@@ -39,7 +52,6 @@ from .records import (
     now_us,
     row_of_message,
 )
-from .returning import Returned, Returner, ended, ended_since, off_among, withdraw
 from .schedules import Schedules
 from .schema import LAYOUT
 from .shards import Database, Shard

@@ -28,8 +28,7 @@ from ..model.library import Record, RecordPage
 from ..model.topic import Declaration
 from . import outbox, outcomes, search, statuses
 from .declarations import Declarations
-from .locator import Locator
-from .moving import Mover
+from .locator import Locator, Mover
 from .outcomes import DAY_US, are
 from .records import Event, Key, Row, now_us
 from .schema import COMMON, IS_FAR, IS_NOT_FAR, LAYOUT

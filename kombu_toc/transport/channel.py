@@ -18,8 +18,8 @@ from kombu.utils.uuid import uuid
 from ..center.exchanges import Subscription, remember
 from ..compat import kombu_channel
 from ..consumer.connections import BROKEN
+from ..consumer.flights import snapshot
 from ..consumer.policy import DefaultPolicy, WorkerPolicy
-from ..consumer.snapshot import snapshot
 from ..model import message as envelope
 from ..model.results import Delivery
 from ..model.topic import Topic
