@@ -258,7 +258,7 @@ class Channel(virtual.Channel):
         return self.qos.prefetch_count or BATCH
 
     def snapshot(self) -> dict[str, Any]:
-        """A snapshot of what this process has in hand; see :func:`.snapshot.snapshot`."""
+        """A snapshot of what this process has in hand; see :func:`.flights.snapshot`."""
         return snapshot(self)
 
     # -- settling
