@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .center.calls import ScheduleChange as ScheduleChange
     from .center.calls import ScheduleFiring as ScheduleFiring
     from .center.center import TimeoutCenter as TimeoutCenter
+    from .center.center import estimate_memory as estimate_memory
     from .center.consumption import Consumption as Consumption
     from .center.consumption import Taken as Taken
     from .center.reshard import Resharded as Resharded
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from .center.schedules import ScheduleChanged as ScheduleChanged
     from .center.schedules import Scheduled as Scheduled
     from .center.schedules import schedule_position as schedule_position
-    from .center.server import estimate_memory as estimate_memory
     from .client.embedded import EmbeddedServer as EmbeddedServer
     from .client.errors import check_server as check_server
     from .client.errors import durability_warnings as durability_warnings
@@ -149,11 +149,10 @@ _PLACES = {
         "aio.transport": "AsyncChannel AsyncTransport",
         "aio.waiting": "AsyncConsumption AsyncTaken",
         "center.calls": "NewMessage ScheduleChange ScheduleFiring",
-        "center.center": "TimeoutCenter",
+        "center.center": "TimeoutCenter estimate_memory",
         "center.consumption": "Consumption Taken",
         "center.reshard": "Resharded reshard_topic",
         "center.schedules": "SCHEDULE_BASIS ScheduleChanged Scheduled schedule_position",
-        "center.server": "estimate_memory",
         "client.embedded": "EmbeddedServer",
         "client.errors": "check_server durability_warnings outage_warnings read_memory",
         "client.programs": "check_installed",

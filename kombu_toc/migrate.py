@@ -20,19 +20,12 @@ from kombu.utils.json import dumps, loads
 from kombu.utils.uuid import uuid
 from redis.exceptions import NoPermissionError
 
+from . import errors
 from .center.calls import POP_BYTES, SENT
 from .center.exchanges import Bindings
 from .client.connect import connect
 from .client.options import read
 from .client.urls import mask_password, read_url
-from .errors import (
-    ActionTimeError,
-    ConfigurationError,
-    ConsumersError,
-    EnvelopeError,
-    MigrationError,
-    TraitError,
-)
 from .model import message as envelope
 from .model.limits import PRIORITY_STEPS
 from .model.message import key_of
@@ -121,7 +114,7 @@ def to_kombu(found: Found, now_us: int) -> dict[str, Any]:
     """
     try:
         message = envelope.unpack(found.body, found.id)
-    except EnvelopeError as exc:
+    except errors.EnvelopeError as exc:
         raise Unreadable(f"it is not a message of Kombu's: {exc}") from exc
     headers, properties = message["headers"], message["properties"]
     is_task = "task" in headers
@@ -185,12 +178,12 @@ class Broker:
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         if url.startswith("toc"):
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"{mask_password(url)} is a timeout center already; name the other broker, "
                 "redis://..."
             )
         if url.partition("://")[0] not in SCHEMES:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"{mask_password(url)} is not a broker of Kombu's Redis transport; its URL begins "
                 f"with {', '.join(f'{one}://' for one in SCHEMES[:-1])} or {SCHEMES[-1]}://"
             )
@@ -221,7 +214,7 @@ def connected(client: Any, shown: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = client.client_list()
         return found
     except NoPermissionError as exc:
-        raise ConsumersError(
+        raise errors.ConsumersError(
             f"{shown} does not say who is connected ({exc}); make sure that its workers are "
             "stopped, and say so (force)"
         ) from exc
@@ -235,7 +228,7 @@ def refuse_if_any(
         first = sorted(consumers)[:5]
         named = ", ".join(first) + (", ..." if len(consumers) > len(first) else "")
         consume = f"{kind} consumes" if len(consumers) == 1 else f"{kind}s consume"
-        raise ConsumersError(
+        raise errors.ConsumersError(
             f"{len(consumers)} {consume} from {shown} ({named}): stop its workers and whatever "
             f"watches them, or what they have taken runs twice{hint}"
         )
@@ -367,7 +360,7 @@ def carry_out(
     """
     with center.channel() as channel:
         if not isinstance(channel, Channel):
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"{mask_password(center.as_uri(include_password=True))} is not a timeout center: "
                 "such a URL begins with toc+, as in toc+redis://localhost:6379/0"
             )
@@ -379,7 +372,7 @@ def carry_out(
             if not force:
                 try:
                     move.check_for_consumers()
-                except ConsumersError as exc:
+                except errors.ConsumersError as exc:
                     if not dry_run:
                         raise
                     refused = str(exc)
@@ -530,7 +523,7 @@ class _FromRedis(Move):
         }
         if others:
             known = " and ".join(repr(one) if one else "no prefix" for one in sorted(others))
-            raise MigrationError(
+            raise errors.MigrationError(
                 f"no key in {self.broker.shown} begins with the prefix {prefix!r}; in use "
                 f"there: {known}"
             )
@@ -724,7 +717,7 @@ class _FromRedis(Move):
             try:
                 self._check_time(row)
                 made = [] if self.dry_run else [self._putting(q, row) for q in row.queues]
-            except (ActionTimeError, TraitError) as exc:
+            except (errors.ActionTimeError, errors.TraitError) as exc:
                 self._stays(key, row.raw, exc, row.message["headers"].get("id") or row.tag)
                 continue
             calls += made

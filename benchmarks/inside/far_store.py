@@ -82,8 +82,7 @@ def fill(center: Any, number: int) -> dict[str, float]:
 
 
 def measure(center: Any, number: int) -> dict[str, float]:
-    from kombu_toc.library.horizon import Loader
-    from kombu_toc.library.horizon_store import FarStore
+    from kombu_toc.library.horizon import FarStore, Loader
     from kombu_toc.library.putting import Putter
 
     store = center.recorder.recorder.store

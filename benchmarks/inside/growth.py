@@ -383,8 +383,7 @@ def _rebuild(center: Any, statements: Statements) -> dict[str, float]:
 
 def _load(center: Any, store: Any) -> float:
     """Messages a second that are loaded ahead, of the first ones."""
-    from kombu_toc.library.horizon import Loader
-    from kombu_toc.library.horizon_store import FarStore
+    from kombu_toc.library.horizon import FarStore, Loader
     from kombu_toc.library.putting import Putter
 
     center.queues.declare("far", horizon=3600)

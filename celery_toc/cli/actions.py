@@ -14,34 +14,10 @@ from celery.backends.base import DisabledBackend
 from kombu_toc import Cancelled, Found
 
 from ..app.revoke import mark_revoked, remember_revoked
-from .messages import (
-    bounds,
-    describe,
-    in_a_line,
-    named,
-    narrowed,
-    paging,
-    show_all,
-    show_page,
-    state_of,
-)
+from . import messages
+from . import session as cli
 from .screen import counted, skipped
-from .session import (
-    FAILED,
-    NOT_FOUND,
-    SPAN,
-    TOO_LATE,
-    Group,
-    Session,
-    command,
-    complete_dead_id,
-    complete_id,
-    document,
-    local_iso,
-    queue_option,
-    together,
-    yes_option,
-)
+from .session import Session
 
 # -- which messages
 
@@ -68,9 +44,9 @@ T = TypeVar("T", bound=_WithId)
 
 
 #: What selects waiting messages.
-selection_options = together(
-    click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=complete_id),
-    queue_option,
+selection_options = cli.together(
+    click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=cli.complete_id),
+    cli.queue_option,
     click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
     click.option("--state", "-s", type=click.Choice(WAITING), help="Only in this state."),
     click.option(
@@ -116,8 +92,8 @@ class Matching:
         self._session = session
         self._queue = session.queue(filters.queue)
         self._task = filters.task
-        _, self._since, self._until = narrowed(
-            session, filters.state, *bounds(session, filters.since, filters.until)
+        _, self._since, self._until = messages.narrowed(
+            session, filters.state, *messages.bounds(session, filters.since, filters.until)
         )
         self.described = _described(session, filters, self._queue)
 
@@ -127,7 +103,7 @@ class Matching:
         no_filters = (self._task, self._since, self._until) == (None, None, None)
         if no_filters and self._queue is not None:
             return ask(center.counts, self._queue).waiting
-        with self._session.looking(named(self._task), self._queue, "waiting") as where:
+        with self._session.looking(messages.named(self._task), self._queue, "waiting") as where:
             return ask(
                 center.count,
                 self._queue,
@@ -150,7 +126,7 @@ class Matching:
                 state="waiting",
                 since=self._since,
                 until=self._until,
-                where=named(self._task),
+                where=messages.named(self._task),
                 limit=PAGE,
                 after=after,
             )
@@ -168,11 +144,11 @@ def _described(session: Session, filters: Filters, queue: str | None) -> str:
         said.append(f"of {filters.task}")
     if queue is not None:
         said.append(f"in {queue!r}")
-    since, until = bounds(session, filters.since, filters.until)
+    since, until = messages.bounds(session, filters.since, filters.until)
     if since is not None:
-        said.append(f"due from {local_iso(since, session.zone)} on")
+        said.append(f"due from {cli.local_iso(since, session.zone)} on")
     if until is not None:
-        said.append(f"due before {local_iso(until, session.zone)}")
+        said.append(f"due before {cli.local_iso(until, session.zone)}")
     return "".join(f" {part}" for part in said)
 
 
@@ -201,8 +177,8 @@ def in_order(ids: Iterable[str], done: Iterable[T]) -> list[T]:
 def show_found(session: Session, found: list[Found]) -> None:
     """Show the messages of a question, one a line."""
     for one in found[:MAX_LISTED]:
-        message = describe(session, session.center.task(one))
-        session.screen.say(in_a_line(session, message, one.time_us / 1e6))
+        message = messages.describe(session, session.center.task(one))
+        session.screen.say(messages.in_a_line(session, message, one.time_us / 1e6))
     if len(found) > MAX_LISTED:
         session.screen.say(f"... and {len(found) - MAX_LISTED:,} more")
 
@@ -210,7 +186,7 @@ def show_found(session: Session, found: list[Found]) -> None:
 # -- celery toc cancel
 
 
-@command("""
+@cli.command("""
 celery -A shop toc cancel 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
 celery -A shop toc cancel 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes --json
 celery -A shop toc cancel --queue mail --task shop.mail.remind --until 2h
@@ -228,7 +204,7 @@ celery -A shop toc cancel --queue mail --task shop.mail.remind --until 2h
 )
 @click.option("--biz-type", metavar="NAME", help="With --biz-id: only of this business type.")
 @click.option("--keep-results", is_flag=True, help="Do not mark the results as REVOKED.")
-@yes_option
+@cli.yes_option
 def cancel(
     session: Session,
     ids: tuple[str, ...],
@@ -275,7 +251,7 @@ def _cancel_ids(
     found, missing = look_up(session, ids, queue)
     for id in missing:
         session.complain_of_none(id)
-    before = {(one.topic, one.id): state_of(session, one) for one in found}
+    before = {(one.topic, one.id): messages.state_of(session, one) for one in found}
     if not found:
         if session.as_json:
             session.json({"results": [], "schedules": []})
@@ -294,7 +270,7 @@ def _cancel_ids(
     schedules = sorted({one.schedule for one in done if one.schedule})
     gone = {(one.topic, one.id) for one in found} - {(one.topic, one.id) for one in done}
     for _, id in sorted(gone):  # since they were looked up
-        session.complain(f"too late: {id!r} is gone", TOO_LATE)
+        session.complain(f"too late: {id!r} is gone", cli.TOO_LATE)
     if session.as_json:
         session.json({"results": shown, "schedules": schedules})
     elif schedules:
@@ -310,12 +286,12 @@ def _tell_cancelled(
     """
     revoked = each.deleted and results.mark(each)
     if not each.deleted:
-        session.complain(f"too late: {each.id!r} is {each.state}", TOO_LATE)
+        session.complain(f"too late: {each.id!r} is {each.state}", cli.TOO_LATE)
     elif not session.as_json:
         result = " Its result is REVOKED." if revoked and more else ""
         session.screen.say(f"Cancelled {each.id} in {each.topic!r}{more}.{result}")
     done = {"state": state, "cancelled": each.deleted, "revoked": revoked}
-    return {**document(each, "id topic"), **done}
+    return {**cli.document(each, "id topic"), **done}
 
 
 def _cancel_business(
@@ -332,7 +308,7 @@ def _cancel_business(
     if session.as_json:
         session.screen.json({"results": shown})
     if not done:
-        session.complain(f"nothing is pending of business id {biz_id!r}", NOT_FOUND)
+        session.complain(f"nothing is pending of business id {biz_id!r}", cli.NOT_FOUND)
 
 
 def _cancel_matching(session: Session, given: Filters, yes: bool, results: _Results) -> None:
@@ -369,7 +345,7 @@ def _cancel_matching(session: Session, given: Filters, yes: bool, results: _Resu
     if schedules:
         session.screen.say(skipped(schedules), "yellow")
     if late:
-        session.complain(f"too late for {counted(late, 'message')}: a worker has it", TOO_LATE)
+        session.complain(f"too late for {counted(late, 'message')}: a worker has it", cli.TOO_LATE)
 
 
 class _Results:
@@ -409,7 +385,7 @@ class _Results:
         if self._revoked:
             remember_revoked(self._session.center, self._revoked)
         if self._failed is not None:
-            self._session.complain(f"results are not marked REVOKED: {self._failed}", FAILED)
+            self._session.complain(f"results are not marked REVOKED: {self._failed}", cli.FAILED)
         elif self._why and not self._session.as_json:
             self._session.screen.say(f"Results are not marked: {self._why}.", "dim")
 
@@ -417,15 +393,15 @@ class _Results:
 # -- celery toc reschedule and run
 
 
-@command("""
+@cli.command("""
 celery -A shop toc reschedule 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --countdown 1h30m
 celery -A shop toc reschedule 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --eta 2030-12-24T18:00+01:00
 celery -A shop toc reschedule --queue mail --task shop.mail.remind --until 2h --countdown 1d
 """)
 @selection_options
 @click.option("--eta", metavar="TIME", help="ISO 8601; without an offset, in the app's time zone.")
-@click.option("--countdown", metavar="SPAN", type=SPAN, help="From now: seconds, or 1h30m, 2d.")
-@yes_option
+@click.option("--countdown", metavar="SPAN", type=cli.SPAN, help="From now: seconds, or 1h30m, 2d.")
+@cli.yes_option
 def reschedule(
     session: Session,
     ids: tuple[str, ...],
@@ -449,16 +425,16 @@ def reschedule(
         _move_ids(session, ids, given.queue, when)
     else:
         to = session.now + (countdown or 0.0) if at is None else at
-        to_text = f"to {local_iso(to, session.zone)}"
+        to_text = f"to {cli.local_iso(to, session.zone)}"
         _move_matching(session, given, to, f"Reschedule {{}} {to_text}?", yes)
 
 
-@command("""
+@cli.command("""
 celery -A shop toc run 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
 celery -A shop toc run --queue mail --task shop.mail.remind
 """)
 @selection_options
-@yes_option
+@cli.yes_option
 def run(session: Session, ids: tuple[str, ...], yes: bool, **filters: Any) -> None:
     """Make messages that wait due now.
 
@@ -483,17 +459,17 @@ def _move_ids(
     moved = session.ask(session.center.reschedule, found, **when)
     gone = {(one.topic, one.id) for one in found} - {(one.topic, one.id) for one in moved}
     for _, id in sorted(gone):  # since they were looked up
-        session.complain(f"too late: {id!r} is gone", TOO_LATE)
+        session.complain(f"too late: {id!r} is gone", cli.TOO_LATE)
     results = []
     for each in in_order(ids, moved):
         state = each.state.replace(" ", "-")
         if state == "waiting":
             state = "scheduled" if each.time_us > session.now * 1e6 and when else "ready"
-        results.append({**document(each, "id topic moved time_us"), "state": state})
+        results.append({**cli.document(each, "id topic moved time_us"), "state": state})
         if not each.moved:
-            session.complain(f"too late: {each.id!r} is {each.state}", TOO_LATE)
+            session.complain(f"too late: {each.id!r} is {each.state}", cli.TOO_LATE)
         elif not session.as_json:
-            at = local_iso(each.time_us / 1e6, session.zone) if each.time_us and when else "now"
+            at = cli.local_iso(each.time_us / 1e6, session.zone) if each.time_us and when else "now"
             session.screen.say(f"{each.id} in {each.topic!r} is due {at}.")
     if session.as_json:
         session.screen.json({"results": results})
@@ -521,10 +497,10 @@ def _move_matching(
     if not number:
         session.screen.say("No messages match.")
         return
-    done = "now" if to is None else local_iso(to, session.zone)
+    done = "now" if to is None else cli.local_iso(to, session.zone)
     session.screen.say(f"Rescheduled {counted(moved, 'message')}, due {done}.")
     if late:
-        session.complain(f"too late for {counted(late, 'message')}: a worker has it", TOO_LATE)
+        session.complain(f"too late for {counted(late, 'message')}: a worker has it", cli.TOO_LATE)
 
 
 def _has_time(session: Session, to: float | None) -> Callable[[Found], bool]:
@@ -546,50 +522,50 @@ def _has_time(session: Session, to: float | None) -> Callable[[Found], bool]:
 # -- ``celery toc dead``: see, replay and delete the messages that were given up on
 
 
-dead = Group(
+dead = cli.Group(
     "dead",
     help="Messages that were given up on: list, show, requeue, purge.",
     commands_at=dict.fromkeys(("list", "show", "requeue", "purge"), __name__),
 )
 
 
-@command("""
+@cli.command("""
 celery -A shop toc dead list --queue mail --since -1d
 celery -A shop toc dead list --task 'shop.tasks.*' --json
 """)
-@queue_option
-@paging
+@cli.queue_option
+@messages.paging
 def list_(session: Session, queue: str | None, **which: Any) -> None:
     """Dead messages in the order in which they died, with the reason and the last error."""
-    show_page(session, queue, "dead", **which)
+    messages.show_page(session, queue, "dead", **which)
 
 
-@command("""
+@cli.command("""
 celery -A shop toc dead show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
 """)
-@click.argument("id", shell_complete=complete_dead_id)
-@queue_option
+@click.argument("id", shell_complete=cli.complete_dead_id)
+@cli.queue_option
 def show(session: Session, id: str, queue: str | None) -> None:
     """All of a dead message, decoded."""
     found = session.ask(session.center.get, id, topic=session.queue(queue))
     gone = [each for each in found if each.state == "dead"]
     if found and not gone:
-        session.complain(f"{id!r} is {found[0].state}, not dead", TOO_LATE)
+        session.complain(f"{id!r} is {found[0].state}, not dead", cli.TOO_LATE)
     else:
-        show_all(session, id, gone)
+        messages.show_all(session, id, gone)
 
 
 #: What selects dead messages.
-_dead_options = together(
-    click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=complete_dead_id),
-    queue_option,
+_dead_options = cli.together(
+    click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=cli.complete_dead_id),
+    cli.queue_option,
     click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
     click.option("--all", "-a", "every", is_flag=True, help="All of them."),
-    yes_option,
+    cli.yes_option,
 )
 
 
-@command("""
+@cli.command("""
 celery -A shop toc dead requeue 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
 celery -A shop toc dead requeue --queue mail --task shop.tasks.remind --yes
 """)
@@ -602,7 +578,7 @@ def requeue(session: Session, **which: Any) -> None:
     _apply(session, "requeue", "requeued", session.center.dead.requeue, **which)
 
 
-@command("""
+@cli.command("""
 celery -A shop toc dead purge 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes
 celery -A shop toc dead purge --queue mail
 """)
@@ -642,11 +618,11 @@ def _apply(
         number = len(dead)
         for id in missing:
             if id in alive:
-                session.complain(f"{id!r} is {alive[id]}, not dead", NOT_FOUND)
+                session.complain(f"{id!r} is {alive[id]}, not dead", cli.NOT_FOUND)
             else:
                 session.complain_of_none(id)
     elif task or name is None:
-        with session.looking(named(task), name, "dead") as where:
+        with session.looking(messages.named(task), name, "dead") as where:
             number = session.ask(center.count, name, state="dead", where=where)
     else:
         number = session.ask(center.counts, name).dead
@@ -657,7 +633,9 @@ def _apply(
         session.confirm(f"{verb.capitalize()} {what}?", yes)
         with session.progress(f"{verb[:-1].capitalize()}ing", number) as bar:
             chosen = list(ids) or None
-            number = session.ask(operation, name, ids=chosen, where=named(task), on_progress=bar)
+            number = session.ask(
+                operation, name, ids=chosen, where=messages.named(task), on_progress=bar
+            )
     said = "" if session.exit_code else "No messages match."
     session.tell(
         {done: number}, f"{done.capitalize()} {counted(number, 'message')}." if number else said

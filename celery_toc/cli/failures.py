@@ -8,22 +8,12 @@ import click
 
 import kombu_toc
 
+from . import session as cli
 from .messages import cut, described_failure, failure_fields, local_time, paging, show_parts
 from .screen import Column, counted
-from .session import (
-    NOT_FOUND,
-    PARTIAL,
-    USAGE,
-    Failure,
-    Group,
-    Session,
-    command,
-    queue_option,
-    together,
-    yes_option,
-)
+from .session import Session
 
-failures = Group(
+failures = cli.Group(
     "failures",
     help="The latest failed tasks: list, show, retry, delete, clear.",
     commands_at=dict.fromkeys(("list", "show", "retry", "delete", "clear"), __name__),
@@ -58,12 +48,12 @@ SAID = {
 }
 
 
-@command("""
+@cli.command("""
 celery -A shop toc failures list
 celery -A shop toc failures list --groups
 celery -A shop toc failures list --task 'shop.tasks.*' --exception TimeoutError --since -1d
 """)
-@queue_option
+@cli.queue_option
 @click.option("--exception", metavar="TYPE", help="Only with this type of exception.")
 @click.option("--groups", is_flag=True, help="How many of each task and exception.")
 @paging
@@ -95,7 +85,7 @@ def list_(
     try:
         page = session.ask(part.find, name, since=earliest, until=latest, **which)
     except ValueError:
-        raise Failure("--after: no page goes on there", USAGE) from None
+        raise cli.Failure("--after: no page goes on there", cli.USAGE) from None
     if session.as_json:
         session.json({"failures": list(map(described_failure, page.failures)), "after": page.after})
         return
@@ -111,11 +101,11 @@ def list_(
         session.screen.say(f"There are more: --after '{page.after}'", "dim")
 
 
-@command("""
+@cli.command("""
 celery -A shop toc failures show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
 """)
 @click.argument("id")
-@queue_option
+@cli.queue_option
 def show(session: Session, id: str, queue: str | None) -> None:
     """The failure of a task: exception, traceback, arguments, worker."""
     found = session.ask(session.center.failures.get, id, topic=session.queue(queue))
@@ -124,21 +114,21 @@ def show(session: Session, id: str, queue: str | None) -> None:
     else:
         show_parts(session, (failure_fields(session, one) for one in found))
     if not found:
-        session.complain(f"no failure of {id!r} is kept", NOT_FOUND)
+        session.complain(f"no failure of {id!r} is kept", cli.NOT_FOUND)
 
 
 #: What selects failed tasks.
-_which = together(
+_which = cli.together(
     click.argument("ids", nargs=-1, metavar="[ID]..."),
-    queue_option,
+    cli.queue_option,
     click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
     click.option("--exception", metavar="TYPE", help="Only with this type of exception."),
     click.option("--all", "-a", "every", is_flag=True, help="All of them."),
-    yes_option,
+    cli.yes_option,
 )
 
 
-@command("""
+@cli.command("""
 celery -A shop toc failures retry 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
 celery -A shop toc failures retry --task shop.tasks.remind --exception TimeoutError --yes
 """)
@@ -163,10 +153,10 @@ def retry(session: Session, **which: Any) -> None:
         if number := getattr(done, field):
             session.screen.say(f"{counted(number, 'task')}: {said}.")
     if done.not_kept:
-        session.exit_code = max(session.exit_code, PARTIAL)
+        session.exit_code = max(session.exit_code, cli.PARTIAL)
 
 
-@command("""
+@cli.command("""
 celery -A shop toc failures delete 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes
 celery -A shop toc failures delete --task shop.tasks.remind
 """)
@@ -183,11 +173,11 @@ def delete(session: Session, **which: Any) -> None:
     _say_deleted(session, number)
 
 
-@command("""
+@cli.command("""
 celery -A shop toc failures clear --queue mail --yes
 """)
-@queue_option
-@yes_option
+@cli.queue_option
+@cli.yes_option
 def clear(session: Session, queue: str | None, yes: bool) -> None:
     """Forget all failures, of a queue or of all."""
     name = session.queue(queue)
@@ -223,7 +213,7 @@ def _confirmed(
         known = {one.id for one in session.ask(part.get, ids, topic=name)}
         for id in ids:
             if id not in known:
-                session.complain(f"no failure of {id!r} is kept", NOT_FOUND)
+                session.complain(f"no failure of {id!r} is kept", cli.NOT_FOUND)
         number, chosen = len(known), {"ids": [id for id in ids if id in known]}
     else:
         which = kombu_toc.FailureFilter(task, exception)

@@ -15,26 +15,9 @@ from kombu_toc import FailedTask, Found, Record
 
 from .. import Task
 from ..app.task import sources_of
+from . import session as cli
 from .screen import Cell, Column, clean, counted
-from .session import (
-    FAILED,
-    NOT_FOUND,
-    PARTIAL,
-    USAGE,
-    Failure,
-    Session,
-    command,
-    complete_id,
-    distance,
-    document,
-    iso_us,
-    local,
-    local_iso,
-    queue_option,
-    span,
-    together,
-    yes_option,
-)
+from .session import Session
 
 # -- celery toc find and history
 
@@ -57,7 +40,7 @@ RECORD_COLUMNS = (
 )
 
 
-@command("""
+@cli.command("""
 celery -A shop toc find --biz-id 42
 celery -A shop toc find --biz-type order --biz-id 42 --status pending --json
 celery -A shop toc find --task shop.mail.remind --since -1d --limit 20
@@ -87,7 +70,7 @@ celery -A shop toc find --failed --task shop.mail.remind --retry
 )
 @click.option("--after", metavar="CURSOR", help="Go on where another page ended.")
 @click.option("--retry", is_flag=True, help="Send all of them again, that have failed or are dead.")
-@yes_option
+@cli.yes_option
 def find(
     session: Session,
     status: tuple[str, ...],
@@ -131,7 +114,7 @@ def find(
     )
     _show(session, page.records, page.after, page.away)
     for url in page.away:
-        session.complain(f"{url} does not answer: what it has is not shown", FAILED)
+        session.complain(f"{url} does not answer: what it has is not shown", cli.FAILED)
 
 
 def _attribute(text: str) -> tuple[str, str]:
@@ -158,10 +141,10 @@ def _retry(
         f"Sent {counted(done.number, 'task')} again." if done.number else "No tasks match.",
     )
     if done.not_kept and not session.as_json:
-        session.complain(f"{counted(done.not_kept, 'task')}: the message is not kept", PARTIAL)
+        session.complain(f"{counted(done.not_kept, 'task')}: the message is not kept", cli.PARTIAL)
 
 
-@command("""
+@cli.command("""
 celery -A shop toc history 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
 """)
 @click.argument("id", metavar="ID")
@@ -172,7 +155,7 @@ def history(session: Session, id: str) -> None:
     """
     records = session.library.history(id)
     if not records:
-        raise Failure(f"the library has no task {id!r}", NOT_FOUND)
+        raise cli.Failure(f"the library has no task {id!r}", cli.NOT_FOUND)
     _show(session, records, None)
 
 
@@ -202,12 +185,12 @@ def _show(
 
 
 def _moment(session: Session, us: int) -> str | None:
-    return local_iso(us / 1e6, session.zone) if us else None
+    return cli.local_iso(us / 1e6, session.zone) if us else None
 
 
 def described(record: kombu_toc.Record) -> dict[str, Any]:
     """A record as JSON."""
-    return document(
+    return cli.document(
         record,
         "id topic task status action_us biz_type biz_id attributes attempts worker error "
         "created_us modified_us",
@@ -253,8 +236,10 @@ def describe(session: Session, task: Task, *, whole: bool = False) -> dict[str, 
     found = task.found
     assert isinstance(found, Found)
     shown = {
-        **document(found, "id topic slot time_us far key unique visibility max_lease expiration"),
-        "expires": iso_us(found.expires_us or 0),
+        **cli.document(
+            found, "id topic slot time_us far key unique visibility max_lease expiration"
+        ),
+        "expires": cli.iso_us(found.expires_us or 0),
         "task": task.name or None,
         "priority": _priority(session, found),
         "state": state_of(session, found),
@@ -268,7 +253,7 @@ def describe(session: Session, task: Task, *, whole: bool = False) -> dict[str, 
         "problem": task.problem or None,
     }
     if whole:
-        shown.update(document(task, "headers properties content_type"))
+        shown.update(cli.document(task, "headers properties content_type"))
         shown["body"] = task.body.decode("utf-8", "backslashreplace")
     return shown
 
@@ -357,14 +342,14 @@ def local_time(session: Session, seconds: float) -> str:
     """A time: ISO 8601 with its offset in plain text. On a terminal the offset is left out, because
     a line below the table names the time zone, and so is today's date."""
     if not session.screen.is_terminal:
-        return local_iso(seconds, session.zone)
-    text = local(seconds, session.zone)
-    today = local(session.now, session.zone)[:10]
+        return cli.local_iso(seconds, session.zone)
+    text = cli.local(seconds, session.zone)
+    today = cli.local(session.now, session.zone)[:10]
     return text[11:] if text[:10] == today else text
 
 
 def _signed(seconds: float) -> str:
-    return span(seconds) if seconds >= 0 else f"-{span(-seconds)}"
+    return cli.span(seconds) if seconds >= 0 else f"-{cli.span(-seconds)}"
 
 
 def cut(text: str) -> str:
@@ -374,7 +359,7 @@ def cut(text: str) -> str:
 
 def in_a_line(session: Session, shown: dict[str, Any], seconds: float) -> str:
     """A message in one line, for a question."""
-    when = f", {distance(seconds - session.now)}" if seconds else ""
+    when = f", {cli.distance(seconds - session.now)}" if seconds else ""
     name = shown["task"] or "(no task)"
     return f"{name} {shown['id']} in {shown['queue']!r}: {shown['state']}{when}"
 
@@ -390,7 +375,7 @@ def named(pattern: str | None) -> Callable[[Task], bool] | None:
 
 
 #: Which messages, and how many of them.
-paging = together(
+paging = cli.together(
     click.option(
         "--since",
         metavar="TIME",
@@ -410,12 +395,12 @@ paging = together(
 )
 
 
-@command("""
+@cli.command("""
 celery -A shop toc list --queue mail --until 1h
 celery -A shop toc list --task 'shop.tasks.*' --state scheduled --limit 20
 celery -A shop toc list --since 2030-12-24 --until 2030-12-27 --json
 """)
-@queue_option
+@cli.queue_option
 @click.option("--state", "-s", type=State(STATES), help="Only in this state.")
 @paging
 def list_(session: Session, queue: str | None, state: str | None, **which: Any) -> None:
@@ -443,16 +428,16 @@ def narrowed(
     """
     now = session.now
     if earliest is not None and latest is not None and earliest >= latest:
-        raise Failure("--since is not before --until: nothing can match", USAGE)
+        raise cli.Failure("--since is not before --until: nothing can match", cli.USAGE)
     if state == "scheduled" and latest is not None and latest <= now:
-        raise Failure(
+        raise cli.Failure(
             "what is scheduled is due later than now, and --until is in the past: "
             "nothing can match",
-            USAGE,
+            cli.USAGE,
         )
     if state in ("ready", "dead") and earliest is not None and earliest > now:
         what = "was due" if state == "ready" else "died"
-        raise Failure(f"what is {state} {what} before now: --since is in the future", USAGE)
+        raise cli.Failure(f"what is {state} {what} before now: --since is in the future", cli.USAGE)
     if state == "ready":
         return "waiting", earliest, now if latest is None else min(now, latest)
     if state == "scheduled":
@@ -487,7 +472,7 @@ def show_page(
                 after=after,
             )
     except ValueError as exc:  # a cursor that is none
-        raise Failure(exc, USAGE) from None
+        raise cli.Failure(exc, cli.USAGE) from None
     messages = [describe(session, session.center.task(found)) for found in page.messages]
     if session.as_json:
         session.json({"messages": messages, "after": page.after})
@@ -520,12 +505,12 @@ _TIMES = {
 }
 
 
-@command("""
+@cli.command("""
 celery -A shop toc show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
 celery -A shop toc show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --json
 """)
-@click.argument("id", shell_complete=complete_id)
-@queue_option
+@click.argument("id", shell_complete=cli.complete_id)
+@cli.queue_option
 def show(session: Session, id: str, queue: str | None) -> None:
     """All of a message, decoded; and what the task library has of those of its id that have ended,
     with the end of the traceback of a failure.
@@ -586,17 +571,17 @@ def show_parts(session: Session, parts: Iterable[list[tuple[str, Any]]]) -> None
 def described_failure(one: FailedTask) -> dict[str, Any]:
     """A failed task as JSON."""
     names = "id task topic exception error args failed_us runtime retries dead masked retryable"
-    return {**document(one, names), "worker": one.worker or None}
+    return {**cli.document(one, names), "worker": one.worker or None}
 
 
 def failure_fields(session: Session, one: FailedTask) -> list[tuple[str, Any]]:
     """A failed task in full, a line for each property."""
     why = "its arguments are hidden" if one.masked else "it was too large"
-    runtime = None if one.runtime is None else span(one.runtime)
+    runtime = None if one.runtime is None else cli.span(one.runtime)
     return [
         *(("id", one.id), ("task", one.task), ("queue", one.topic)),
         ("state", "failed, dead" if one.dead else "failed"),
-        ("failed", local_iso(one.failed_us / 1e6, session.zone)),
+        ("failed", cli.local_iso(one.failed_us / 1e6, session.zone)),
         *(("worker", one.worker or None), ("runtime", runtime), ("retries", one.retries or None)),
         ("args", one.args or None),
         ("retry", None if one.retryable else f"not possible: {why}"),
@@ -621,8 +606,8 @@ def _recorded(session: Session, record: Record) -> list[tuple[str, Any]]:
 def _fields(session: Session, message: dict[str, Any], seconds: float) -> list[tuple[str, Any]]:
     when = "now: it was rolled back"
     if seconds:
-        away = distance(seconds - session.now)
-        when = f"{local_iso(seconds, session.zone)} ({away})"
+        away = cli.distance(seconds - session.now)
+        when = f"{cli.local_iso(seconds, session.zone)} ({away})"
     fields = [
         ("id", message["id"]),
         ("task", message["task"]),

@@ -19,43 +19,12 @@ from kombu.exceptions import KombuError
 
 import kombu_toc
 
+from ..beat import sync as beat
 from ..beat.configured import Read, Refused
-from ..beat.sync import (
-    IMPORTED_BY,
-    OWNER,
-    REDBEAT_PREFIX,
-    Imported,
-    Outcome,
-    Sync,
-    django_rows,
-    import_entries,
-    read_django,
-    read_redbeat,
-    redbeat_definitions,
-)
 from ..schedules.rules import UnknownScheduleError, read_cron
+from . import session as cli
 from .screen import Cell, Column, counted, listed, plural
-from .session import (
-    FAILED,
-    NOT_FOUND,
-    SPAN,
-    USAGE,
-    Failure,
-    Group,
-    Session,
-    command,
-    complete_queue,
-    complete_schedule,
-    distance,
-    document,
-    iso,
-    local,
-    local_iso,
-    milliseconds,
-    queue_option,
-    span,
-    yes_option,
-)
+from .session import Session
 
 # -- celery toc schedule
 
@@ -86,11 +55,11 @@ _STYLES = {"active": "", "paused": "yellow", "ended": "dim"}
 UPCOMING = 5
 
 _names = click.argument(
-    "names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_schedule
+    "names", nargs=-1, required=True, metavar="NAME...", shell_complete=cli.complete_schedule
 )
 
 
-schedule = Group(
+schedule = cli.Group(
     "schedule",
     help="Recurring tasks: list, show, put, pause, skip, run, backfill, delete, sync, and others.",
     commands_at=dict.fromkeys(
@@ -103,12 +72,12 @@ schedule = Group(
 )
 
 
-@command("""
+@cli.command("""
 celery -A shop toc schedule list
 celery -A shop toc schedule list --task 'shop.mail.*' --state paused
 celery -A shop toc schedule list --queue mail --json
 """)
-@queue_option
+@cli.queue_option
 @click.option("--task", metavar="NAME", help="Only this task; * and ? match any.")
 @click.option(
     "--state", "-s", type=click.Choice(("active", "paused", "ended")), help="Only in this state."
@@ -155,11 +124,11 @@ def _matches(found: Any, task: str | None, state: str | None, owner: str | None)
     )
 
 
-@command("""
+@cli.command("""
 celery -A shop toc schedule show nightly
 celery -A shop toc schedule show nightly --json
 """)
-@click.argument("name", metavar="NAME", shell_complete=complete_schedule)
+@click.argument("name", metavar="NAME", shell_complete=cli.complete_schedule)
 def show(session: Session, name: str) -> None:
     """Everything about a schedule: its next firings, and what became of the last ones."""
     found = session.center.schedules.get(name)
@@ -171,10 +140,10 @@ def show(session: Session, name: str) -> None:
         session.screen.json(
             {
                 **described(found),
-                "upcoming": [iso(moment.timestamp()) for moment in coming],
+                "upcoming": [cli.iso(moment.timestamp()) for moment in coming],
                 "history": [_firing(one) for one in history],
                 "edits": [
-                    {"time": iso(one.at.timestamp()), "by": one.by, "what": one.what}
+                    {"time": cli.iso(one.at.timestamp()), "by": one.by, "what": one.what}
                     for one in found.edits
                 ],
             }
@@ -200,10 +169,10 @@ def show_fields(session: Session, found: Any, coming: list[datetime]) -> None:
         ("queue", found.queue),
         ("arguments", _arguments(found)),
         ("options", _shown_options(found.options)),
-        ("misfire", f"{found.misfire}, if later than {span(found.grace)}"),
+        ("misfire", f"{found.misfire}, if later than {cli.span(found.grace)}"),
         ("overlap", found.overlap),
         ("not on", ", ".join(map(str, found.exclude)) or None),
-        ("jitter", span(found.jitter) if found.jitter else None),
+        ("jitter", cli.span(found.jitter) if found.jitter else None),
         ("starts", _moment(session, found.start)),
         ("ends", _moment(session, found.end)),
         ("runs", f"{found.runs} of {found.max_runs}" if found.max_runs else found.runs),
@@ -228,7 +197,7 @@ def _each(
             try:
                 result, told = function(session, name)
             except UnknownScheduleError:
-                session.complain(unknown(session, name).format_message(), NOT_FOUND)
+                session.complain(unknown(session, name).format_message(), cli.NOT_FOUND)
                 continue
             results.append(result)
             if not session.as_json:
@@ -239,7 +208,7 @@ def _each(
     return _names(run)
 
 
-@command("celery -A shop toc schedule pause nightly")
+@cli.command("celery -A shop toc schedule pause nightly")
 @_each
 def pause(session: Session, name: str) -> tuple[dict[str, Any], str]:
     """Have schedules fire no more, until `resume`. What has fired already goes on."""
@@ -247,7 +216,7 @@ def pause(session: Session, name: str) -> tuple[dict[str, Any], str]:
     return described(found), f"Paused {name!r}."
 
 
-@command("celery -A shop toc schedule resume nightly")
+@cli.command("celery -A shop toc schedule resume nightly")
 @_each
 def resume(session: Session, name: str) -> tuple[dict[str, Any], str]:
     """Have paused schedules fire again, from their next time on."""
@@ -255,7 +224,7 @@ def resume(session: Session, name: str) -> tuple[dict[str, Any], str]:
     return described(found), f"Resumed {name!r}: next {_moment(session, found.next) or 'never'}."
 
 
-@command("celery -A shop toc schedule skip nightly")
+@cli.command("celery -A shop toc schedule skip nightly")
 @_each
 def skip(session: Session, name: str) -> tuple[dict[str, Any], str]:
     """Leave out the next firing of schedules."""
@@ -266,7 +235,7 @@ def skip(session: Session, name: str) -> tuple[dict[str, Any], str]:
     return described(found), said
 
 
-@command("celery -A shop toc schedule run nightly")
+@cli.command("celery -A shop toc schedule run nightly")
 @_each
 def run(session: Session, name: str) -> tuple[dict[str, Any], str]:
     """Send the tasks of schedules now, beside their firings."""
@@ -274,11 +243,11 @@ def run(session: Session, name: str) -> tuple[dict[str, Any], str]:
     return {"name": name, "id": id}, f"Sent {name!r} as {id}."
 
 
-@command("""
+@cli.command("""
 celery -A shop toc schedule backfill nightly --from 2026-11-01 --to 2026-11-20
 celery -A shop toc schedule backfill hourly --from -2d --rate 0.5 --json
 """)
-@click.argument("name", metavar="NAME", shell_complete=complete_schedule)
+@click.argument("name", metavar="NAME", shell_complete=cli.complete_schedule)
 @click.option("--from", "start", metavar="TIME", required=True, help="ISO 8601, or a span ago.")
 @click.option("--to", "end", metavar="TIME", help="The end; now unless given.")
 @click.option("--rate", type=float, default=10.0, show_default=True, help="Tasks a second.")
@@ -301,12 +270,12 @@ def backfill(
     )
 
 
-@command("""
+@cli.command("""
 celery -A shop toc schedule delete nightly
 celery -A shop toc schedule delete nightly hourly --yes --json
 """)
 @_names
-@yes_option
+@cli.yes_option
 def delete(session: Session, names: tuple[str, ...], yes: bool) -> None:
     """Delete schedules with their next firings. What has fired already goes on.
 
@@ -315,7 +284,7 @@ def delete(session: Session, names: tuple[str, ...], yes: bool) -> None:
     found = [(name, session.center.schedules.get(name)) for name in dict.fromkeys(names)]
     for name, one in found:
         if one is None:
-            session.complain(unknown(session, name).format_message(), NOT_FOUND)
+            session.complain(unknown(session, name).format_message(), cli.NOT_FOUND)
     there = [name for name, one in found if one is not None]
     if there:
         session.confirm(f"Delete {counted(len(there), 'schedule')}: {listed(there)}?", yes)
@@ -326,21 +295,21 @@ def delete(session: Session, names: tuple[str, ...], yes: bool) -> None:
 # -- how it is shown
 
 
-def unknown(session: Session, name: str) -> Failure:
+def unknown(session: Session, name: str) -> cli.Failure:
     """There is no schedule of that name; a similar one is named."""
     known = [one.name for one in islice(session.center.schedules.each(), 10_000)]
     near = difflib.get_close_matches(name, known, 1)
     hint = f"; do you mean {near[0]!r}?" if near else "; 'celery toc schedule list' shows all"
-    return Failure(f"there is no schedule {name!r}{hint}", NOT_FOUND)
+    return cli.Failure(f"there is no schedule {name!r}{hint}", cli.NOT_FOUND)
 
 
 def described(found: Any) -> dict[str, Any]:
     """A schedule, as in JSON."""
     return {
-        **document(
+        **cli.document(
             found, "name task timezone queue misfire overlap start end max_runs owner state"
         ),
-        **document(found, "next next_id last runs created changed"),
+        **cli.document(found, "next next_id last runs created changed"),
         "schedule": found.text,
         # of what is not decoded, as their sender wrote them
         "args": found.args if isinstance(found.args, str) else list(found.args or ()),
@@ -353,7 +322,7 @@ def described(found: Any) -> dict[str, Any]:
 
 
 def _firing(found: Any) -> dict[str, Any]:
-    shown = document(found, "id planned started ended outcome by_hand")
+    shown = cli.document(found, "id planned started ended outcome by_hand")
     return {**shown, "reason": found.reason or None, "late_seconds": found.late}
 
 
@@ -361,7 +330,7 @@ def _moment(session: Session, moment: datetime | None) -> str | None:
     if moment is None:
         return None
     seconds = moment.timestamp()
-    shown = local if session.screen.is_terminal else local_iso
+    shown = cli.local if session.screen.is_terminal else cli.local_iso
     return shown(seconds, session.zone)
 
 
@@ -380,7 +349,7 @@ def _shown_options(options: Any) -> str | None:
 
 
 def _line(session: Session, found: Any) -> list[Any]:
-    left = None if found.next is None else distance(found.next.timestamp() - session.now)
+    left = None if found.next is None else cli.distance(found.next.timestamp() - session.now)
     return [
         found.name,
         found.text,
@@ -398,7 +367,7 @@ def _history_line(session: Session, found: Any) -> list[Any]:
     return [
         _moment(session, found.planned),
         outcome,
-        None if found.late is None else milliseconds(found.late),
+        None if found.late is None else cli.milliseconds(found.late),
         found.id,
         found.reason or None,
     ]
@@ -424,7 +393,7 @@ class _Json(click.ParamType):  # type: ignore[type-arg]  # Click's is generic fr
         self.fail(f"{value!r} is not JSON such as {self.example}", param, ctx)
 
 
-@command("""
+@cli.command("""
 celery -A shop toc schedule put nightly shop.tidy --cron '0 3 * * *'
 celery -A shop toc schedule put poll shop.poll --every 30s --args '["eu"]' --overlap skip
 celery -A shop toc schedule put dawn shop.lights_off --sun sunrise --at 52.5,13.4
@@ -443,7 +412,7 @@ celery -A shop toc schedule put dawn shop.lights_off --sun sunrise --at 52.5,13.
     default=None,
     help="With --cron: a day of the month or of the week is enough, as for cron; else both.",
 )
-@click.option("--every", type=SPAN, metavar="SPAN", help="An interval: 30s, 1h30m.")
+@click.option("--every", type=cli.SPAN, metavar="SPAN", help="An interval: 30s, 1h30m.")
 @click.option("--sun", metavar="EVENT", help="An event of the sun, such as sunrise; with --at.")
 @click.option("--at", "place", metavar="LAT,LON", help="Where the sun is looked at.")
 @click.option("--args", type=_Json(list, '[1, "a"]'), metavar="JSON", help="Arguments: a list.")
@@ -457,13 +426,17 @@ celery -A shop toc schedule put dawn shop.lights_off --sun sunrise --at 52.5,13.
     help="Options of apply_async: priority, expires, headers, ...",
 )
 @click.option(
-    "--queue", "-Q", metavar="NAME", shell_complete=complete_queue, help="The queue, if not routed."
+    "--queue",
+    "-Q",
+    metavar="NAME",
+    shell_complete=cli.complete_queue,
+    help="The queue, if not routed.",
 )
 @click.option("--timezone", metavar="ZONE", help="Of a crontab; the app's unless given.")
 @click.option(
     "--misfire", type=click.Choice(("skip", "once", "all")), help="What was missed by the grace."
 )
-@click.option("--grace", type=SPAN, metavar="SPAN", help="How late a firing may be: 1m.")
+@click.option("--grace", type=cli.SPAN, metavar="SPAN", help="How late a firing may be: 1m.")
 @click.option(
     "--overlap",
     type=click.Choice(("allow", "skip", "wait", "cancel")),
@@ -471,7 +444,7 @@ celery -A shop toc schedule put dawn shop.lights_off --sun sunrise --at 52.5,13.
 )
 @click.option(
     "--jitter",
-    type=SPAN,
+    type=cli.SPAN,
     metavar="SPAN",
     help="Each firing up to so much later; by how much is settled by its time.",
 )
@@ -513,11 +486,11 @@ def put(
     schedules = session.center.schedules
     before = schedules.get(name)
     if before is not None and before.owner and not force:
-        raise Failure(_owned(name, before.owner), FAILED)
+        raise cli.Failure(_owned(name, before.owner), cli.FAILED)
     try:
         found = schedules.put(name, task, when, **rules)
     except (TypeError, KombuError) as exc:  # arguments that the task or its serializer refuses
-        raise Failure(f"task {task!r} cannot be sent so: {exc}", USAGE) from exc
+        raise cli.Failure(f"task {task!r} cannot be sent so: {exc}", cli.USAGE) from exc
     changed = before is None or before.fingerprint != found.fingerprint
     if session.as_json:
         session.screen.json({**described(found), "is_new": before is None, "has_changed": changed})
@@ -535,7 +508,7 @@ def put(
 def _schedule(cron: str | None, every: float | None, sun: str | None, place: str | None) -> Any:
     given = [option for option in (cron, every, sun) if option is not None]
     if len(given) != 1:
-        raise Failure("say one of --cron, --every and --sun", USAGE)
+        raise cli.Failure("say one of --cron, --every and --sun", cli.USAGE)
     try:
         if cron is not None:
             return read_cron(cron)
@@ -543,17 +516,17 @@ def _schedule(cron: str | None, every: float | None, sun: str | None, place: str
             latitude, longitude = map(float, (place or "").split(","))
             return solar(sun, latitude, longitude)
     except ImportError as exc:
-        raise Failure(f"{exc}: solar schedules need the package ephem", FAILED) from exc
+        raise cli.Failure(f"{exc}: solar schedules need the package ephem", cli.FAILED) from exc
     except ValueError as exc:
         if sun is not None and (place or "").count(",") != 1:
-            raise Failure("--sun needs a place: --at 52.5,13.4", USAGE) from exc
-        raise Failure(f"the schedule cannot be read: {exc}", USAGE) from exc
+            raise cli.Failure("--sun needs a place: --at 52.5,13.4", cli.USAGE) from exc
+        raise cli.Failure(f"the schedule cannot be read: {exc}", cli.USAGE) from exc
     return every
 
 
 def _owned(name: str, owner: str) -> str:
-    if owner.startswith(OWNER):
-        app = owner.removeprefix(OWNER)
+    if owner.startswith(beat.OWNER):
+        app = owner.removeprefix(beat.OWNER)
         return (
             f"the schedule {name!r} comes from the beat_schedule of app {app!r}: change it there, "
             "or pass --force and lose the change when that changes"
@@ -577,7 +550,7 @@ def _load(session: Session) -> None:
     session.app.finalize()
 
 
-@command("""
+@cli.command("""
 celery -A shop toc schedule sync --dry-run
 celery -A shop toc schedule sync
 """)
@@ -590,29 +563,29 @@ def sync(session: Session, dry_run: bool) -> None:
     """
     _load(session)
     process = f"celery toc schedule sync {uuid.uuid4().hex[:8]}"
-    one = Sync(session.app, session.center, process)
+    one = beat.Sync(session.app, session.center, process)
     outcome = one.plan() if dry_run else one.run(force=True)
     if outcome.told.verdict == "busy":
-        raise Failure(
+        raise cli.Failure(
             f"{outcome.told.process} is putting a beat_schedule of this app: try again in "
             f"{outcome.told.busy:.0f} s",
-            FAILED,
+            cli.FAILED,
         )
     if not dry_run and outcome.told.verdict != "in force":
-        raise Failure(
+        raise cli.Failure(
             f"{outcome.told.process} has put another beat_schedule of this app meanwhile: see "
             "'celery toc schedule list', and try again",
-            FAILED,
+            cli.FAILED,
         )
     _report_sync(session, outcome, dry_run)
 
 
-def _report_sync(session: Session, outcome: Outcome, dry_run: bool) -> None:
+def _report_sync(session: Session, outcome: beat.Outcome, dry_run: bool) -> None:
     would = "would be " if dry_run else ""
     parts = [f"{len(outcome.put)} {would}put", f"{len(outcome.removed)} {would}removed"]
     session.tell(
         {
-            **document(outcome, "put removed unchanged"),
+            **cli.document(outcome, "put removed unchanged"),
             **{"dry_run": dry_run, "refused": [one._asdict() for one in outcome.refused]},
         },
         *(f"{name}: {would}put" for name in outcome.put),
@@ -622,7 +595,7 @@ def _report_sync(session: Session, outcome: Outcome, dry_run: bool) -> None:
     _say_refused(session, outcome.refused)
 
 
-@command("""
+@cli.command("""
 celery -A shop toc schedule import django --dry-run
 celery -A shop toc schedule import django
 celery -A shop toc schedule import redbeat redis://localhost:6379/1
@@ -652,22 +625,25 @@ def import_(
         if source == "django"
         else _read_redbeat(session, url, key_prefix)
     )
-    done = import_entries(
-        *(session.app, session.center, read, f"{IMPORTED_BY}{source}"), dry_run=dry_run, force=force
+    done = beat.import_entries(
+        *(session.app, session.center, read, f"{beat.IMPORTED_BY}{source}"),
+        dry_run=dry_run,
+        force=force,
     )
     _report_import(session, read, done, dry_run)
 
 
 def _read_django(session: Session, url: str | None) -> Read:
     if url is not None:
-        raise Failure(
-            "django-celery-beat is read through the app's Django: leave out the URL", USAGE
+        raise cli.Failure(
+            "django-celery-beat is read through the app's Django: leave out the URL", cli.USAGE
         )
     try:
-        return read_django(django_rows(), session.now)
+        return beat.read_django(beat.django_rows(), session.now)
     except Exception as exc:  # whatever Django and its database raise
-        raise Failure(
-            f"the tables of django-celery-beat cannot be read: {type(exc).__name__}: {exc}", FAILED
+        raise cli.Failure(
+            f"the tables of django-celery-beat cannot be read: {type(exc).__name__}: {exc}",
+            cli.FAILED,
         ) from exc
 
 
@@ -677,23 +653,27 @@ def _read_redbeat(session: Session, url: str | None, key_prefix: str | None) -> 
     conf = session.app.conf
     url = url or conf.get("redbeat_redis_url")
     if not url:
-        raise Failure("say where redbeat keeps its entries: redis://localhost:6379/1", USAGE)
-    prefix = key_prefix or conf.get("redbeat_key_prefix") or REDBEAT_PREFIX
+        raise cli.Failure(
+            "say where redbeat keeps its entries: redis://localhost:6379/1", cli.USAGE
+        )
+    prefix = key_prefix or conf.get("redbeat_key_prefix") or beat.REDBEAT_PREFIX
     shown = kombu_toc.mask_password(url)
     try:
         with Redis.from_url(url) as client:
-            return read_redbeat(redbeat_definitions(client, prefix))
+            return beat.read_redbeat(beat.redbeat_definitions(client, prefix))
     except (RedisError, ValueError, OSError) as exc:
-        raise Failure(f"redbeat's entries at {shown} cannot be read: {exc}", FAILED) from exc
+        raise cli.Failure(
+            f"redbeat's entries at {shown} cannot be read: {exc}", cli.FAILED
+        ) from exc
 
 
-def _report_import(session: Session, read: Read, done: Imported, dry_run: bool) -> None:
+def _report_import(session: Session, read: Read, done: beat.Imported, dry_run: bool) -> None:
     found = len(read.entries) + len(read.refused)
     would = "would be " if dry_run else ""
     paused = set(done.paused)
     session.tell(
         {
-            **document(done, "put unchanged paused"),
+            **cli.document(done, "put unchanged paused"),
             **{"dry_run": dry_run, "found": found},
             "refused": [one._asdict() for one in done.refused],
         },
@@ -706,7 +686,7 @@ def _report_import(session: Session, read: Read, done: Imported, dry_run: bool) 
 
 def _say_refused(session: Session, refused: list[Refused]) -> None:
     if refused:
-        session.exit_code = FAILED
+        session.exit_code = cli.FAILED
     if refused and not session.as_json:
         noun = "entry" if len(refused) == 1 else plural("entry")
         session.screen.say(f"Not taken, {len(refused)} {noun}:", "yellow")

@@ -11,21 +11,9 @@ import kombu_toc
 from kombu_toc import Fault
 
 from ..app.broker import visibility_warnings
+from . import session as cli
 from .screen import Cell, Column, counted, listed, scaled
-from .session import (
-    FAILED,
-    FAULTS,
-    PARTIAL,
-    USAGE,
-    Failure,
-    Session,
-    command,
-    document,
-    milliseconds,
-    queues_argument,
-    span,
-    yes_option,
-)
+from .session import Session
 from .topic import NO_QUEUES, text_of
 
 # -- celery toc status
@@ -57,11 +45,11 @@ ANSWER_WITHIN = 1.0
 LATE = ("late_p50_seconds", "late_p99_seconds")
 
 
-@command("""
+@cli.command("""
 celery -A shop toc status
 celery -A shop toc status mail --json
 """)
-@queues_argument
+@cli.queues_argument
 @click.option("--all", "-a", "every", is_flag=True, help="Also reply queues with nothing in them.")
 @click.option("--running", is_flag=True, help="Also ask the workers which tasks they run.")
 def status(session: Session, queues: tuple[str, ...], every: bool, running: bool) -> None:
@@ -230,8 +218,8 @@ def line(row: dict[str, Any], *, far: bool = False) -> list[Any]:
         row["in_flight"],
         Cell(row["dead"], "red" if row["dead"] else ""),
         *([_far(row)] if far else []),
-        Cell(span(oldest), "yellow" if oldest >= 1 else "") if oldest else None,
-        *(None if row[late] is None else milliseconds(row[late]) for late in LATE),
+        Cell(cli.span(oldest), "yellow" if oldest >= 1 else "") if oldest else None,
+        *(None if row[late] is None else cli.milliseconds(row[late]) for late in LATE),
         consumers,
         None if size is None else _bytes(size),
     ]
@@ -276,11 +264,11 @@ FAULT_COLUMNS = (
 )
 
 
-@command("""
+@cli.command("""
 celery -A shop toc check
 celery -A shop toc check mail --json
 """)
-@queues_argument
+@cli.queues_argument
 def check(session: Session, queues: tuple[str, ...]) -> None:
     """Look through queues for inconsistencies, such as an id without a body.
 
@@ -288,15 +276,15 @@ def check(session: Session, queues: tuple[str, ...]) -> None:
     """
     center = session.center
     if _report(session, _found(session, center.admin.check, session.queues(queues))):
-        session.exit_code = FAULTS
+        session.exit_code = cli.FAULTS
 
 
-@command("""
+@cli.command("""
 celery -A shop toc repair
 celery -A shop toc repair mail --yes --json
 """)
-@queues_argument
-@yes_option
+@cli.queues_argument
+@cli.yes_option
 def repair(session: Session, queues: tuple[str, ...], yes: bool) -> None:
     """Mend what `check` finds.
 
@@ -320,7 +308,7 @@ def _found(session: Session, look: Callable[[str], list[Fault]], names: Iterable
 def _report(session: Session, found: list[Fault]) -> list[Fault]:
     if session.as_json:
         faults = [
-            {**document(one, "topic slot kind places"), "id": one.id or None} for one in found
+            {**cli.document(one, "topic slot kind places"), "id": one.id or None} for one in found
         ]
         session.json({"faults": faults})
     else:
@@ -353,7 +341,7 @@ class _Address(click.ParamType):  # type: ignore[type-arg]  # Click's is generic
         return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-@command("""
+@cli.command("""
 celery -A shop toc metrics
 celery -A shop toc metrics --serve :9808
 celery -A shop toc metrics --serve 127.0.0.1:9808
@@ -374,9 +362,9 @@ def metrics(session: Session, address: tuple[str, int] | None) -> None:
     try:
         from .. import metrics as exporter
     except ImportError as exc:
-        raise Failure(
+        raise cli.Failure(
             f"{exc}: this command needs prometheus-client; pip install 'celery-toc[metrics]'",
-            USAGE,
+            cli.USAGE,
         ) from exc
     session.center.client.ping()  # fails at once if the broker is down
     if session.as_json or address is None:
@@ -384,20 +372,22 @@ def metrics(session: Session, address: tuple[str, int] | None) -> None:
         samples = [sample for family in registry.collect() for sample in family.samples]
         if session.as_json:
             session.screen.json(
-                [{**document(one, "name labels"), "value": float(one.value)} for one in samples]
+                [{**cli.document(one, "name labels"), "value": float(one.value)} for one in samples]
             )
         else:
             click.echo(exporter.metrics_text(session.center), nl=False)
         for one in samples:
             if one.name == "celery_toc_slots_missing":
                 where = "{topic!r} at {server}".format(**one.labels)
-                session.complain(f"no answer from {one.value:.0f} slots of {where}", PARTIAL)
+                session.complain(f"no answer from {one.value:.0f} slots of {where}", cli.PARTIAL)
         return
     host, port = address
     try:
         server, thread = exporter.serve(session.center, host, port)
     except OSError as exc:
-        raise Failure(f"cannot serve at {host}:{port}: {exc.strerror or exc}", FAILED) from exc
+        raise cli.Failure(
+            f"cannot serve at {host}:{port}: {exc.strerror or exc}", cli.FAILED
+        ) from exc
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"Serving metrics at http://{shown}:{server.server_port}/metrics", err=True)
     try:
@@ -420,11 +410,11 @@ LIMIT_COLUMNS = (
 )
 
 
-@command("""
+@cli.command("""
 celery -A shop toc limits
 celery -A shop toc limits mail --json
 """)
-@queues_argument
+@cli.queues_argument
 def limits(session: Session, queues: tuple[str, ...]) -> None:
     """Show what queues limit, what is used of it, and what waits for it.
 
@@ -447,10 +437,10 @@ def limits(session: Session, queues: tuple[str, ...]) -> None:
 def _described(usage: kombu_toc.Usage) -> dict[str, Any]:
     """A queue, as in JSON."""
     return {
-        **document(usage, "topic running waiting keys_waiting"),
+        **cli.document(usage, "topic running waiting keys_waiting"),
         "limits": [
             {
-                **document(limit, "value used of"),
+                **cli.document(limit, "value used of"),
                 **{"limit": limit.name, "opens_seconds": limit.opens_us / 1e6},
             }
             for limit in usage.limits
@@ -468,14 +458,14 @@ def _rows(usage: kombu_toc.Usage) -> list[list[Any]]:
         rest: list[Any] = [None] * 3
         if not number:
             oldest = usage.oldest_us / 1e6
-            rest = [usage.waiting, usage.keys_waiting, span(oldest) if oldest else None]
+            rest = [usage.waiting, usage.keys_waiting, cli.span(oldest) if oldest else None]
         rows.append(
             [
                 usage.topic,
                 one.name.replace("_", " "),
                 text_of(one.name, one.value),
                 Cell(used, "yellow" if is_full and usage.waiting else ""),
-                milliseconds(one.opens_us / 1e6) if one.opens_us else None,
+                cli.milliseconds(one.opens_us / 1e6) if one.opens_us else None,
                 *rest,
             ]
         )

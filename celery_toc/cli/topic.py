@@ -11,21 +11,9 @@ import click
 
 import kombu_toc
 
+from . import session as cli
 from .screen import Cell, Column, counted, listed, skipped
-from .session import (
-    FAILED,
-    NOT_FOUND,
-    SPAN,
-    Failure,
-    Group,
-    Session,
-    command,
-    complete_queue,
-    document,
-    queues_argument,
-    together,
-    yes_option,
-)
+from .session import Session
 
 COLUMNS = (
     Column("queue", fold=True),
@@ -50,10 +38,10 @@ _DECLARED_ONCE = ("slots", "expires")
 
 NO_QUEUES = "There are no queues yet: a worker declares its own when it starts."
 
-_queue = click.argument("queue", metavar="QUEUE", shell_complete=complete_queue)
+_queue = click.argument("queue", metavar="QUEUE", shell_complete=cli.complete_queue)
 
 
-topic = Group(
+topic = cli.Group(
     "topic",
     help="What queues are declared with: list, show, declare, set, delete.",
     commands_at={
@@ -100,7 +88,7 @@ def option_of(limit: str) -> str:
 
 
 def _limit_options(names: tuple[str, ...], may_be_default: bool) -> Callable[[Any], Any]:
-    return together(
+    return cli.together(
         *(
             click.option(
                 option_of(name),
@@ -153,11 +141,11 @@ _ALTERABLE = (*(name for name in kombu_toc.LIMITS if name not in _DECLARED_ONCE)
 # -- commands
 
 
-@command("""
+@cli.command("""
 celery -A shop toc topic list
 celery -A shop toc topic list --json
 """)
-@queues_argument
+@cli.queues_argument
 @click.option("--all", "-a", "every", is_flag=True, help="Also queues that expire.")
 def list_(session: Session, queues: tuple[str, ...], every: bool) -> None:
     """Show what each queue is declared with.
@@ -175,7 +163,7 @@ def list_(session: Session, queues: tuple[str, ...], every: bool) -> None:
         session.screen.table(COLUMNS, map(_line, descriptions), NO_QUEUES)
 
 
-@command("""
+@cli.command("""
 celery -A shop toc topic show mail
 celery -A shop toc topic show mail --json
 """)
@@ -186,7 +174,7 @@ def show(session: Session, queue: str) -> None:
     _show(session, session.ask(session.center.queues.describe, queue))
 
 
-@command("""
+@cli.command("""
 celery -A shop toc topic declare mail --slots 16 --retries 3
 """)
 @_queue
@@ -194,14 +182,15 @@ celery -A shop toc topic declare mail --slots 16 --retries 3
 def declare(session: Session, queue: str, **limits: Any) -> None:
     """Declare a queue before anybody uses it. Refused if there is one of that name."""
     if queue in session.center.queues.names():
-        raise Failure(
-            f"there is a queue {queue!r}; 'celery toc topic set {queue}' changes its limits", FAILED
+        raise cli.Failure(
+            f"there is a queue {queue!r}; 'celery toc topic set {queue}' changes its limits",
+            cli.FAILED,
         )
     session.center.queues.declare(queue, **{k: v for k, v in limits.items() if v is not None})
     _show(session, session.ask(session.center.queues.describe, queue))
 
 
-@command("""
+@cli.command("""
 celery -A shop toc topic set mail --retries 3 --visibility 5m
 celery -A shop toc topic set mail --visibility default
 celery -A shop toc topic set mail --rate 100/s --key-concurrency 1
@@ -250,7 +239,9 @@ def described(description: kombu_toc.Description) -> dict[str, Any]:
     """A queue, as in JSON."""
     expires = description.expires_ms
     return {
-        **document(description, "topic slots closed_steps draining_counts paused target_stopped"),
+        **cli.document(
+            description, "topic slots closed_steps draining_counts paused target_stopped"
+        ),
         "limits": {name: limit._asdict() for name, limit in description.limits.items()},
         "expires_seconds": None if expires is None else expires / 1000,
         **description.counts._asdict(),
@@ -329,11 +320,11 @@ def _exactly(seconds: float) -> str:
 # -- celery toc pause, resume, purge and delete
 
 _queues = click.argument(
-    "queues", nargs=-1, required=True, metavar="QUEUE...", shell_complete=complete_queue
+    "queues", nargs=-1, required=True, metavar="QUEUE...", shell_complete=cli.complete_queue
 )
 
 
-@command("""
+@cli.command("""
 celery -A shop toc pause mail
 celery -A shop toc pause mail news --json
 """)
@@ -347,7 +338,7 @@ def pause(session: Session, queues: tuple[str, ...]) -> None:
     _set_paused(session, queues, True)
 
 
-@command("""
+@cli.command("""
 celery -A shop toc resume mail
 """)
 @_queues
@@ -369,12 +360,12 @@ def _set_paused(session: Session, queues: tuple[str, ...], paused: bool) -> None
     )
 
 
-@command("""
+@cli.command("""
 celery -A shop toc purge mail
 celery -A shop toc purge mail --yes --json
 """)
 @_queue
-@yes_option
+@cli.yes_option
 def purge(session: Session, queue: str, yes: bool) -> None:
     """Delete all messages of a queue that wait, due or not: scheduled tasks too.
 
@@ -403,13 +394,13 @@ def purge(session: Session, queue: str, yes: bool) -> None:
         session.screen.say(f"No messages wait in {queue!r}.")
 
 
-@command("""
+@cli.command("""
 celery -A shop toc delete old-mail
 celery -A shop toc delete old-mail --force --yes
 """)
 @_queue
 @click.option("--force", is_flag=True, help="Also with messages in it, and while it is consumed.")
-@yes_option
+@cli.yes_option
 def delete(session: Session, queue: str, force: bool, yes: bool) -> None:
     """Delete a queue: its declaration, counters and bindings; with --force also its messages.
 
@@ -429,12 +420,14 @@ def delete(session: Session, queue: str, force: bool, yes: bool) -> None:
     consumers = session.center.queues.consumers().get(queue, [])
     if not force:
         if held:
-            raise Failure(
-                f"{queue!r} holds messages: {', '.join(held)}; --force deletes them", FAILED
+            raise cli.Failure(
+                f"{queue!r} holds messages: {', '.join(held)}; --force deletes them", cli.FAILED
             )
         if consumers:
             names = ", ".join(sorted(consumer.name for consumer in consumers))
-            raise Failure(f"{queue!r} is consumed by {names}; stop them first, or --force", FAILED)
+            raise cli.Failure(
+                f"{queue!r} is consumed by {names}; stop them first, or --force", cli.FAILED
+            )
     number = sum(counts)
     what = f"with {counted(number, 'message')} ({', '.join(held)})" if held else "which is empty"
     session.confirm(f"Delete {queue!r}, {what}?", yes)
@@ -460,11 +453,11 @@ def _power_of_two(ctx: click.Context, param: click.Parameter, slots: int) -> int
     return slots
 
 
-@command("""
+@cli.command("""
 celery -A shop toc reshard mail --slots 32
 celery -A shop toc reshard mail --slots 4 --wait 10m --yes --json
 """)
-@click.argument("queue", shell_complete=complete_queue)
+@click.argument("queue", shell_complete=cli.complete_queue)
 @click.option(
     "--slots",
     "-s",
@@ -475,19 +468,19 @@ celery -A shop toc reshard mail --slots 4 --wait 10m --yes --json
 )
 @click.option(
     "--wait",
-    type=SPAN,
+    type=cli.SPAN,
     default="1m",
     show_default=True,
     help="How long to wait for what workers have, after everything else is moved.",
 )
 @click.option(
     "--settle",
-    type=SPAN,
+    type=cli.SPAN,
     default="35s",
     show_default=True,
     help="How long producers may take to learn of the new number.",
 )
-@yes_option
+@cli.yes_option
 def reshard(
     session: Session, queue: str, slots: int, wait: float, settle: float, yes: bool
 ) -> None:
@@ -501,7 +494,7 @@ def reshard(
     session.queues([queue])
     declared = center.registry.declared(queue)
     if declared is None:
-        raise Failure(f"there is no queue {queue!r}", NOT_FOUND)
+        raise cli.Failure(f"there is no queue {queue!r}", cli.NOT_FOUND)
     before = declared.slots
     if before != slots:
         session.confirm(f"Give {queue!r} {slots} slots instead of {before}?", yes)
@@ -515,11 +508,11 @@ def reshard(
                 center.center, queue, slots, settle=settle, patience=wait, on_progress=bar
             )
     except kombu_toc.ReshardError as exc:
-        raise Failure(exc, FAILED) from exc
+        raise cli.Failure(exc, cli.FAILED) from exc
     moved = counted(result.moved, "message")
     session.tell(
         {
-            **document(result, "moved left done"),
+            **cli.document(result, "moved left done"),
             **{"queue": queue, "slots": slots, "slots_before": before},
         },
         f"Done: {queue!r} has {slots} slots; moved {moved}." if result.done else "",
@@ -528,5 +521,5 @@ def reshard(
         session.complain(
             f"{result.left} of {queue!r} cannot be moved yet: a worker has them, or it is not "
             "known where they belong; they are delivered as ever; run this again later",
-            FAILED,
+            cli.FAILED,
         )

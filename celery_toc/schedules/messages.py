@@ -19,17 +19,7 @@ from kombu.utils import json as kombu_json
 
 import kombu_toc
 
-from . import state
-from .rules import (
-    ScheduleError,
-    check_name,
-    read_exclusions,
-    read_schedule,
-    read_seconds,
-    read_time,
-    read_zone,
-    to_datetime,
-)
+from . import rules, state
 from .state import Record, firing_id
 
 if TYPE_CHECKING:
@@ -51,7 +41,7 @@ _REFUSED = ("eta", "countdown", "task_id", "producer", "connection", "publisher"
 _PASSING = ("id", "root_id", "parent_id", "eta", "expires", "origin")
 
 #: Any time will do: each firing has its own.
-_SOME_TIME = to_datetime(4_000_000_000_000_000)
+_SOME_TIME = rules.to_datetime(4_000_000_000_000_000)
 
 
 class Template:
@@ -62,7 +52,7 @@ class Template:
 
     def __init__(self, name: str, captured: kombu_toc.Captured, deflate: bool) -> None:
         if captured.queue is None:
-            raise ScheduleError(
+            raise rules.ScheduleError(
                 f"schedule {name!r}: its task would go to no queue, but to whoever listens"
             )
         self.queue: str = captured.queue
@@ -106,17 +96,17 @@ def capture(
     """
     for option in _REFUSED:
         if options.get(option) is not None:
-            raise ScheduleError(
+            raise rules.ScheduleError(
                 f"schedule {name!r}: the option {option} belongs to one message, and a schedule "
                 "sends many: leave it out"
             )
     if app.conf.task_protocol != 2:
-        raise ScheduleError(
+        raise rules.ScheduleError(
             f"schedule {name!r}: messages of Celery's protocol {app.conf.task_protocol} have their "
             "id in the body; set task_protocol to 2"
         )
     if app.conf.task_always_eager:
-        raise ScheduleError(
+        raise rules.ScheduleError(
             f"schedule {name!r}: with task_always_eager nothing is sent; leave that off"
         )
     headers = {
@@ -150,13 +140,13 @@ def capture(
             quick.learn(key, capturing, made[0].message if plain else None, values)
         capturing.captured.clear()
         if any(one.unique for one in made):
-            raise ScheduleError(
+            raise rules.ScheduleError(
                 f"schedule {name!r}: its task has a unique key; a firing is one message already: "
                 "use overlap='skip' or 'wait', or send it from a task that the schedule starts"
             )
         if len(made) != 1:
             shown = ", ".join(str(one.queue) for one in made) or "none"
-            raise ScheduleError(
+            raise rules.ScheduleError(
                 f"schedule {name!r}: its task would go to these queues: {shown}; a schedule has "
                 "one, so route it to one queue, or name it: queue=..."
             )
@@ -168,7 +158,7 @@ def _apply(
 ) -> Any:
     if isinstance(task, Signature):
         if type(task) is not Signature:
-            raise ScheduleError(
+            raise rules.ScheduleError(
                 f"schedule {name!r}: a schedule sends one task, and {type(task).__name__} is made "
                 "of several; write a task that starts it"
             )
@@ -179,7 +169,7 @@ def _apply(
             return app.send_task(task, args, kwargs, **options)
         task = known
     if not isinstance(task, Task):
-        raise ScheduleError(
+        raise rules.ScheduleError(
             f"schedule {name!r}: {task!r} is neither a task nor the name of one nor a signature"
         )
     return task.apply_async(args, kwargs, **options)
@@ -207,12 +197,12 @@ def firing_of(
     id = firing_id(name, planned) + ("!" if by_hand else "")
     message = kombu_toc.unpack(template)
     headers, properties = message["headers"], message["properties"]
-    headers.update(id=id, root_id=id, eta=to_datetime(due).isoformat())
+    headers.update(id=id, root_id=id, eta=rules.to_datetime(due).isoformat())
     properties["correlation_id"] = id
     token = f"{zlib.crc32(id.encode('utf-8', 'surrogatepass')):08x}"
     properties["k"] = kombu_toc.token_with(token, headers)
     if expires_us is not None:
-        headers["expires"] = to_datetime((due if late else planned) + expires_us).isoformat()
+        headers["expires"] = rules.to_datetime((due if late else planned) + expires_us).isoformat()
         properties["expiration"] = str(expires_us // 1000)
     deflate = template[:1] != b"{"
     return kombu_toc.ScheduleFiring(
@@ -242,9 +232,9 @@ class Plan(NamedTuple):
         ScheduleError if it could never run a task."""
         for what, at in (("end", self.record.end), ("expires", self.expires)):
             if at is not None and at <= now:
-                raise ScheduleError(
-                    f"schedule {self.name!r}: {what}={to_datetime(at).isoformat()} is in the past: "
-                    "it would never run"
+                moment = rules.to_datetime(at).isoformat()
+                raise rules.ScheduleError(
+                    f"schedule {self.name!r}: {what}={moment} is in the past: it would never run"
                 )
         new = self.record
         if "every" not in new.when:
@@ -289,17 +279,17 @@ def plan_of(
 
     Raises ScheduleError if it makes no sense.
     """
-    check_name(name)
-    zone = read_zone(app, name, schedule, wanted.timezone)
-    start_us = read_time(name, "start", wanted.start, zone)
-    end_us = read_time(name, "end", wanted.end, zone)
+    rules.check_name(name)
+    zone = rules.read_zone(app, name, schedule, wanted.timezone)
+    start_us = rules.read_time(name, "start", wanted.start, zone)
+    end_us = rules.read_time(name, "end", wanted.end, zone)
     if start_us is not None and end_us is not None and end_us < start_us:
-        raise ScheduleError(f"schedule {name!r}: it ends before it starts")
+        raise rules.ScheduleError(f"schedule {name!r}: it ends before it starts")
     _check_one_of(name, "misfire", wanted.misfire, state.MISFIRES)
     _check_one_of(name, "overlap", wanted.overlap, state.OVERLAPS)
     max_runs = wanted.max_runs
     if max_runs is not None and (not isinstance(max_runs, int) or max_runs < 1):
-        raise ScheduleError(f"schedule {name!r}: max_runs={max_runs!r} is not 1 or more")
+        raise rules.ScheduleError(f"schedule {name!r}: max_runs={max_runs!r} is not 1 or more")
     given = dict(wanted.options or {})
     if wanted.queue is not None:
         given["queue"] = wanted.queue
@@ -308,14 +298,14 @@ def plan_of(
         expires = getattr(_registered(app, task), "expires", None)
     lasts = expires_at = None
     if isinstance(expires, (int, float, timedelta)):
-        lasts = read_seconds(name, "expires", expires)
+        lasts = rules.read_seconds(name, "expires", expires)
         if lasts == 0:
-            raise ScheduleError(f"schedule {name!r}: expires=0: no firing would ever run")
+            raise rules.ScheduleError(f"schedule {name!r}: expires=0: no firing would ever run")
     elif expires is not None:
         if isinstance(expires, str):
             with suppress(ValueError):
                 expires = maybe_iso8601(expires)
-        expires_at = read_time(name, "expires", expires, zone)
+        expires_at = rules.read_time(name, "expires", expires, zone)
     template = capture(
         *(app, name, task, wanted.args, wanted.kwargs, given),
         *(None if lasts is None else lasts / 1e6, channel, quick),
@@ -323,7 +313,7 @@ def plan_of(
 
     def when(now: int) -> dict[str, Any]:
         either_day = bool(wanted.either_day)
-        read = read_schedule(name, schedule, zone, start_us, now, either_day=either_day)
+        read = rules.read_schedule(name, schedule, zone, start_us, now, either_day=either_day)
         return read.to_json()
 
     definition: dict[str, Any] = {
@@ -331,13 +321,13 @@ def plan_of(
         "when": when(0),
         "zone": zone,
         "misfire": wanted.misfire,
-        "grace_us": read_seconds(name, "grace", wanted.grace),
+        "grace_us": rules.read_seconds(name, "grace", wanted.grace),
         "overlap": wanted.overlap,
-        "jitter_us": read_seconds(name, "jitter", wanted.jitter),
+        "jitter_us": rules.read_seconds(name, "jitter", wanted.jitter),
         "start": start_us,
         "end": end_us,
         "max_runs": max_runs,
-        "exclude": read_exclusions(name, wanted.exclude),
+        "exclude": rules.read_exclusions(name, wanted.exclude),
         "expires_us": lasts,
         "priority": template.priority,
         "traits": template.traits,
@@ -354,7 +344,7 @@ def plan_of(
 
 def _check_one_of(name: str, what: str, given: Any, known: tuple[str, ...]) -> None:
     if given not in known:
-        raise ScheduleError(
+        raise rules.ScheduleError(
             f"schedule {name!r}: {what}={given!r}; there are {', '.join(map(repr, known))}"
         )
 

@@ -284,7 +284,9 @@ class Schedules:
         arriving = state.arrive(old, new, now, waits=there.state == kombu_toc.WAITING)
         standing = None if here is None else Record.of_text(here.record)
         if standing is not None and replace(standing, when=new.when, changed=now) == arriving:
-            gone = run_step(self._recurring, there.topic, plan.name, there, state.delete(old))
+            gone = self._recurring.change(
+                there.topic, change_of(plan.name, there, state.delete(old))
+            )
             if gone.done and arriving.carried is not None and not gone.taken_out:
                 # Somebody has been delivered it meanwhile, and runs it.
                 step = Step(replace(standing, carried=None))
@@ -553,7 +555,7 @@ class Schedules:
         template: bytes = b"",
     ) -> bool:
         """Run a step; whether the schedule was as it was read."""
-        return run_step(self._recurring, queue, name, one, step, template).done
+        return self._recurring.change(queue, change_of(name, one, step, template)).done
 
     def _edited(self, step: Step, now: int, what: str) -> Step:
         """The step, with a note of who runs it."""
@@ -586,26 +588,6 @@ class Schedules:
         return Schedule(one.name, one.topic, record, one.template, self._reads)
 
 
-def run_step(
-    recurring: Any,
-    queue: str,
-    name: str,
-    one: kombu_toc.Scheduled | None,
-    step: Step,
-    template: bytes = b"",
-    *,
-    replaces: bool = False,
-) -> kombu_toc.ScheduleChanged:
-    """Run a step of a schedule.
-
-    one: as it was read; None: there was none
-    template: the new one; empty: the one that was read with it
-    """
-    change = change_of(name, one, step, template, replaces=replaces)
-    changed: kombu_toc.ScheduleChanged = recurring.change(queue, change)
-    return changed
-
-
 def change_of(
     name: str,
     one: kombu_toc.Scheduled | None,
@@ -614,7 +596,11 @@ def change_of(
     *,
     replaces: bool = False,
 ) -> kombu_toc.ScheduleChange:
-    """What a step changes in the center; arguments as of :func:`run_step`."""
+    """What a step of a schedule changes in the center.
+
+    one: as it was read; None: there was none
+    template: the new one; empty: the one that was read with it
+    """
     record, put = step.record, None
     if record is not None and step.put is not None:
         made_of = template or (one.template if one is not None else b"")

@@ -13,19 +13,7 @@ from typing import TYPE_CHECKING, Any
 from celery.backends.base import DisabledBackend
 
 import kombu_toc
-from kombu_toc.http import (
-    HttpApi,
-    Mask,
-    PageExtras,
-    Parts,
-    Problem,
-    Request,
-    Token,
-    Tokens,
-    WorkerRow,
-    api_for,
-    invalid,
-)
+from kombu_toc import http
 
 from .. import aio, timeout_center
 from ..app.broker import broker_of
@@ -62,16 +50,16 @@ _RULES = (
 )
 
 
-def mask_of(app: Celery, more: Sequence[str] = ()) -> Mask:
+def mask_of(app: Celery, more: Sequence[str] = ()) -> http.Mask:
     """What is not shown: the app's setting ``toc_web_mask``, and more.
 
     Raises ConfigurationError.
     """
-    mask = Mask.of(app.conf.get("toc_web_mask"))
-    return Mask((*mask.patterns, *more)) if more else mask
+    mask = http.Mask.of(app.conf.get("toc_web_mask"))
+    return http.Mask((*mask.patterns, *more)) if more else mask
 
 
-class AppExtras(PageExtras):
+class AppExtras(http.PageExtras):
     """What the page of an app shows."""
 
     has_schedules = True
@@ -84,7 +72,7 @@ class AppExtras(PageExtras):
         self._registered_until = 0.0
         self._registering = asyncio.Lock()
         self._parameters: dict[str, Sequence[str] | None] = {}
-        self._workers: list[WorkerRow] | None = None
+        self._workers: list[http.WorkerRow] | None = None
         self._asked_at = 0.0
         self._asking: asyncio.Task[None] | None = None
         #: one asks the workers, whose replies go to a queue for each thread; one the result
@@ -94,7 +82,7 @@ class AppExtras(PageExtras):
 
     # -- messages
 
-    def parts(self, found: kombu_toc.Found, budget: Any) -> Parts:
+    def parts(self, found: kombu_toc.Found, budget: Any) -> http.Parts:
         """As every page tells them, and a task of protocol 1, which has its name in its body."""
         parts = super().parts(found, budget)
         if parts.problem or parts.task is not None or parts.content_type is None:
@@ -152,7 +140,7 @@ class AppExtras(PageExtras):
         center = timeout_center(self._app)
         return [*(await asyncio.to_thread(sources_of, self._app, center, id))]
 
-    async def workers(self) -> list[WorkerRow] | None:
+    async def workers(self) -> list[http.WorkerRow] | None:
         """What workers have said lately; None until the first have answered. They are asked while
         somebody wants to know, for all viewers together."""
         now = time.monotonic()
@@ -178,7 +166,7 @@ class AppExtras(PageExtras):
         self._asks.shutdown(wait=False)
         self._marks.shutdown(wait=False)
 
-    def _answers(self) -> list[WorkerRow]:
+    def _answers(self) -> list[http.WorkerRow]:
         running = self._told("active")
         reports = self._told("toc") if running else {}
         return [_worker(name, said, reports.get(name)) for name, said in sorted(running.items())]
@@ -222,10 +210,12 @@ class AppExtras(PageExtras):
             self._allowed.check(name)
         names, _ = await self.tasks(may_any)
         if name not in names:
-            raise invalid("task", f"no worker has registered {name[:100]!r}: choose from the list")
+            raise http.invalid(
+                "task", f"no worker has registered {name[:100]!r}: choose from the list"
+            )
 
     async def send(
-        self, body: dict[str, Any], token: Token, request: Request, may_any: bool
+        self, body: dict[str, Any], token: http.Token, request: http.Request, may_any: bool
     ) -> str:
         fields = NEW_TASK.read(body, "")
         await self._check_task(fields["task"], may_any)
@@ -238,7 +228,7 @@ class AppExtras(PageExtras):
         return aio.timeout_center(self._app).schedules
 
     async def schedules(
-        self, token: Token, limit: int, after: str
+        self, token: http.Token, limit: int, after: str
     ) -> tuple[list[Schedule], str | None]:
         return await page_of_schedules(self._schedules(), token, limit, after)
 
@@ -281,7 +271,7 @@ class AppExtras(PageExtras):
         elif any(found.message.embedded.values()):
             said = "has callbacks or a chain, which no form has: change it where it was put"
         if said:
-            raise Problem("conflict", f"the schedule {found.name!r} {said}")
+            raise http.Problem("conflict", f"the schedule {found.name!r} {said}")
         kept = {rule: getattr(found, rule) for rule in _RULES}
         kept.update(args=found.args or (), kwargs=found.kwargs or {})
         kept["either_day"] = getattr(found.timing, "either_day", False)
@@ -298,7 +288,7 @@ class AppExtras(PageExtras):
         if not is_new and found is None:
             raise unknown(name)
         if is_new and found is not None:
-            raise invalid("name", "there is a schedule of this name")
+            raise http.invalid("name", "there is a schedule of this name")
         more: dict[str, Any] = {}
         when = None
         if found is not None:
@@ -318,7 +308,7 @@ class AppExtras(PageExtras):
             try:
                 check(said)
             except ScheduleError as exc:
-                raise invalid(field, str(exc)) from None
+                raise http.invalid(field, str(exc)) from None
         await keep(schedules, name, fields, when or when_of(fields), found, **more)
 
     def _signed(self, by: str) -> Any:
@@ -330,7 +320,7 @@ class AppExtras(PageExtras):
             return await getattr(schedules, _CHANGES.get(act, act))(name, *given)
 
 
-def _worker(name: str, running: Sequence[Any], report: Any) -> WorkerRow:
+def _worker(name: str, running: Sequence[Any], report: Any) -> http.WorkerRow:
     """What a worker has said.
 
     report: of ``inspect toc``; None of a worker whose broker is another one
@@ -343,7 +333,7 @@ def _worker(name: str, running: Sequence[Any], report: Any) -> WorkerRow:
         messages = [*said["leases"]["messages"], *said["held"]]
         named = {one["id"]: one.get("task") or "" for one in messages}
         held = [(id, task) for id, task in named.items() if id not in ids]
-    return WorkerRow(
+    return http.WorkerRow(
         name,
         sorted(said["topics"]) if said is not None else [],
         active,
@@ -363,13 +353,13 @@ def _span(seconds: float) -> str:
 def api_for_app(
     app: Celery,
     *,
-    tokens: Tokens | None = None,
+    tokens: http.Tokens | None = None,
     allow: Iterable[str] = (),
     names: Iterable[str] = (),
     keep_answers: float = 3600.0,
     beside: Iterable[Any] = (),
     mask: Iterable[str] = (),
-) -> HttpApi:
+) -> http.HttpApi:
     """The HTTP API of an app's broker, and its page: an ASGI application, to be served or mounted.
 
     tokens: who may do what; without any, only requests from this machine are answered
@@ -389,7 +379,7 @@ def api_for_app(
     async def close() -> None:
         await aio.aclose(app)
 
-    return api_for(
+    return http.api_for(
         url,
         tokens=tokens,
         operations=operations,

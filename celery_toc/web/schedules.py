@@ -12,27 +12,7 @@ from celery.exceptions import QueueNotFound
 from celery.schedules import solar
 from kombu.exceptions import KombuError
 
-from kombu_toc.http import (
-    FLAG,
-    TEXT,
-    Answer,
-    Anything,
-    Number,
-    Object,
-    Operations,
-    Problem,
-    Request,
-    Text,
-    Time,
-    Token,
-    answer,
-    array,
-    invalid,
-    not_found,
-    or_null,
-    page_of_names,
-    record,
-)
+from kombu_toc import http
 
 from .. import aio
 from ..schedules import state
@@ -49,7 +29,7 @@ if TYPE_CHECKING:
 
 
 async def page_of_schedules(
-    schedules: Any, token: Token, limit: int, after: str = "", queue: str | None = None
+    schedules: Any, token: http.Token, limit: int, after: str = "", queue: str | None = None
 ) -> tuple[list[Schedule], str | None]:
     """A page of schedules, and where the next one begins, if there are more. It may have fewer than
     the limit, or none: a bounded number of queues is looked at, and of names.
@@ -63,7 +43,7 @@ async def page_of_schedules(
     first, name = _read(after)
     more = None
     if queue is None:
-        queues, more = await page_of_names(schedules.queues, token, first, limit)
+        queues, more = await http.page_of_names(schedules.queues, token, first, limit)
         if name and token.sees(first):
             queues = [first, *queues]
         else:
@@ -100,50 +80,52 @@ def _read(after: str) -> tuple[str, str]:
 
 
 def _invalid(after: str) -> Exception:
-    return invalid("after", f"{after[:80]!r} is not what a page of these schedules has given")
+    return http.invalid("after", f"{after[:80]!r} is not what a page of these schedules has given")
 
 
 # -- schedules over HTTP: read, put, paused, resumed, skipped, run, deleted
 
-PUT = Object(
+PUT = http.Object(
     {
-        "task": Text("The name of a task that may be sent.", most=500),
-        "every": Number("Seconds between two firings.", least=0.001, most=3e8),
-        "cron": Text(
+        "task": http.Text("The name of a task that may be sent.", most=500),
+        "every": http.Number("Seconds between two firings.", least=0.001, most=3e8),
+        "cron": http.Text(
             "Minute, hour, day, month, day of the week: 0 3 * * *; a day must be among both kinds "
             "of days. Or @daily and the like.",
             most=500,
         ),
-        "sun": Text("An event of the sun, such as sunrise; with latitude and longitude."),
-        "latitude": Number(least=-90, most=90),
-        "longitude": Number(least=-180, most=180),
-        "args": Anything("Its arguments.", of=("array",)),
-        "kwargs": Anything("Its arguments by name.", of=("object",)),
-        "queue": Text("Its queue, unless its routes say it.", most=500),
-        "timezone": Text("Of a crontab; the app's unless given."),
-        "misfire": Text("What was missed by the grace.", choices=("skip", "once", "all")),
-        "grace": Number("Seconds that a firing may be late.", most=3e8),
-        "overlap": Text("While the firing before still runs.", choices=state.OVERLAPS),
-        "jitter": Number(
+        "sun": http.Text("An event of the sun, such as sunrise; with latitude and longitude."),
+        "latitude": http.Number(least=-90, most=90),
+        "longitude": http.Number(least=-180, most=180),
+        "args": http.Anything("Its arguments.", of=("array",)),
+        "kwargs": http.Anything("Its arguments by name.", of=("object",)),
+        "queue": http.Text("Its queue, unless its routes say it.", most=500),
+        "timezone": http.Text("Of a crontab; the app's unless given."),
+        "misfire": http.Text("What was missed by the grace.", choices=("skip", "once", "all")),
+        "grace": http.Number("Seconds that a firing may be late.", most=3e8),
+        "overlap": http.Text("While the firing before still runs.", choices=state.OVERLAPS),
+        "jitter": http.Number(
             "Each firing is due up to so many seconds later; the delay of one is always the same.",
             most=3e8,
         ),
-        "start": Time("Not before."),
-        "end": Time("Not after."),
-        "maxRuns": Number("So often, then it ends.", least=1, most=1e9, whole=True),
-        "exclude": Anything("Days on which it does not fire: 2026-12-25.", of=("array",)),
+        "start": http.Time("Not before."),
+        "end": http.Time("Not after."),
+        "maxRuns": http.Number("So often, then it ends.", least=1, most=1e9, whole=True),
+        "exclude": http.Anything("Days on which it does not fire: 2026-12-25.", of=("array",)),
     },
     needed=("task",),
     one_of=("every", "cron", "sun"),
     name="NewSchedule",
 )
 
-BACKFILL = Object(
+BACKFILL = http.Object(
     {
-        "startTime": Time("The first moment."),
-        "endTime": Time("The last one; now unless given."),
-        "rate": Number("Tasks a second.", least=0.001, most=1000, default=10.0),
-        "limit": Number("If more: none is sent.", least=1, most=10_000, whole=True, default=1000),
+        "startTime": http.Time("The first moment."),
+        "endTime": http.Time("The last one; now unless given."),
+        "rate": http.Number("Tasks a second.", least=0.001, most=1000, default=10.0),
+        "limit": http.Number(
+            "If more: none is sent.", least=1, most=10_000, whole=True, default=1000
+        ),
     },
     needed=("startTime",),
     name="Backfill",
@@ -219,7 +201,7 @@ def when_of(fields: dict[str, Any]) -> Any:
             raise ValueError("it needs latitude and longitude")
         return solar(fields["sun"], fields["latitude"], fields["longitude"])
     except (ValueError, ImportError) as exc:
-        raise invalid("cron" if "cron" in fields else "sun", str(exc)) from None
+        raise http.invalid("cron" if "cron" in fields else "sun", str(exc)) from None
 
 
 async def keep(
@@ -242,54 +224,54 @@ async def keep(
     if "maxRuns" in fields:
         rules["max_runs"] = fields["maxRuns"]
     if before is not None and before.owner:
-        raise Problem("conflict", f"the schedule {name!r} was put by {before.owner!r}")
+        raise http.Problem("conflict", f"the schedule {name!r} was put by {before.owner!r}")
     try:
         found: Schedule = await schedules.put(name, fields["task"], when, **{**more, **rules})
         return found
     except ScheduleError as exc:
-        raise invalid("", str(exc)) from None
+        raise http.invalid("", str(exc)) from None
     except QueueNotFound as exc:
-        raise invalid("queue", str(exc)) from None
+        raise http.invalid("queue", str(exc)) from None
     except (TypeError, KombuError) as exc:
-        raise invalid("args", str(exc)) from None
+        raise http.invalid("args", str(exc)) from None
 
 
-_SCHEDULE = record(
+_SCHEDULE = http.record(
     "name task schedule queue state nextTime",
-    name=TEXT,
-    task=TEXT,
-    schedule=TEXT,
-    queue=TEXT,
-    state=TEXT,
-    nextTime=or_null(TEXT),
+    name=http.TEXT,
+    task=http.TEXT,
+    schedule=http.TEXT,
+    queue=http.TEXT,
+    state=http.TEXT,
+    nextTime=http.or_null(http.TEXT),
 )
-_LISTED = record(
+_LISTED = http.record(
     "schedules nextPageToken",
-    schedules=array(_SCHEDULE),
-    nextPageToken=or_null(
-        TEXT,
+    schedules=http.array(_SCHEDULE),
+    nextPageToken=http.or_null(
+        http.TEXT,
         "The parameter after of the next page; null: this is the last one. A page may have fewer "
         "than limit, or none.",
     ),
 )
-_FIRING = record(
+_FIRING = http.record(
     "id plannedTime outcome",
-    id=TEXT,
-    plannedTime=TEXT,
-    outcome=TEXT,
-    reason=TEXT,
-    startTime=or_null(TEXT),
-    byHand=FLAG,
+    id=http.TEXT,
+    plannedTime=http.TEXT,
+    outcome=http.TEXT,
+    reason=http.TEXT,
+    startTime=http.or_null(http.TEXT),
+    byHand=http.FLAG,
 )
-_EDIT = record("time by what", time=TEXT, by=TEXT, what=TEXT)
-_FIRINGS = record("firings edits", firings=array(_FIRING), edits=array(_EDIT))
+_EDIT = http.record("time by what", time=http.TEXT, by=http.TEXT, what=http.TEXT)
+_FIRINGS = http.record("firings edits", firings=http.array(_FIRING), edits=http.array(_EDIT))
 _ALL = ("v1", "schedules")
 _ONE = (*_ALL, "{schedule}")
 
 
-def operations(app: Celery, allowed: Allowed) -> Operations:
+def operations(app: Celery, allowed: Allowed) -> http.Operations:
     """The operations of an app's schedules."""
-    table = Operations("schedules")
+    table = http.Operations("schedules")
 
     @table.add(
         "GET",
@@ -297,27 +279,29 @@ def operations(app: Celery, allowed: Allowed) -> Operations:
         "List schedules",
         many_queues=True,
         query={
-            "queue": Text("Only those of this queue.", most=500),
-            "limit": Number("How many at most.", least=1, most=1000, whole=True, default=100),
-            "after": Text("The nextPageToken of the page before.", most=4000),
+            "queue": http.Text("Only those of this queue.", most=500),
+            "limit": http.Number("How many at most.", least=1, most=1000, whole=True, default=100),
+            "after": http.Text("The nextPageToken of the page before.", most=4000),
         },
         returns=("A page.", _LISTED),
     )
-    async def list_all(api: Any, request: Request) -> Answer:
+    async def list_all(api: Any, request: http.Request) -> http.Answer:
         asked = request.asked
         queue = asked.get("queue")
         if queue is not None and not request.token.sees(queue):
             detail = f"this needs a token with the role read of queue {queue!r}"
-            raise Problem("forbidden", detail)
+            raise http.Problem("forbidden", detail)
         limit, after = asked.get("limit", 100), asked.get("after", "")
         page, more = await page_of_schedules(_schedules(), request.token, limit, after, queue)
         hides = api.masking_for(request.token)
-        return answer({"schedules": [shown(one, hides) for one in page], "nextPageToken": more})
+        return http.answer(
+            {"schedules": [shown(one, hides) for one in page], "nextPageToken": more}
+        )
 
     def _schedules() -> Any:
         return aio.timeout_center(app).schedules
 
-    def signed(request: Request) -> Any:
+    def signed(request: http.Request) -> Any:
         return _schedules().signed(f"{request.token.name or 'this machine'} (HTTP)")
 
     @table.add(
@@ -328,11 +312,11 @@ def operations(app: Celery, allowed: Allowed) -> Operations:
         returns=("The schedule.", _SCHEDULE),
         problems=("not-found",),
     )
-    async def get(api: Any, request: Request) -> Answer:
+    async def get(api: Any, request: http.Request) -> http.Answer:
         found = await seen(request)
-        return answer(shown(found, api.masking_for(request.token)))
+        return http.answer(shown(found, api.masking_for(request.token)))
 
-    async def seen(request: Request) -> Schedule:
+    async def seen(request: http.Request) -> Schedule:
         """The schedule that is meant. Raises Problem if there is none, or if the token may not see
         its queue."""
         found: Schedule | None = await _schedules().get(request.segments[0])
@@ -348,12 +332,12 @@ def operations(app: Celery, allowed: Allowed) -> Operations:
         returns=("At most 20 firings and 10 changes, the latest first.", _FIRINGS),
         problems=("not-found",),
     )
-    async def history(api: Any, request: Request) -> Answer:
+    async def history(api: Any, request: http.Request) -> http.Answer:
         found = await seen(request)
         with refusals(found.name):  # it may have been deleted just now
             firings = await _schedules().history(found.name)
         edits = [{"time": _iso(one.at), "by": one.by, "what": one.what} for one in found.edits]
-        return answer({"firings": [shown_firing(one) for one in firings], "edits": edits})
+        return http.answer({"firings": [shown_firing(one) for one in firings], "edits": edits})
 
     @table.add(
         "PUT",
@@ -365,12 +349,12 @@ def operations(app: Celery, allowed: Allowed) -> Operations:
         returns=("The schedule as it is then.", _SCHEDULE),
         problems=("conflict",),
     )
-    async def put(api: Any, request: Request) -> Answer:
+    async def put(api: Any, request: http.Request) -> http.Answer:
         name, fields = request.segments[0], request.fields()
         allowed.check(fields["task"])
         before = await _schedules().get(name)
         found = await keep(signed(request), name, fields, when_of(fields), before)
-        return answer(shown(found, api.masking_for(request.token)))
+        return http.answer(shown(found, api.masking_for(request.token)))
 
     @table.add(
         "POST",
@@ -380,26 +364,26 @@ def operations(app: Celery, allowed: Allowed) -> Operations:
         act="backfill schedule",
         verb="backfill",
         request=BACKFILL,
-        returns=("The ids of the tasks.", record("ids", ids=array(TEXT))),
+        returns=("The ids of the tasks.", http.record("ids", ids=http.array(http.TEXT))),
         problems=("not-found", "conflict"),
     )
-    async def backfill(api: Any, request: Request) -> Answer:
+    async def backfill(api: Any, request: http.Request) -> http.Answer:
         name = request.segments[0]
         fields = request.fields()
         bounds = fields["startTime"], fields.get("endTime")
         rates = {option: fields[option] for option in ("rate", "limit") if option in fields}
         with refusals(name):
-            return answer({"ids": await signed(request).backfill(name, *bounds, **rates)})
+            return http.answer({"ids": await signed(request).backfill(name, *bounds, **rates)})
 
     def change(method: str) -> Any:
-        async def run(api: Any, request: Request) -> Answer:
+        async def run(api: Any, request: http.Request) -> http.Answer:
             name = request.segments[0]
             with refusals(name):
                 await getattr(signed(request), method)(name)
             after = await _schedules().get(name)
             if after is None:
-                return answer({"deleted": True})
-            return answer(shown(after, api.masking_for(request.token)))
+                return http.answer({"deleted": True})
+            return http.answer(shown(after, api.masking_for(request.token)))
 
         return run
 
@@ -409,7 +393,7 @@ def operations(app: Celery, allowed: Allowed) -> Operations:
         "Delete a schedule",
         role="operate",
         act="delete schedule",
-        returns=("It is gone.", record("deleted", deleted=FLAG)),
+        returns=("It is gone.", http.record("deleted", deleted=http.FLAG)),
         problems=("not-found",),
     )(change("delete"))
     for verb, method, summary in (
@@ -431,8 +415,8 @@ def operations(app: Celery, allowed: Allowed) -> Operations:
     return table
 
 
-def unknown(name: str) -> Problem:
-    return not_found(f"there is no schedule {name!r}")
+def unknown(name: str) -> http.Problem:
+    return http.not_found(f"there is no schedule {name!r}")
 
 
 @contextmanager
@@ -443,4 +427,4 @@ def refusals(name: str) -> Iterator[None]:
     except UnknownScheduleError:
         raise unknown(name) from None
     except ScheduleError as exc:
-        raise Problem("conflict", str(exc)) from None
+        raise http.Problem("conflict", str(exc)) from None

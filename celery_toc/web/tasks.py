@@ -19,48 +19,25 @@ from kombu import serialization
 from kombu.exceptions import EncodeError, OperationalError
 from kombu.utils import json as kombu_json
 
-from kombu_toc import ActionTimeError, EnvelopeError, unpack
-from kombu_toc.http import (
-    ANYTHING,
-    TEXT,
-    Answer,
-    Anything,
-    Headers,
-    Number,
-    Object,
-    Operations,
-    Problem,
-    Request,
-    Text,
-    Time,
-    Token,
-    answer,
-    id_of,
-    invalid,
-    matches,
-    not_found,
-    record,
-    retry_after,
-    trace_of,
-)
+from kombu_toc import ActionTimeError, EnvelopeError, http, unpack
 
 from .. import aio
 
 if TYPE_CHECKING:
     from celery import Celery
 
-NEW_TASK = Object(
+NEW_TASK = http.Object(
     {
-        "task": Text("The name of a task that may be sent.", most=500),
-        "args": Anything("Its arguments.", of=("array",)),
-        "kwargs": Anything("Its arguments by name.", of=("object",)),
-        "id": Text("Its id; one is made unless given.", most=500),
-        "eta": Time("When it is to run."),
-        "countdown": Number("Instead of eta: seconds from now.", most=7e9),
-        "queue": Text("Its queue, unless its routes say it.", most=500),
-        "priority": Number("0 goes first.", most=255, whole=True),
-        "expires": Number("Seconds after which no worker starts it.", least=0.001, most=7e9),
-        "headers": Headers("Headers of its message; their names begin with x-."),
+        "task": http.Text("The name of a task that may be sent.", most=500),
+        "args": http.Anything("Its arguments.", of=("array",)),
+        "kwargs": http.Anything("Its arguments by name.", of=("object",)),
+        "id": http.Text("Its id; one is made unless given.", most=500),
+        "eta": http.Time("When it is to run."),
+        "countdown": http.Number("Instead of eta: seconds from now.", most=7e9),
+        "queue": http.Text("Its queue, unless its routes say it.", most=500),
+        "priority": http.Number("0 goes first.", most=255, whole=True),
+        "expires": http.Number("Seconds after which no worker starts it.", least=0.001, most=7e9),
+        "headers": http.Headers("Headers of its message; their names begin with x-."),
     },
     needed=("task",),
     at_most_one=("eta", "countdown"),
@@ -84,15 +61,15 @@ class Allowed:
     def check_app(self, name: str) -> None:
         """Raises Problem for the name of another app."""
         if name != self.name:
-            raise not_found(f"the app is {self.name!r}, not {name!r}")
+            raise http.not_found(f"the app is {self.name!r}, not {name!r}")
 
     def allows(self, task: str) -> bool:
-        return matches(task, self._allow)
+        return http.matches(task, self._allow)
 
     def check(self, task: str) -> None:
         """Raises Problem for a task that may not be sent."""
         if not self.allows(task):
-            raise Problem(
+            raise http.Problem(
                 "forbidden",
                 f"the task {task[:100]!r} is not among those that may be sent: "
                 "celery toc web --allow NAME allows it",
@@ -106,7 +83,7 @@ class Allowed:
         It goes by what a worker does with the bytes, whatever they were made of.
         """
         if raw[:1] in _DEFLATED or (raw[:1] == b"{" and _is_task(id, raw)):
-            raise Problem(
+            raise http.Problem(
                 "forbidden",
                 "a worker may read this message as a task; "
                 f"POST /v1/apps/{self.name}/tasks sends tasks, those that are allowed",
@@ -118,7 +95,7 @@ class Allowed:
         masking: what hides it from who asks; None: nothing is hidden
         """
         if isinstance(self.app.backend, DisabledBackend):
-            raise not_found("the app has no result backend")
+            raise http.not_found("the app has no result backend")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._asks, self._ask, id, masking)
 
@@ -218,7 +195,7 @@ def _may_be_envelope(line: bytes) -> bool:
 
 
 async def send(
-    app: Celery, fields: Mapping[str, Any], token: Token, request: Request
+    app: Celery, fields: Mapping[str, Any], token: http.Token, request: http.Request
 ) -> tuple[str, str]:
     """Send a task as Celery does; return its id and its queue. Raises Problem.
 
@@ -232,26 +209,26 @@ async def send(
         where = f"of queue {queue!r}"
         if not alone:
             where = f"of all queues: an exchange decides where {queue!r} leads to"
-        raise Problem("forbidden", f"this needs a token with the role write {where}")
+        raise http.Problem("forbidden", f"this needs a token with the role write {where}")
     signature = app.signature(name, args=args, kwargs=kwargs)
     try:
         with _traced(request):
             await aio.send(signature, **options)
     except (TypeError, EncodeError) as exc:  # arguments that the task does not take
-        raise invalid("args", str(exc)) from None
+        raise http.invalid("args", str(exc)) from None
     except ActionTimeError as exc:
-        raise invalid("countdown" if "countdown" in fields else "eta", str(exc)) from None
+        raise http.invalid("countdown" if "countdown" in fields else "eta", str(exc)) from None
     except OperationalError as exc:
         detail = "the broker cannot be reached or refuses this for now; try again later"
-        raise Problem("broker", detail, headers=retry_after(1)) from exc
+        raise http.Problem("broker", detail, headers=http.retry_after(1)) from exc
     return options["task_id"], queue
 
 
 @contextmanager
-def _traced(request: Request) -> Iterator[None]:
+def _traced(request: http.Request) -> Iterator[None]:
     """While a task is sent: in the trace that its request names, if this process makes any. What
     makes a span for ``apply_async`` goes by it, and writes over the task's headers."""
-    headers = trace_of(request)
+    headers = http.trace_of(request)
     if not headers or "opentelemetry.propagate" not in sys.modules:
         yield
         return
@@ -267,9 +244,9 @@ def _traced(request: Request) -> Iterator[None]:
         context.detach(token)
 
 
-def _options(app: Celery, fields: Mapping[str, Any], request: Request) -> dict[str, Any]:
+def _options(app: Celery, fields: Mapping[str, Any], request: http.Request) -> dict[str, Any]:
     """The options of ``apply_async``. Raises Problem."""
-    options: dict[str, Any] = {"task_id": id_of(fields, request)}
+    options: dict[str, Any] = {"task_id": http.id_of(fields, request)}
     for name in ("countdown", "queue", "priority", "expires"):
         if name in fields:
             options[name] = fields[name]
@@ -277,13 +254,13 @@ def _options(app: Celery, fields: Mapping[str, Any], request: Request) -> dict[s
         try:
             options["eta"] = datetime.fromtimestamp(fields["eta"], timezone.utc)
         except ValueError:  # no calendar of Python's has it; far too late for a broker, too
-            raise invalid("eta", "it is beyond the year 9999; choose an earlier eta") from None
+            raise http.invalid("eta", "it is beyond the year 9999; choose an earlier eta") from None
     headers = fields.get("headers", {})
     for name in headers:
         # What Celery writes there says which task it is: nobody else shall.
         if not name.startswith("x-") or name == "x-schedule":
-            raise invalid(f"headers.{name[:100]}", "names of headers begin with x-")
-    if headers := {**trace_of(request), **headers}:
+            raise http.invalid(f"headers.{name[:100]}", "names of headers begin with x-")
+    if headers := {**http.trace_of(request), **headers}:
         options["headers"] = headers
     task = app.tasks.get(fields["task"])
     if (getattr(task, "serializer", None) or app.conf.task_serializer) != "json":
@@ -305,7 +282,7 @@ def queue_of(
     try:
         routed = app.amqp.router.route(given, name, args, kwargs, task)
     except QueueNotFound as exc:
-        raise invalid("queue", str(exc)) from None
+        raise http.invalid("queue", str(exc)) from None
     queue, key, exchange = (routed.get(part) for part in ("queue", "routing_key", "exchange"))
     # As Celery does: with an exchange of type direct, what lacks one of them goes to the queue.
     if queue is None and exchange is not None:
@@ -316,14 +293,23 @@ def queue_of(
     return str(key or queue.routing_key), False
 
 
-_SENT = record("name id task queue", name=TEXT, id=TEXT, task=TEXT, queue=TEXT)
-_RESULT = record("id state", id=TEXT, state=TEXT, result=ANYTHING, error=TEXT, doneTime=TEXT)
+_SENT = http.record(
+    "name id task queue", name=http.TEXT, id=http.TEXT, task=http.TEXT, queue=http.TEXT
+)
+_RESULT = http.record(
+    "id state",
+    id=http.TEXT,
+    state=http.TEXT,
+    result=http.ANYTHING,
+    error=http.TEXT,
+    doneTime=http.TEXT,
+)
 _TASKS = ("v1", "apps", "{app}", "tasks")
 
 
-def operations(allowed: Allowed) -> Operations:
+def operations(allowed: Allowed) -> http.Operations:
     """The operations of an app."""
-    table = Operations("tasks")
+    table = http.Operations("tasks")
 
     @table.add(
         "POST",
@@ -338,14 +324,14 @@ def operations(allowed: Allowed) -> Operations:
         about="The message is what apply_async sends, in JSON. Only tasks that were allowed are "
         "sent.",
     )
-    async def run_send(api: Any, request: Request) -> Answer:
+    async def run_send(api: Any, request: http.Request) -> http.Answer:
         allowed.check_app(request.segments[0])
         fields = request.fields()
         name = fields["task"]
         allowed.check(name)
         id, queue = await send(allowed.app, fields, request.token, request)
         path = f"apps/{quote(allowed.name, safe='')}/tasks/{quote(id, safe='')}"
-        return answer({"name": path, "id": id, "task": name, "queue": queue}, 201)
+        return http.answer({"name": path, "id": id, "task": name, "queue": queue}, 201)
 
     @table.add(
         "GET",
@@ -355,9 +341,9 @@ def operations(allowed: Allowed) -> Operations:
         problems=("not-found",),
         about="A task that the backend does not know is PENDING.",
     )
-    async def run_result(api: Any, request: Request) -> Answer:
+    async def run_result(api: Any, request: http.Request) -> http.Answer:
         allowed.check_app(request.segments[0])
         masking = api.masking_for(request.token)
-        return answer(await allowed.result(request.segments[1], masking))
+        return http.answer(await allowed.result(request.segments[1], masking))
 
     return table

@@ -7,7 +7,8 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -22,7 +23,7 @@ from ..beat.configured import is_of_a_beat
 from ..beat.sync import Outcome, Sync
 from ..schedules import state
 from ..schedules.rules import utc
-from ..schedules.schedules import change_of, run_step
+from ..schedules.schedules import change_of
 from ..schedules.state import DROP, RUN, WAIT, Record
 
 # -- puts the app's beat_schedule from a worker, if toc_beat is set
@@ -187,7 +188,7 @@ def take(
             cancel(running)
         if step is None:
             return verdict, now
-        if run_step(recurring, delivery.topic, name, one, step, replaces=True).done:
+        if recurring.change(delivery.topic, change_of(name, one, step, replaces=True)).done:
             if verdict != WAIT:
                 missed = int(verdict == DROP) + state.passed_over(record, step.record)
                 fired = verdict == RUN and id not in noted
@@ -337,35 +338,32 @@ class Followers:
     def _set_back(
         recurring: Any, one: kombu_toc.Scheduled, now: int, log: Callable[..., None]
     ) -> None:
-        try:
+        with _logged(one, log):
             record = Record.of_text(one.record)
-            if state.is_late(record, now):
-                step = state.set_back(record, now)
-                if run_step(recurring, one.topic, one.name, one, step, replaces=True).done:
-                    log(
-                        logging.WARNING,
-                        "schedule %s: the server's clock was set back; it fires next at %s, not %s",
-                        *(one.name, utc(step.put), utc(record.next)),
-                    )
-        except kombu_toc.Transport.connection_errors:
-            raise
-        except Exception as exc:
-            log(logging.ERROR, "schedule %s: its next firing cannot be put: %r", one.name, exc)
+            if not state.is_late(record, now):
+                return
+            step = state.set_back(record, now)
+            if recurring.change(one.topic, change_of(one.name, one, step, replaces=True)).done:
+                log(
+                    logging.WARNING,
+                    "schedule %s: the server's clock was set back; it fires next at %s, not %s",
+                    *(one.name, utc(step.put), utc(record.next)),
+                )
 
     def _follow(
         self, recurring: Any, one: kombu_toc.Scheduled, now: int, log: Callable[..., None]
     ) -> None:
-        try:
+        with _logged(one, log):
             record = Record.of_text(one.record)
             if record.moving:
                 self._settle(recurring, one, record, now)
             if record.next is None:
                 return
             _, found = recurring.read(one.topic, [one.name], template=True)
+            if [again.record for again in found] != [one.record]:
+                return
             step = state.lose(one.name, record, now)
-            if [again.record for again in found] == [one.record] and run_step(
-                recurring, one.topic, one.name, found[0], step, replaces=True
-            ).done:
+            if recurring.change(one.topic, change_of(one.name, found[0], step, replaces=True)).done:
                 missed = 1 + state.passed_over(record, step.record)
                 recurring.count_firings(one.topic, 0, missed)
                 log(
@@ -373,17 +371,25 @@ class Followers:
                     "schedule %s: the message of its firing %s was gone; the next one is put",
                     *(one.name, state.firing_id(one.name, record.next)),
                 )
-        except kombu_toc.Transport.connection_errors:
-            raise
-        except Exception as exc:
-            log(logging.ERROR, "schedule %s: its next firing cannot be put: %r", one.name, exc)
 
     @staticmethod
     def _settle(recurring: Any, one: kombu_toc.Scheduled, record: Record, now: int) -> None:
         """Whoever has moved it from another queue may have died before it fired here."""
         _, found = recurring.find(one.name, template=True)
         if [again.record for again in found] == [one.record]:
-            run_step(recurring, one.topic, one.name, found[0], state.settle(record, now))
+            recurring.change(one.topic, change_of(one.name, found[0], state.settle(record, now)))
+
+
+@contextmanager
+def _logged(one: kombu_toc.Scheduled, log: Callable[..., None]) -> Iterator[None]:
+    """Log what keeps one schedule from going on, and let the others go on; not that the server is
+    away."""
+    try:
+        yield
+    except kombu_toc.Transport.connection_errors:
+        raise
+    except Exception as exc:
+        log(logging.ERROR, "schedule %s: its next firing cannot be put: %r", one.name, exc)
 
 
 class Firings:

@@ -11,24 +11,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ..metrics.counters import count_first
-from ..model import scores
+from ..model import results, scores
 from ..model.keys import Slot
 from ..model.message import decode_key
-from ..model.results import (
-    DEAD,
-    FAULT_KINDS,
-    IN_FLIGHT,
-    MISCOUNTED,
-    STATES,
-    STRAY_COPY,
-    WAITING,
-    Cancelled,
-    Counts,
-    Fault,
-    Found,
-    Rescheduled,
-    SlotUsage,
-)
 from ..model.topic import Topic, base_of
 from ..scripts.call import Countdown, ScriptCall, load, text, texts
 from .calls import Context
@@ -66,11 +51,11 @@ class Position(NamedTuple):
         return self.score + (topic < self.topic), b"", -1, -1
 
 
-class SlotPage(list[tuple[Found, Position]]):
+class SlotPage(list[tuple[results.Found, Position]]):
     """What one call has read of a slot. cut: there is more, but it would have had too many
     bytes."""
 
-    def __init__(self, read: Iterable[tuple[Found, Position]], cut: bool) -> None:
+    def __init__(self, read: Iterable[tuple[results.Found, Position]], cut: bool) -> None:
         super().__init__(read)
         self.cut = cut
 
@@ -78,14 +63,14 @@ class SlotPage(list[tuple[Found, Position]]):
 class CancelReply(NamedTuple):
     """What one call of cancel did."""
 
-    cancelled: list[Cancelled]
+    cancelled: list[results.Cancelled]
     done: int  #: how many of the ids it looked at: it ends early if the bodies are large
 
 
 class CheckReply(NamedTuple):
     """What one call of check found."""
 
-    faults: list[Fault]
+    faults: list[results.Fault]
     cursor: str  #: where to go on; ``0``: this part of the slot is done
     size: int  #: bytes that were looked at
 
@@ -109,13 +94,13 @@ class AdminCommands:
             keys += map(slot.copies, ids)
             args += (len(slot.stores), len(ids), *ids)
 
-        def parse(raw: list[Any]) -> list[Found]:
+        def parse(raw: list[Any]) -> list[results.Found]:
             return [
-                Found(
+                results.Found(
                     places[raw[i]].topic.name,
                     places[raw[i]].slot.number,
                     text(raw[i + 1]),
-                    STATES[raw[i + 2]],
+                    results.STATES[raw[i + 2]],
                     raw[i + 3],
                     raw[i + 4],
                     raw[i + 5],
@@ -141,10 +126,10 @@ class AdminCommands:
         def parse(raw: list[Any]) -> CancelReply:
             flat = raw[0]
             found = [
-                Cancelled(
+                results.Cancelled(
                     topic.name,
                     text(flat[i]),
-                    STATES[flat[i + 1]],
+                    results.STATES[flat[i + 1]],
                     bool(flat[i + 2]),
                     bool(flat[i + 3]),
                     flat[i + 4],
@@ -152,7 +137,7 @@ class AdminCommands:
                 )
                 for i in range(0, len(flat), 6)
             ]
-            dead = sum(one.deleted for one in found if one.state == DEAD)
+            dead = sum(one.deleted for one in found if one.state == results.DEAD)
             counts.purged += dead
             counts.cancelled += sum(one.deleted for one in found) - dead
             return CancelReply(found, raw[1])
@@ -176,7 +161,7 @@ class AdminCommands:
             (
                 len(slot.stores),
                 slot.number,
-                *(int(state in states) for state in STATES.values()),
+                *(int(state in states) for state in results.STATES.values()),
                 int(copies),
                 self._context.pop_bytes if bodies else 0,
                 topic.declaration.logs,
@@ -196,14 +181,14 @@ class AdminCommands:
         """
         counts = self._counts(topic)
 
-        def parse(raw: list[Any]) -> list[Rescheduled]:
+        def parse(raw: list[Any]) -> list[results.Rescheduled]:
             flat = raw[0]
             counts.rescheduled += flat[1::3].count(1)
             return [
-                Rescheduled(
+                results.Rescheduled(
                     topic.name,
                     text(flat[i]),
-                    STATES[flat[i + 1]],
+                    results.STATES[flat[i + 1]],
                     flat[i + 1] == 1,
                     scores.action_time(flat[i + 2]) if flat[i + 1] == 1 else 0,
                 )
@@ -295,10 +280,10 @@ class AdminCommands:
         def parse(raw: list[Any]) -> CheckReply:
             cursor, flat, size, *_ = raw
             faults = [
-                Fault(
+                results.Fault(
                     topic.name,
                     slot.number,
-                    FAULT_KINDS[kind],
+                    results.FAULT_KINDS[kind],
                     text(id),
                     tuple(keys[place - 1] for place in places),
                 )
@@ -330,13 +315,15 @@ class AdminCommands:
         keys = [key for slot in slots for key in (slot.prepare, slot.tokens, slot.busy)]
         gate = self._context.gate_of(topic, slots[0])
 
-        def parse(raw: list[Any]) -> list[Fault]:
+        def parse(raw: list[Any]) -> list[results.Fault]:
             found = []
             for at, key, _, _ in zip(raw[::4], raw[1::4], raw[2::4], raw[3::4], strict=True):
                 slot = slots[at]
                 busy = slot.busy if key else gate.busy
                 found.append(
-                    Fault(topic.name, slot.number, MISCOUNTED, decode_key(text(key)), (busy,))
+                    results.Fault(
+                        topic.name, slot.number, results.MISCOUNTED, decode_key(text(key)), (busy,)
+                    )
                 )
             return found
 
@@ -346,8 +333,11 @@ class AdminCommands:
         """Look for names of messages that are gone in a copies set. Result: a list of
         :class:`Fault`."""
 
-        def parse(raw: list[bytes]) -> list[Fault]:
-            return [Fault(topic.name, slot.number, STRAY_COPY, id, (key,)) for id in texts(raw)]
+        def parse(raw: list[bytes]) -> list[results.Fault]:
+            return [
+                results.Fault(topic.name, slot.number, results.STRAY_COPY, id, (key,))
+                for id in texts(raw)
+            ]
 
         return ScriptCall(load("check_copies"), (key, slot.body), (int(repair),), parse)
 
@@ -370,7 +360,7 @@ class AdminCommands:
             load("counts"),
             keys,
             (len(slots), len(topic.steps), 0),
-            lambda raw: [Counts(*raw[i : i + 4]) for i in range(0, len(raw), 5)],
+            lambda raw: [results.Counts(*raw[i : i + 4]) for i in range(0, len(raw), 5)],
         )
 
     def coming(self, slot: Slot, times_us: Sequence[int]) -> ScriptCall:
@@ -385,7 +375,7 @@ class AdminCommands:
             load("counts"),
             (slot.prepare, slot.dead, *slot.stores),
             (1, len(slot.stores), 1),
-            lambda raw: (Counts(*raw[:4]), raw[4]),
+            lambda raw: (results.Counts(*raw[:4]), raw[4]),
         )
 
     def usage(self, slot: Slot) -> ScriptCall:
@@ -395,7 +385,7 @@ class AdminCommands:
             load("usage"),
             (turns, waits, pace, busy, slot.put_pace, *slot.stores),
             (),
-            lambda raw: SlotUsage(*raw),
+            lambda raw: results.SlotUsage(*raw),
         )
 
     def scan(
@@ -427,12 +417,12 @@ class AdminCommands:
         high = "+inf" if until_us is None else str(max(until_us, 0) // 1000 * 1000 + 999)
         steps = len(slot.stores)
         kinds = [
-            *((WAITING, key, at) for at, key in enumerate(slot.stores)),
-            (IN_FLIGHT, slot.prepare, steps),
-            (DEAD, slot.dead, steps + 1),
+            *((results.WAITING, key, at) for at, key in enumerate(slot.stores)),
+            (results.IN_FLIGHT, slot.prepare, steps),
+            (results.DEAD, slot.dead, steps + 1),
         ]
         if lanes:
-            kinds += [(WAITING, key, steps + 2 + at) for at, key in enumerate(slot.stores)]
+            kinds += [(results.WAITING, key, steps + 2 + at) for at, key in enumerate(slot.stores)]
         kinds = [kind for kind in kinds if kind[0] in states]
 
         def parse(raw: list[Any]) -> SlotPage:
@@ -441,9 +431,9 @@ class AdminCommands:
                 state, _, number = kinds[raw[i]]
                 id, score = raw[i + 1], raw[i + 2]
                 at = scores.read_lease(score).step
-                if state == WAITING:
+                if state == results.WAITING:
                     at = number if number < steps else number - steps - 2
-                found = Found(
+                found = results.Found(
                     topic.name,
                     slot.number,
                     text(id),

@@ -8,18 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ..errors import PartialError
+from ..model import results
 from ..model.delivery import is_receipt, origin_in
-from ..model.results import (
-    DEAD,
-    IN_FLIGHT,
-    WAITING,
-    Cancelled,
-    Delivery,
-    Found,
-    OnProgress,
-    Rescheduled,
-    tell_nobody,
-)
 from ..model.topic import base_of
 from ..scripts.call import ScriptCall, microseconds, when_of
 from .admin_commands import CancelReply, Place
@@ -28,7 +18,7 @@ from .find import CALLS_TOGETHER, IDS_PER_CALL, Lookup, Scan, ids_of
 from .runner import Away
 from .schedules import Recurring
 
-T = TypeVar("T", Cancelled, Rescheduled)
+T = TypeVar("T", results.Cancelled, results.Rescheduled)
 
 
 class Operations(CenterPart):
@@ -41,14 +31,14 @@ class Operations(CenterPart):
 
     def cancel(
         self,
-        id: str | Found | Iterable[str | Found],
+        id: str | results.Found | Iterable[str | results.Found],
         *,
         topic: str | None = None,
         basis: str | None = None,
         in_flight: bool = False,
         dead: bool = True,
         revoked: bool = False,
-    ) -> list[Cancelled]:
+    ) -> list[results.Cancelled]:
         """Delete messages by id, and the copies that share it.
 
         id: one, or several; a receipt of a delivery, and what :meth:`get` or :meth:`scan` has
@@ -91,9 +81,9 @@ class Operations(CenterPart):
             found += self._core.recorder.cancelled(known, found, topic, revoked)
         return self._lookup.checked(named, _with(ahead, found), away)
 
-    def _delivered_by(self, receipt: str) -> list[Found]:
+    def _delivered_by(self, receipt: str) -> list[results.Found]:
         """The message of a receipt, if it is still there."""
-        delivery = Delivery.of_receipt(receipt)
+        delivery = results.Delivery.of_receipt(receipt)
         origin = origin_in(delivery.birth, delivery.slot)
         return [
             one
@@ -102,14 +92,14 @@ class Operations(CenterPart):
         ]
 
     def _cancel_found(
-        self, found: Sequence[Found], *, in_flight: bool, dead: bool, revoked: bool
-    ) -> list[Cancelled]:
+        self, found: Sequence[results.Found], *, in_flight: bool, dead: bool, revoked: bool
+    ) -> list[results.Cancelled]:
         states = _states_to_cancel(in_flight, dead)
 
         def command(place: Place) -> ScriptCall:
             return self._admin.cancel(place, states, copies=False, bodies=True)
 
-        ahead: list[Cancelled] = []
+        ahead: list[results.Cancelled] = []
         if self._core.recorder is not None:
             far = [one for one in found if one.far]
             ahead = self._core.recorder.far.cancel_found(far, revoked)
@@ -121,9 +111,9 @@ class Operations(CenterPart):
 
     def _all_cancelled(
         self, replies: Iterable[tuple[Place, CancelReply]], command: Callable[[Place], ScriptCall]
-    ) -> list[Cancelled]:
+    ) -> list[results.Cancelled]:
         """What was cancelled; asks again for ids that a call has not looked at."""
-        cancelled: list[Cancelled] = []
+        cancelled: list[results.Cancelled] = []
         left: list[Place] = []
         for place, reply in replies:
             cancelled += reply.cancelled
@@ -154,13 +144,13 @@ class Operations(CenterPart):
 
     def reschedule(
         self,
-        id: str | Found | Iterable[str | Found],
+        id: str | results.Found | Iterable[str | results.Found],
         *,
         at: float | None = None,
         delay: float | None = None,
         topic: str | None = None,
         basis: str | None = None,
-    ) -> list[Rescheduled]:
+    ) -> list[results.Rescheduled]:
         """Give a waiting message, and waiting copies of it, another action time; neither `at`
         nor `delay` means now.
 
@@ -181,7 +171,7 @@ class Operations(CenterPart):
             return moved
         [id] = named
         when = when_of(microseconds(at), microseconds(delay))
-        far, ahead = self._far_of(topic), list[Rescheduled]()
+        far, ahead = self._far_of(topic), list[results.Rescheduled]()
         if far is not None:
             ahead = far.reschedule([id], topic, microseconds(at), microseconds(delay))
 
@@ -201,10 +191,10 @@ class Operations(CenterPart):
         return self._lookup.checked(id, _with(ahead, moved), away)
 
     def _reschedule_found(
-        self, found: Sequence[Found], *, at: float | None, delay: float | None
-    ) -> list[Rescheduled]:
+        self, found: Sequence[results.Found], *, at: float | None, delay: float | None
+    ) -> list[results.Rescheduled]:
         when = when_of(microseconds(at), microseconds(delay))
-        ahead: list[Rescheduled] = []
+        ahead: list[results.Rescheduled] = []
         if self._core.recorder is not None:
             far = [one for one in found if one.far]
             times = microseconds(at), microseconds(delay)
@@ -214,7 +204,7 @@ class Operations(CenterPart):
             topic = self._registry.resolved(one.topic)
             slot = topic.slot(one.slot)
             calls.append(self._admin.reschedule(topic, slot, one.id, when, copies=False))
-        moved, away = list[Rescheduled](), Away()
+        moved, away = list[results.Rescheduled](), Away()
         for start in range(0, len(calls), CALLS_TOGETHER):
             for part in self._runner.run_there(calls[start : start + CALLS_TOGETHER], away):
                 moved += part or ()
@@ -225,7 +215,7 @@ class Operations(CenterPart):
 
     def run_now(
         self, id: str, *, topic: str | None = None, basis: str | None = None
-    ) -> list[Rescheduled]:
+    ) -> list[results.Rescheduled]:
         """Make a waiting message due now; as :meth:`reschedule`."""
         return self.reschedule(id, topic=topic, basis=basis)
 
@@ -243,8 +233,8 @@ class Dead(CenterPart):
         topic: str | None = None,
         *,
         ids: Iterable[str] | None = None,
-        where: Callable[[Found], Any] | None = None,
-        on_progress: OnProgress = tell_nobody,
+        where: Callable[[results.Found], Any] | None = None,
+        on_progress: results.OnProgress = results.tell_nobody,
     ) -> int:
         """Take messages out of DeadQueue and have them delivered now, with all their retries.
 
@@ -271,17 +261,17 @@ class Dead(CenterPart):
         topic: str | None = None,
         *,
         ids: Iterable[str] | None = None,
-        where: Callable[[Found], Any] | None = None,
-        on_progress: OnProgress = tell_nobody,
+        where: Callable[[results.Found], Any] | None = None,
+        on_progress: results.OnProgress = results.tell_nobody,
     ) -> int:
         """Delete dead messages; return how many. Otherwise as :meth:`requeue`."""
 
         def command(place: Place) -> ScriptCall:
-            return self._admin.cancel(place, (DEAD,), copies=False, bodies=False)
+            return self._admin.cancel(place, (results.DEAD,), copies=False, bodies=False)
 
         away = Away()
         replies = self._lookup.run_for(self._dead(topic, ids, where, away), command, away)
-        deleted: list[Cancelled] = []
+        deleted: list[results.Cancelled] = []
         for _, reply in replies:
             deleted += [one for one in reply.cancelled if one.deleted]
             on_progress(len(deleted), 0)
@@ -293,11 +283,11 @@ class Dead(CenterPart):
         self,
         topic: str | None,
         ids: Iterable[str] | None,
-        where: Callable[[Found], Any] | None,
+        where: Callable[[results.Found], Any] | None,
         away: Away,
         *,
         bodies: bool = False,
-    ) -> Iterator[Found]:
+    ) -> Iterator[results.Found]:
         """The dead messages, but not those that die from now on.
 
         away: notes the slots of nodes that are away
@@ -306,15 +296,15 @@ class Dead(CenterPart):
             seconds, us = self._runner.client.time()
             until = seconds + us / 1e6
             bodies = bodies or where is not None
-            pairs = self._scan.read(topic, DEAD, until=until, bodies=bodies, away=away)
-            found: Iterator[Found] = (one for one, _ in pairs)
+            pairs = self._scan.read(topic, results.DEAD, until=until, bodies=bodies, away=away)
+            found: Iterator[results.Found] = (one for one, _ in pairs)
         else:
             try:
                 known = self._lookup.get(ids, topic=topic)
             except PartialError as exc:
                 known = exc.results
                 away.add(exc.missing)
-            found = (one for one in known if one.state == DEAD)
+            found = (one for one in known if one.state == results.DEAD)
         return found if where is None else filter(where, found)
 
 
@@ -324,16 +314,18 @@ def _with(ahead: list[T], found: list[T]) -> list[T]:
     return found + [one for one in ahead if one[:2] not in there]
 
 
-def _named(given: str | Found | Iterable[str | Found]) -> tuple[list[str], list[Found]]:
+def _named(
+    given: str | results.Found | Iterable[str | results.Found],
+) -> tuple[list[str], list[results.Found]]:
     """Ids and messages that a caller names. Raises ConfigurationError for what is neither."""
-    if isinstance(given, Found):
+    if isinstance(given, results.Found):
         return [], [given]
     if isinstance(given, str) or not isinstance(given, Iterable):
         return ids_of(given), []
     given = list(given)
-    messages = [one for one in given if isinstance(one, Found)]
-    return ids_of([one for one in given if not isinstance(one, Found)]), messages
+    messages = [one for one in given if isinstance(one, results.Found)]
+    return ids_of([one for one in given if not isinstance(one, results.Found)]), messages
 
 
 def _states_to_cancel(in_flight: bool, dead: bool) -> Collection[str]:
-    return (WAITING, *[IN_FLIGHT] * in_flight, *[DEAD] * dead)
+    return (results.WAITING, *[results.IN_FLIGHT] * in_flight, *[results.DEAD] * dead)

@@ -22,13 +22,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from ..errors import (
-    ConfigurationError,
-    NotPermittedError,
-    PartialError,
-    ReplicationError,
-    ServerError,
-)
+from .. import errors
 from ..metrics.counters import Metrics
 from ..model.keys import reading, slot_of
 from ..model.results import Missing
@@ -76,7 +70,7 @@ class Away:
         """The results. Raises PartialError, which has them, if something is missing."""
         if not self._slots:
             return results
-        raise PartialError(results, self.missing)
+        raise errors.PartialError(results, self.missing)
 
     @property
     def missing(self) -> list[Missing]:
@@ -90,11 +84,11 @@ def executor_for(client: Any) -> Executor:
     """The executor for a redis-py client. Raises ConfigurationError for a client that cannot be
     used."""
     if client.get_encoder().decode_responses:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             "the center keeps bytes: give it a redis-py client without decode_responses=True"
         )
     if isinstance(client, redis.RedisCluster):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             "the center has a client of its own for a Redis Cluster, which knows what has run: "
             "use kombu_toc.center_for('toc+cluster://h1:7000,h2:7000')"
         )
@@ -324,7 +318,9 @@ class Runner:
                 away.note(call.keys[0], place, error)
         results = self.run_each([calls[number] for number in asked])
         for number, result in zip(asked, results, strict=True):
-            is_away = isinstance(result, BROKEN) and not isinstance(result, NotPermittedError)
+            is_away = isinstance(result, BROKEN) and not isinstance(
+                result, errors.NotPermittedError
+            )
             if is_away and self.clustered:
                 place = self._place_of(calls[number])
                 self.lost(place, result)
@@ -377,10 +373,10 @@ class Runner:
                 if error := self.not_reached(place, HOME_REST):
                     return otherwise(error)
                 if not self.client.answers(place):
-                    raise ServerError("a node cannot be reached")
+                    raise errors.ServerError("a node cannot be reached")
                 self.unreached.pop(place, None)
             return ask()
-        except (NotPermittedError, AuthenticationError, AuthorizationError):
+        except (errors.NotPermittedError, AuthenticationError, AuthorizationError):
             raise
         except BROKEN as exc:
             self.lost(place, exc)
@@ -395,7 +391,7 @@ class Runner:
     def _run_or_error(self, call: ScriptCall) -> Any:
         try:
             return self.run(call)
-        except (ResponseError, ServerError) as exc:
+        except (ResponseError, errors.ServerError) as exc:
             return exc
         except BROKEN as exc:
             if self.clustered:  # the other nodes may still answer
@@ -444,7 +440,7 @@ class Runner:
         replicas = min(reported, default=self.wait_replicas)
         if replicas >= self.wait_replicas:
             return found, None
-        return found, ReplicationError(
+        return found, errors.ReplicationError(
             f"only {replicas} of {self.wait_replicas} replicas have the message after "
             f"{self.wait_timeout:g} seconds. It is on the primary and may run; it is lost if a "
             "replica takes over from that primary before it has the message, or has done so. See "

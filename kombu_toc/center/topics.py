@@ -14,13 +14,8 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from ..errors import (
-    ConfigurationError,
-    LibraryError,
-    PartialError,
-    SlotCountError,
-    UnknownTopicError,
-)
+from .. import errors
+from ..model import results
 from ..model.keys import check_name
 from ..model.library import check_horizon
 from ..model.limits import (
@@ -33,21 +28,6 @@ from ..model.limits import (
     Limits,
     check_gates,
     check_steps,
-)
-from ..model.results import (
-    DECLARED,
-    DEFAULT,
-    Consumer,
-    Counts,
-    Description,
-    Limit,
-    OnProgress,
-    Purged,
-    Summary,
-    Unwritten,
-    Usage,
-    tell_nobody,
-    usage_of,
 )
 from ..model.topic import Declaration, Topic, base_of
 from ..scripts.call import ScriptCall, as_bytes, load, microseconds, texts
@@ -221,7 +201,7 @@ class Queues(CenterPart):
                     self._core.recorder.altered(found, altered)
                 return altered
 
-    def describe(self, topic: str) -> Description:
+    def describe(self, topic: str) -> results.Description:
         """What a topic is declared with, where each limit comes from, and what is in it.
 
         Raises UnknownTopicError if nobody has declared it, PartialError as :meth:`counts`.
@@ -231,23 +211,27 @@ class Queues(CenterPart):
         in_force = standing.limits(self._context.limits)
         said = {name: getattr(standing, name) for name in ("retries", *Limits._fields)}
         limits = {
-            name: Limit(getattr(in_force, name), DEFAULT)
+            name: results.Limit(getattr(in_force, name), results.DEFAULT)
             if value is None
-            else Limit(value, DECLARED)
+            else results.Limit(value, results.DECLARED)
             for name, value in said.items()
         }
         for name in (*TERMS, *LIBRARY_TERMS, *NOTIFIER_TERMS):
             value = getattr(standing, name)
-            limits[name] = Limit(value, DEFAULT if value is None else DECLARED)
+            limits[name] = results.Limit(
+                value, results.DEFAULT if value is None else results.DECLARED
+            )
         if standing.key_weights:
-            limits["key_weights"] = Limit(dict(standing.key_weights), DECLARED)
-        steps = Limit(found.open_steps, DEFAULT if standing.steps is None else DECLARED)
+            limits["key_weights"] = results.Limit(dict(standing.key_weights), results.DECLARED)
+        steps = results.Limit(
+            found.open_steps, results.DEFAULT if standing.steps is None else results.DECLARED
+        )
         away: tuple[Any, ...] = ()
         try:
             counts = self.counts(topic)
-        except PartialError as exc:
+        except errors.PartialError as exc:
             counts, away = exc.results, tuple(exc.missing)
-        described = Description(
+        described = results.Description(
             topic,
             found.slots,
             {**limits, "steps": steps},
@@ -260,32 +244,32 @@ class Queues(CenterPart):
             standing.target_stopped,
         )
         if away:
-            raise PartialError(described, away)
+            raise errors.PartialError(described, away)
         return described
 
     def _require(self, topic: str) -> Topic:
         """The topic as it is declared now. Raises UnknownTopicError if nobody has declared it."""
         found = self._registry.declared(topic)
         if found is None:
-            raise UnknownTopicError(f"there is no queue {topic!r}")
+            raise errors.UnknownTopicError(f"there is no queue {topic!r}")
         return found
 
     @staticmethod
     def _checked(topic: str, limits: dict[str, Any]) -> dict[str, Any]:
         """The limits as they are stored; None stays None."""
         if "slots" in limits:
-            raise SlotCountError(
+            raise errors.SlotCountError(
                 f"queue {topic!r}: the slot count is changed by another command: "
                 f"'celery toc reshard {topic} --slots {limits['slots']}'"
             )
         if "expires" in limits:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"queue {topic!r}: whether it expires, and when, is settled when it is declared; "
                 f"delete it, and declare it anew"
             )
         unknown = set(limits) - set(ALTERABLE)
         if unknown:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"queue {topic!r}: unknown limit {min(unknown)!r}; there are {', '.join(ALTERABLE)}"
             )
         checked = Declaration.of(topic, **limits)
@@ -321,7 +305,7 @@ class Queues(CenterPart):
         before = topic.declaration.steps or {*topic.steps, *PRIORITY_STEPS}
         every = tuple(sorted({*before, *steps}))
         if len(every) > MAX_STEPS:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"queue {topic.name!r} has had {len(before)} priority steps, and with these there "
                 f"would be more than {MAX_STEPS}: use some that it has had, or let it run empty "
                 "and delete it"
@@ -331,7 +315,7 @@ class Queues(CenterPart):
 
     # -- what they hold, and who consumes them
 
-    def counts_by_slot(self, topic: str, *, reachable: bool = False) -> list[Counts]:
+    def counts_by_slot(self, topic: str, *, reachable: bool = False) -> list[results.Counts]:
         """How many messages each slot holds, by slot number.
 
         reachable: without the slots on nodes of a Cluster that cannot be reached; otherwise these
@@ -347,13 +331,13 @@ class Queues(CenterPart):
         found = [counts for part in parts for counts in part or ()]
         return found if reachable else away.checked(found)
 
-    def counts(self, topic: str) -> Counts:
+    def counts(self, topic: str) -> results.Counts:
         """How many messages a topic holds. Raises PartialError, with what the others hold, while
         nodes of a Cluster are away."""
         try:
             return _sum(self.counts_by_slot(topic))
-        except PartialError as exc:
-            raise PartialError(_sum(exc.results), exc.missing) from exc.__cause__
+        except errors.PartialError as exc:
+            raise errors.PartialError(_sum(exc.results), exc.missing) from exc.__cause__
 
     def coming(self, topic: str, seconds: Sequence[float]) -> list[int]:
         """How many waiting messages are due by each of some times.
@@ -370,7 +354,7 @@ class Queues(CenterPart):
         none = [0] * len(times)
         return away.checked([sum(column) for column in zip(none, *by_slot, strict=True)])
 
-    def summary(self, topic: str | Iterable[str] | None = None) -> list[Summary]:
+    def summary(self, topic: str | Iterable[str] | None = None) -> list[results.Summary]:
         """How many messages topics hold, and how long their oldest due message has been due.
 
         topic: one, or several; all declared topics unless given
@@ -392,7 +376,7 @@ class Queues(CenterPart):
             if not by_slot:
                 continue
             made.append(
-                Summary(
+                results.Summary(
                     one.name,
                     one.slots,
                     _sum(counts for counts, _ in by_slot),
@@ -401,7 +385,7 @@ class Queues(CenterPart):
             )
         return away.checked(made)
 
-    def usage(self, topic: str) -> Usage:
+    def usage(self, topic: str) -> results.Usage:
         """What is used of a topic's limits of starts, keys and puts, and what waits because of
         them. O(log n), however many keys there are.
 
@@ -409,15 +393,15 @@ class Queues(CenterPart):
         """
         found = self._registry.declared(topic)
         if found is None:
-            raise UnknownTopicError(f"there is no queue {topic!r}")
+            raise errors.UnknownTopicError(f"there is no queue {topic!r}")
         calls = [self._admin.usage(slot) for slot in found.all_slots()]
         away = Away()
         slots = [one for one in self._runner.run_there(calls, away) if one is not None]
         if not slots:
-            raise PartialError(None, away.missing)
-        return away.checked(usage_of(topic, found.declaration, slots))
+            raise errors.PartialError(None, away.missing)
+        return away.checked(results.usage_of(topic, found.declaration, slots))
 
-    def unwritten(self, topic: str | None = None) -> list[Unwritten]:
+    def unwritten(self, topic: str | None = None) -> list[results.Unwritten]:
         """What the task library has no rows of yet, of topics that are declared with ``library``
         as ``behind``.
 
@@ -440,10 +424,10 @@ class Queues(CenterPart):
             oldest = min((int(name.split(b"-")[0]) * 1000 for name, _ in first), default=now)
             full = any(FULL.encode() in said for _, said in first)
             full = full or any(length >= bound for length in replies[::2])
-            found.append(Unwritten(one.name, sum(replies[::2]), max(now - oldest, 0), full))
+            found.append(results.Unwritten(one.name, sum(replies[::2]), max(now - oldest, 0), full))
         return found
 
-    def consumers(self) -> dict[str, list[Consumer]]:
+    def consumers(self) -> dict[str, list[results.Consumer]]:
         """The processes that consume each topic through the transport.
 
         They report within a second what they consume, and are forgotten a minute after they died.
@@ -451,11 +435,11 @@ class Queues(CenterPart):
         client = self._runner.client
         seconds, us = client.time()
         now = seconds * 1000 + us // 1000
-        found: dict[str, list[Consumer]] = {}
+        found: dict[str, list[results.Consumer]] = {}
         for raw in client.zrangebyscore(self._keys.consumers, f"({now}", "+inf"):
             host, pid, *topics = json.loads(raw)
             for topic in topics:
-                found.setdefault(topic, []).append(Consumer(host, pid))
+                found.setdefault(topic, []).append(results.Consumer(host, pid))
         return found
 
     def count_far(self, topic: str | None = None, *, limit: int = MOST_FAR) -> dict[str, int]:
@@ -470,13 +454,15 @@ class Queues(CenterPart):
         """
         topics, far = self._registry.far(topic), self.far
         if topics and far is None:
-            raise LibraryError(
+            raise errors.LibraryError(
                 f"topic {topics[0].name!r} has a horizon, and this process no task library: set "
                 "toc_library"
             )
         return {one.name: far.count(one.name, limit) for one in topics if far}
 
-    def purge(self, topic: str, *, on_progress: OnProgress = tell_nobody) -> Purged:
+    def purge(
+        self, topic: str, *, on_progress: results.OnProgress = results.tell_nobody
+    ) -> results.Purged:
         """Delete every waiting message, due or not; return how many there were, and which schedules
         have lost their next firing by that.
 
@@ -485,17 +471,17 @@ class Queues(CenterPart):
         """
         declared = self._registry.standing(topic)
         if declared.declaration.expires:
-            return Purged(self._purge(declared, on_progress))
+            return results.Purged(self._purge(declared, on_progress))
         purged = self._purge_far(topic) + self._purge(declared, on_progress)
         if self._core.recorder is not None:
             self._core.recorder.purged(topic)
-        return Purged(purged, self._recurring.recheck(topic) if purged else ())
+        return results.Purged(purged, self._recurring.recheck(topic) if purged else ())
 
     def _purge_far(self, topic: str) -> int:
         far = self._far_of(topic)
         return 0 if far is None else far.purge(topic)
 
-    def _purge(self, topic: Topic, on_progress: OnProgress = tell_nobody) -> int:
+    def _purge(self, topic: Topic, on_progress: results.OnProgress = results.tell_nobody) -> int:
         total = 0
         for slot in topic.all_slots():
             call = self._admin.purge(topic, slot)
@@ -656,5 +642,7 @@ class Queues(CenterPart):
             raise named(exc, self._client, [key]) from exc
 
 
-def _sum(counts: Iterable[Counts]) -> Counts:
-    return Counts(*(sum(column) for column in zip(Counts(0, 0, 0, 0), *counts, strict=True)))
+def _sum(counts: Iterable[results.Counts]) -> results.Counts:
+    return results.Counts(
+        *(sum(column) for column in zip(results.Counts(0, 0, 0, 0), *counts, strict=True))
+    )

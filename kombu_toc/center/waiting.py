@@ -26,19 +26,9 @@ from ..client.errors import is_temporary
 from ..errors import ConfigurationError, NotPermittedError
 from ..model.results import Popped
 from ..model.topic import Topic
+from . import pop_wait
 from .clock import ServerClock
 from .core import Core
-from .pop_wait import (
-    PLACES,
-    Claim,
-    Gathered,
-    Looks,
-    Shares,
-    Wait,
-    WakeConnection,
-    early_us,
-    sleep_of,
-)
 from .runner import BROKEN
 
 logger = logging.getLogger(__name__)
@@ -103,10 +93,10 @@ class Waiting:
     def __init__(self, core: Core) -> None:
         self.runner, self.registry = core.runner, core.registry
         self.commands, self.keys = core.commands, core.context.keys
-        self.looks = Looks()
+        self.looks = pop_wait.Looks()
         self._pops, self._listens = count(), count()
         #: connections that wait for nothing, and the monotonic seconds when each was last used
-        self._idle: deque[tuple[WakeConnection, float]] = deque()
+        self._idle: deque[tuple[pop_wait.WakeConnection, float]] = deque()
         #: names for the pops of those who will wait: a server remembers the latest pop of each
         self._names: deque[PopNames] = deque()
 
@@ -158,7 +148,7 @@ class Waiting:
 
     # -- connections
 
-    def take_connection(self) -> WakeConnection:
+    def take_connection(self) -> pop_wait.WakeConnection:
         """A connection that waits for nothing; it connects when it is used."""
         now, pid = time.monotonic(), os.getpid()
         while self._idle:
@@ -169,11 +159,11 @@ class Waiting:
             if connection.pid == pid and used > now - KEEP_FOR and not connection.readable():
                 return connection
             connection.close()
-        make: type[WakeConnection]
-        make = getattr(self.runner.client, "wake_connection", WakeConnection)
+        make: type[pop_wait.WakeConnection]
+        make = getattr(self.runner.client, "wake_connection", pop_wait.WakeConnection)
         return make(self.runner.client, self.runner.clustered)
 
-    def give_back(self, connection: WakeConnection) -> None:
+    def give_back(self, connection: pop_wait.WakeConnection) -> None:
         """The connection is needed no more."""
         if connection.usable and len(self._idle) < KEEP:
             self._idle.append((connection, time.monotonic()))
@@ -199,12 +189,12 @@ class _Pop:
         self._pop = pop
         self._how = how
         self._topics = topics
-        self._wait = Wait(topics, time.monotonic() + seconds)
+        self._wait = pop_wait.Wait(topics, time.monotonic() + seconds)
         self._waits = seconds > 0
-        self._found = Gathered(limit)
+        self._found = pop_wait.Gathered(limit)
         self._clock = ServerClock()
-        self._sleep = sleep_of(shared.runner.client)
-        self._connection: WakeConnection | None = None
+        self._sleep = pop_wait.sleep_of(shared.runner.client)
+        self._connection: pop_wait.WakeConnection | None = None
         #: whether all topics are to be looked into, whoever has done so before
         self._anew = True
         #: seconds until the next attempt, while the server cannot be reached
@@ -280,9 +270,9 @@ class _Pop:
         for the last one, and with one for those before it."""
         looks = self._shared.looks
         place = looks.place(topic, now)
-        if place == PLACES and self._takes(topic, PLACES - 1):
-            place = PLACES - 1
-        if place < PLACES:
+        if place == pop_wait.PLACES and self._takes(topic, pop_wait.PLACES - 1):
+            place = pop_wait.PLACES - 1
+        if place < pop_wait.PLACES:
             better = (other for other in range(place) if self._takes(topic, other))
             place = next(better, place)
             if place == looks.place(topic, now):
@@ -303,7 +293,7 @@ class _Pop:
 
     def _pop_several(self, slots: dict[str, set[int] | None]) -> None:
         """Pop these slots of these topics (all if None), for as many messages as are wanted."""
-        found, shares = self._found, Shares(self._shared.pops_in_turn(list(slots)))
+        found, shares = self._found, pop_wait.Shares(self._shared.pops_in_turn(list(slots)))
         while asked := shares.next(found.left):
             for topic, limit in asked:
                 if self._pop_topic(topic, slots[topic], limit):
@@ -381,11 +371,11 @@ class _Pop:
         if not passes(error):
             raise error
 
-    def _claim(self, claim: Claim) -> None:
+    def _claim(self, claim: pop_wait.Claim) -> None:
         now = time.monotonic()
         # Of a clock that is not known, the pop will tell.
         if self._clock.known:
-            us = claim[2] - early_us(self._ahead_us(claim[0]))
+            us = claim[2] - pop_wait.early_us(self._ahead_us(claim[0]))
             at = now + self._clock.until(us, now)
         else:
             at = now
@@ -398,7 +388,7 @@ class _Pop:
             return ahead_us
         return 0
 
-    def _hand_back(self, claims: Iterable[Claim]) -> None:
+    def _hand_back(self, claims: Iterable[pop_wait.Claim]) -> None:
         """Announce these again: somebody else shall have them."""
         by_topic: dict[str, list[tuple[int, int]]] = {}
         for topic, slot, us in claims:
@@ -424,7 +414,7 @@ class _Pop:
             # Whoever looks into all slots next makes up for it.
             logger.debug("what was claimed is not handed back: %s", exc)
 
-    def _stop(self, connection: WakeConnection) -> list[Claim]:
+    def _stop(self, connection: pop_wait.WakeConnection) -> list[pop_wait.Claim]:
         """Listen no more; returns what was claimed just now."""
         claim = None
         try:

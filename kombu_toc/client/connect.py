@@ -11,17 +11,29 @@ import redis
 from kombu.utils.imports import symbol_by_name
 from redis import CredentialProvider
 from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    InvalidResponse,
+    NoPermissionError,
+    ResponseError,
+)
 from redis.retry import Retry
+from redis.sentinel import (
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+)
 
-from ..errors import ConfigurationError
+from ..compat.redis_connections import is_open
+from ..errors import ConfigurationError, FailoverError, ServerError
 from ..scripts.call import Packer
 from .cluster import ClusterClient, Place
 from .connection import Client
 from .embedded import EmbeddedServer
+from .errors import is_demoted
 from .options import Settings
-from .sentinel import make_pool
 from .tls import TLSConnection, tls_arguments
-from .urls import Address
+from .urls import SENTINEL_PORT, Address
 
 #: Seconds after which a command without a reply counts as a broken connection. Of a Cluster's node,
 #: as many as opening a connection may take.
@@ -227,3 +239,214 @@ def _refuse_tls(arguments: dict[str, Any]) -> None:
                 f"{name} is for TLS: use toc+rediss://, or ?ssl=true with toc+sentinel:// and "
                 "toc+cluster://, or broker_use_ssl"
             )
+
+
+# -- a master that sentinels know
+
+#: Seconds that one sentinel may take to answer before the next is asked.
+PATIENCE = 2.0
+
+
+class Sentinels(Sentinel):
+    """As redis-py's, with errors that say what to change.
+
+    on_other: called when a connection leads to another server than the one before
+    """
+
+    _address: tuple[str, int] | None = None
+    on_other: Callable[[], None] | None = None
+
+    def connected_to(self, address: tuple[str, int]) -> None:
+        """A connection was opened to this master."""
+        before, self._address = self._address, address
+        if before not in (None, address) and self.on_other is not None:
+            self.on_other()
+
+    def discover_master(self, service_name: str) -> tuple[str, int]:
+        """Host and port of the master. Raises ServerError if no sentinel names one."""
+        silent, wrong, away = [], [], []
+        known: set[str] = set()
+        for number, sentinel in enumerate(self.sentinels):
+            where = "{host}:{port}".format_map(sentinel.connection_pool.connection_kwargs)
+            try:
+                masters: Any = sentinel.sentinel_masters()
+            except AuthenticationError as exc:
+                wrong.append(
+                    f"{where} refuses the password ({exc}): sentinels have their own, "
+                    "sentinel_kwargs={'password': ...} in broker_transport_options"
+                )
+            except NoPermissionError as exc:
+                wrong.append(f"{where}: {exc}: its user needs the rule +sentinel|masters")
+            except (redis.ConnectionError, redis.TimeoutError, OSError) as exc:
+                silent.append(f"{where} ({exc})")
+            except (ResponseError, InvalidResponse, ValueError) as exc:
+                wrong.append(_not_a_sentinel(where, exc))
+            else:
+                state = masters.get(service_name)
+                if state is None:
+                    known.update(masters)
+                elif self.check_master_state(state, service_name):
+                    # It is the first to be asked next time.
+                    self.sentinels[0], self.sentinels[number] = sentinel, self.sentinels[0]
+                    return state["ip"], state["port"]
+                elif state["num-other-sentinels"] < self.min_other_sentinels:
+                    away.append(
+                        f"{where} knows of {state['num-other-sentinels']} other sentinels, and "
+                        f"min_other_sentinels is {self.min_other_sentinels}"
+                    )
+                else:
+                    away.append(f"{where} says that {state['ip']}:{state['port']} is down")
+        if away:
+            raise FailoverError(f"there is no master {service_name!r} just now: {'; '.join(away)}")
+        if known:
+            names = ", ".join(repr(name) for name in sorted(known))
+            text = (
+                f"the sentinels know no master {service_name!r}, but {names}: "
+                "set master_name to the right one"
+            )
+        elif wrong:
+            text = "; ".join(wrong)
+        elif silent:
+            text = (
+                f"no sentinel answers: {'; '.join(silent)}; name the sentinels' hosts and ports "
+                f"({SENTINEL_PORT} as a rule), not the server's; if they speak TLS, say "
+                "sentinel_ssl=true"
+            )
+        else:
+            text = f"the sentinels know no master yet: see to 'sentinel monitor {service_name} ...'"
+        raise ServerError(text)
+
+
+def _not_a_sentinel(where: str, exc: Exception) -> str:
+    if "unknown command" in str(exc).lower():
+        return (
+            f"{where} is a server and not a sentinel: use toc+redis://{where}, or name the port "
+            f"of its sentinels ({SENTINEL_PORT} as a rule)"
+        )
+    return f"{where} does not answer as a sentinel: {exc}"
+
+
+class MasterConnection(SentinelManagedConnection):
+    """A connection to the master. It is closed when the server is no longer the master, and the
+    next use asks the sentinels again."""
+
+    def connect_to(self, address: tuple[str, int]) -> None:
+        super().connect_to(address)
+        # Sentinels may be out of date; Redis's documentation tells clients to verify the role.
+        try:
+            self.send_command("ROLE", check_health=False)
+            role = self.read_response()[0]
+        except NoPermissionError:
+            role = b"master"
+        if role not in (b"master", "master"):
+            self.disconnect()
+            raise FailoverError(
+                f"{address[0]}:{address[1]} is not the master, though a sentinel says so: "
+                "a failover goes on"
+            )
+        self.connection_pool.sentinel_manager.connected_to(address)
+
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        # redis-py would connect to the master that it was told last time.
+        if not is_open(self):
+            self.connect()
+        super().send_packed_command(command, check_health)
+
+    def read_response(
+        self, *args: Any, disconnect_on_error: bool | None = True, **kwargs: Any
+    ) -> Any:
+        # Not as SentinelManagedConnection does it. That leaves the connection open if the reader is
+        # interrupted, so that the next command would get this reply; and it does not recognise
+        # the refusal of a write within a script.
+        parent: Any = super(SentinelManagedConnection, self)
+        try:
+            return parent.read_response(*args, disconnect_on_error=disconnect_on_error, **kwargs)
+        except ResponseError as exc:
+            if not is_demoted(exc):
+                raise
+            self.disconnect()
+            raise ServerError(f"{self.host}:{self.port} is not the master any more") from exc
+
+
+class MasterTLSConnection(MasterConnection, TLSConnection):
+    """The same over TLS."""
+
+
+class MasterPool(SentinelConnectionPool):
+    """A pool of connections to a named master."""
+
+
+class BoundedMasterPool(SentinelConnectionPool, redis.BlockingConnectionPool):
+    """The same with a bound; callers wait for a free connection."""
+
+    def disconnect(self, inuse_connections: bool = True) -> None:
+        if inuse_connections:
+            super().disconnect()
+            return
+        # redis-py before 8 closes those in use, too.
+        for connection in list(self.pool.queue):
+            if connection is not None:
+                connection.disconnect()
+
+
+def make_pool(
+    address: Address,
+    settings: Settings,
+    arguments: dict[str, Any],
+    *,
+    tls: bool,
+    most: int | None = None,
+    timeout: float | None = None,
+    asking: Callable[..., redis.Redis] = redis.Redis,
+) -> redis.ConnectionPool:
+    """A pool of connections to the master.
+
+    arguments: redis-py's, for connections to the master
+    tls: whether the master speaks it
+    most: how many connections; None or 0 for any number
+    timeout: seconds to wait for one of a bounded pool
+    asking: the class of the clients that ask the sentinels
+
+    Raises ConfigurationError if the master has no name.
+    """
+    if not settings.master_name:
+        raise ConfigurationError(
+            f"toc+sentinel://{_shown(address)}: which master? Name it, as the sentinels do: "
+            "?master_name=mymaster in the URL, or master_name in broker_transport_options"
+        )
+    options = {
+        "socket_timeout": PATIENCE,
+        "socket_connect_timeout": PATIENCE,
+        "socket_keepalive": True,
+        **settings.sentinel_kwargs,
+        "retry": Retry(NoBackoff(), 0),  # other sentinels can be asked
+        "protocol": 2,
+    }
+    if settings.sentinel_ssl:
+        options.setdefault("ssl", True)
+    if options.pop("ssl", False):
+        own = any(name.startswith("ssl_") for name in options)
+        options.update(tls_arguments(options if own else arguments))
+        options["connection_class"] = TLSConnection
+    else:
+        options["connection_class"] = redis.Connection
+        options = {k: v for k, v in options.items() if not k.startswith("ssl_")}
+    sentinels = Sentinels([], settings.min_other_sentinels)
+    sentinels.sentinels = [
+        asking(connection_pool=redis.ConnectionPool(host=host, port=port, **options))
+        for host, port in address.hosts
+    ]
+    arguments["connection_class"] = MasterTLSConnection if tls else MasterConnection
+    if most:
+        return BoundedMasterPool(
+            settings.master_name,
+            sentinels,
+            max_connections=int(most),
+            timeout=timeout or 20,
+            **arguments,
+        )
+    return MasterPool(settings.master_name, sentinels, **arguments)
+
+
+def _shown(address: Address) -> str:
+    return ",".join(f"{host}:{port}" for host, port in address.hosts)

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from ..center.center import TimeoutCenter
     from ..center.exchanges import Subscription
     from ..client.options import Settings
-    from .guarding import Guarding
     from .lease_keeper import LeaseKeeper
     from .loop import Connection
     from .policy import Sink
+    from .popper import Guarding
     from .state import Claim, Entry
 
 

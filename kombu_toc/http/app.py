@@ -17,39 +17,13 @@ from ..library.opening import center_for
 from ..model.results import Found
 from ..version import __version__
 from . import guard, jobs, library, pull, queues, tasks
+from . import request as asgi
 from .fields import TEXT, Object, Text, record
 from .idempotency import REPLAYED, Idempotency, as_answer
 from .messages import DecompressionBudget, shown_found, shown_masked
 from .page import Mask, Page, PageExtras
 from .problems import KINDS, SCHEMA, Problem, invalid, not_found, problem_of
 from .pull import LongPolls
-from .request import (
-    CLOSE,
-    EVERYWHERE,
-    MAX_HEADERS,
-    MAX_TARGET,
-    PARAMETERS,
-    ROLES,
-    Answer,
-    Gone,
-    Operation,
-    Operations,
-    Receive,
-    Request,
-    Router,
-    Scope,
-    Send,
-    answer,
-    check_local,
-    check_name,
-    check_single,
-    discard_body,
-    has_body,
-    path_of,
-    read_parameters,
-    read_query_of,
-    statuses_of,
-)
 from .tokens import MOST, NOBODY, Audit, Masking, Token, Tokens
 
 # -- what runs in the event loop of a server, beside its requests
@@ -74,7 +48,7 @@ _ABOUT = """Messages that become visible at their action time, and tasks of Cele
 language. Errors are problems (RFC 9457). Times are RFC 3339, durations are seconds."""
 
 
-def document(router: Router) -> dict[str, Any]:
+def document(router: asgi.Router) -> dict[str, Any]:
     """The document of these operations."""
     schemas: dict[str, Any] = {"Problem": SCHEMA}
     paths: dict[str, dict[str, Any]] = {}
@@ -95,7 +69,7 @@ def document(router: Router) -> dict[str, Any]:
             "schemas": schemas,
             "responses": {
                 f"Problem{status}": _problem(status, kinds)
-                for status, kinds in statuses_of(KINDS).items()
+                for status, kinds in asgi.statuses_of(KINDS).items()
             },
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
@@ -111,7 +85,7 @@ def _problem(status: int, kinds: list[str]) -> dict[str, Any]:
     }
 
 
-def _described(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+def _described(one: asgi.Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {
         "operationId": f"{one.subject}.{one.method.lower()}"
         f".{'.'.join(part.strip('{}') for part in one.path[1:]) or one.path[0]}"
@@ -120,11 +94,11 @@ def _described(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     }
     said = [one.about] if one.about else []
     if one.role:
-        said.append(f"Needs the role {one.role}: {ROLES[one.role]}.")
+        said.append(f"Needs the role {one.role}: {asgi.ROLES[one.role]}.")
         made["security"] = [{}, {"token": []}]
     made["description"] = " ".join(said)
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": PARAMETERS[name].schema()}
+        {"name": name, "in": "path", "required": True, "schema": asgi.PARAMETERS[name].schema()}
         for name in one.parameters
     ]
     parameters += [
@@ -157,12 +131,12 @@ def _described(one: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         }
         for status, (about, schema) in one.answers.items()
     }
-    kinds = [*EVERYWHERE, *one.problems] if one.role else ["bad-request", "broker", "internal"]
+    kinds = [*asgi.EVERYWHERE, *one.problems] if one.role else ["bad-request", "broker", "internal"]
     if one.request is not None:
         kinds.append("unsupported-media-type")
     if one.idempotent_by_key:
         kinds += ["conflict", "key-reused"]
-    for status in sorted(statuses_of(dict.fromkeys(kinds))):
+    for status in sorted(asgi.statuses_of(dict.fromkeys(kinds))):
         made["responses"][str(status)] = {"$ref": f"#/components/responses/Problem{status}"}
     return made
 
@@ -225,7 +199,7 @@ class HttpApi:
         *,
         tokens: Tokens | None = None,
         recorded: TimeoutCenter | None = None,
-        operations: Iterable[Operation] = (),
+        operations: Iterable[asgi.Operation] = (),
         on_close: Iterable[Callable[[], Awaitable[None]]] = (),
         keep_answers: float = KEEP_ANSWERS,
         max_body: int = MAX_BODY,
@@ -253,7 +227,7 @@ class HttpApi:
         self._extras = extras or PageExtras()
         self._mask = mask or Mask()
         self.page = Page(self, self._extras, self._mask)
-        self.router = Router((*OPERATIONS, *operations, *self.page.operations()))
+        self.router = asgi.Router((*OPERATIONS, *operations, *self.page.operations()))
         self._document: Any = None
 
     async def aclose(self) -> None:
@@ -320,7 +294,7 @@ class HttpApi:
 
     # -- ASGI
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "http":
@@ -335,7 +309,7 @@ class HttpApi:
         else:
             await send({"type": "websocket.close", "code": 1008})
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _live(self, receive: asgi.Receive, send: asgi.Send) -> None:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
@@ -348,7 +322,7 @@ class HttpApi:
                 await send({"type": "lifespan.shutdown.complete"})
                 return
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         found = request = None
         is_unread = False
         connection = guard.current()
@@ -357,13 +331,13 @@ class HttpApi:
             self._admit(scope, *found)
             request = found[0]
             made = await self._answer(*found)
-            is_unread = (made.status == TOO_LARGE or scope["method"] not in WITH_BODY) and has_body(
-                scope
-            )
-        except Gone:
+            is_unread = (
+                made.status == TOO_LARGE or scope["method"] not in WITH_BODY
+            ) and asgi.has_body(scope)
+        except asgi.Gone:
             if connection is None:
                 return
-            made = Answer(b"", 408)  # for nobody; but the server wants one
+            made = asgi.Answer(b"", 408)  # for nobody; but the server wants one
         except Exception as exc:
             problem = problem_of(exc)
             if found is not None and found[1].is_shown and problem.kind in _REFUSALS:
@@ -371,12 +345,12 @@ class HttpApi:
             made = as_answer(problem)
             is_unread = (
                 request is None or made.status == TOO_LARGE or scope["method"] not in WITH_BODY
-            ) and has_body(scope)
+            ) and asgi.has_body(scope)
         if made.undo is not None and request is not None and await _has_gone(request):
             await made.undo()
             if connection is None:
                 return
-            made = Answer(b"", 408)  # as above
+            made = asgi.Answer(b"", 408)  # as above
         headers = [
             (b"content-type", made.content_type),
             (b"content-length", str(len(made.body)).encode()),
@@ -384,9 +358,11 @@ class HttpApi:
             _ALWAYS,
             *made.headers,
         ]
-        if CLOSE not in made.headers and any(name == b"upgrade" for name, _ in scope["headers"]):
+        if asgi.CLOSE not in made.headers and any(
+            name == b"upgrade" for name, _ in scope["headers"]
+        ):
             # Nothing is upgraded here, and a server may read no further request after it.
-            headers.append(CLOSE)
+            headers.append(asgi.CLOSE)
         try:
             await send({"type": "http.response.start", "status": made.status, "headers": headers})
             body = b"" if scope["method"] == "HEAD" else made.body
@@ -394,7 +370,7 @@ class HttpApi:
                 # Closed with a part of the body unread, a connection is reset, and a client that
                 # still sends may never see the answer.
                 await send({"type": "http.response.body", "body": body, "more_body": True})
-                await discard_body(receive)
+                await asgi.discard_body(receive)
                 body = b""
             await send({"type": "http.response.body", "body": body})
             gone = connection is not None and connection.lost.is_set()
@@ -405,36 +381,43 @@ class HttpApi:
         if gone and made.undo is not None:  # the client has gone away meanwhile
             await made.undo()
 
-    def _read(self, scope: Scope, receive: Receive) -> tuple[Request, Operation, str]:
+    def _read(
+        self, scope: asgi.Scope, receive: asgi.Receive
+    ) -> tuple[asgi.Request, asgi.Operation, str]:
         """The request, its operation, and its path below where this is mounted. Raises Problem."""
-        if sum(len(name) + len(said) for name, said in scope["headers"]) > MAX_HEADERS:
-            raise Problem("headers-too-large", f"headers may have {MAX_HEADERS} bytes")
-        if len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) > MAX_TARGET:
-            raise Problem("bad-request", f"path and query may have {MAX_TARGET} bytes")
-        parts, verb = path_of(scope, self.router.verbs)
+        if sum(len(name) + len(said) for name, said in scope["headers"]) > asgi.MAX_HEADERS:
+            raise Problem("headers-too-large", f"headers may have {asgi.MAX_HEADERS} bytes")
+        if (
+            len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
+            > asgi.MAX_TARGET
+        ):
+            raise Problem("bad-request", f"path and query may have {asgi.MAX_TARGET} bytes")
+        parts, verb = asgi.path_of(scope, self.router.verbs)
         operation = self.router.find(scope["method"], parts, verb)
-        request = Request(scope, receive, read_parameters(operation, parts))
+        request = asgi.Request(scope, receive, asgi.read_parameters(operation, parts))
         request.operation = operation
         return request, operation, f"{'/'.join(parts)}:{verb}"
 
-    def _admit(self, scope: Scope, request: Request, operation: Operation, path: str) -> None:
+    def _admit(
+        self, scope: asgi.Scope, request: asgi.Request, operation: asgi.Operation, path: str
+    ) -> None:
         """Raises Problem for a request that may not be answered, or that says what nobody knows."""
         if len(request.headers) != len(scope["headers"]):
-            check_single(scope)
+            asgi.check_single(scope)
         if not self.tokens:
-            check_local(scope, request)
+            asgi.check_local(scope, request)
         if operation.role:
             request.token = self.tokens.check(request.header(b"authorization"))
             _check_role(request, operation)
             if request.token.is_anonymous:
-                check_name(request, self.names)
+                asgi.check_name(request, self.names)
         if operation.is_shown:
-            request.asked = read_query_of(operation, request.query)
-            if request.method not in WITH_BODY and has_body(scope):
+            request.asked = asgi.read_query_of(operation, request.query)
+            if request.method not in WITH_BODY and asgi.has_body(scope):
                 raise invalid("body", f"a {request.method} takes none; say it in the URL")
 
     def _note_refused(
-        self, scope: Scope, request: Request, operation: Operation, problem: Problem
+        self, scope: asgi.Scope, request: asgi.Request, operation: asgi.Operation, problem: Problem
     ) -> None:
         """Log who may not do what."""
         who = "" if request.token is None else _name_of(request.token)
@@ -443,7 +426,9 @@ class HttpApi:
         act = f"{request.method} {operation.shown_path}"
         self.audit.refused(who, act, _queue_of(request, operation) or "", problem.detail)
 
-    async def _answer(self, request: Request, operation: Operation, path: str) -> Answer:
+    async def _answer(
+        self, request: asgi.Request, operation: asgi.Operation, path: str
+    ) -> asgi.Answer:
         if request.method in WITH_BODY and not operation.reads:
             await request.read_body(self.max_body)
             if operation.is_shown and operation.request is None:
@@ -458,7 +443,7 @@ class HttpApi:
             return made
         return await self._run(operation, request)
 
-    async def _run(self, operation: Operation, request: Request) -> Answer:
+    async def _run(self, operation: asgi.Operation, request: asgi.Request) -> asgi.Answer:
         """Do it, and note what was done if that is for the audit log."""
         if not operation.act:
             return await operation.run(self, request)
@@ -474,7 +459,7 @@ def api_for(
     url: str,
     *,
     tokens: Tokens | None = None,
-    operations: Iterable[Operation] = (),
+    operations: Iterable[asgi.Operation] = (),
     on_close: Iterable[Callable[[], Awaitable[None]]] = (),
     check_message: Callable[[str, bytes], None] | None = None,
     names: Iterable[str] = (),
@@ -528,7 +513,7 @@ class _InThreads(AwaitedPart):
         self.failures = AwaitedPart(center.failures, asyncio.to_thread)
 
 
-async def _has_gone(request: Request) -> bool:
+async def _has_gone(request: asgi.Request) -> bool:
     """Whether the client has gone away, as far as is known by now."""
     connection = guard.current()
     if connection is not None and connection.lost.is_set():
@@ -550,12 +535,12 @@ def _name_of(token: Token) -> str:
     return "this machine" if token is NOBODY else token.name
 
 
-def _queue_of(request: Request, operation: Operation) -> str | None:
+def _queue_of(request: asgi.Request, operation: asgi.Operation) -> str | None:
     """The queue that a request is about; None: it is about none, or about all."""
     return request.segments[0] if "{queue}" in operation.path else None
 
 
-def _said(request: Request, operation: Operation) -> str:
+def _said(request: asgi.Request, operation: asgi.Operation) -> str:
     """What a request says beside its queue, for the audit log. Of a schedule, which has arguments,
     only the name."""
     queue = _queue_of(request, operation)
@@ -566,7 +551,7 @@ def _said(request: Request, operation: Operation) -> str:
     return " ".join(filter(None, [*request.segments[1:], *asked, body]))
 
 
-def _check_role(request: Request, operation: Operation) -> None:
+def _check_role(request: asgi.Request, operation: asgi.Operation) -> None:
     """Raises Problem if a token does not allow this."""
     token, queue = request.token, _queue_of(request, operation)
     allowed = operation.role in token.roles if operation.many_queues else None
@@ -577,7 +562,7 @@ def _check_role(request: Request, operation: Operation) -> None:
 
 # -- what is of no queue
 
-OPERATIONS = Operations(
+OPERATIONS = asgi.Operations(
     "app",
     (
         *tasks.OPERATIONS,
@@ -596,8 +581,8 @@ _STATUS = record("status", status=TEXT)
 @OPERATIONS.add(
     "GET", ("openapi.json",), "This document", role="", returns=("OpenAPI 3.1.", {"type": "object"})
 )
-async def _openapi(api: HttpApi, request: Request) -> Answer:
-    return answer(
+async def _openapi(api: HttpApi, request: asgi.Request) -> asgi.Answer:
+    return asgi.answer(
         {**api.document, **({"servers": [{"url": quote(request.root)}]} if request.root else {})}
     )
 
@@ -605,14 +590,14 @@ async def _openapi(api: HttpApi, request: Request) -> Answer:
 @OPERATIONS.add(
     "GET", ("healthz",), "Tell whether the process lives", role="", returns=("It does.", _STATUS)
 )
-async def _healthz(api: HttpApi, request: Request) -> Answer:
-    return answer({"status": "ok"})
+async def _healthz(api: HttpApi, request: asgi.Request) -> asgi.Answer:
+    return asgi.answer({"status": "ok"})
 
 
 @OPERATIONS.add(
     "GET", ("readyz",), "Tell whether the broker can be used", role="", returns=("It can.", _STATUS)
 )
-async def _readyz(api: HttpApi, request: Request) -> Answer:
+async def _readyz(api: HttpApi, request: asgi.Request) -> asgi.Answer:
     try:
         try:
             await asyncio.wait_for(api.center.call(_write_nothing), READY_WITHIN)
@@ -631,7 +616,7 @@ async def _readyz(api: HttpApi, request: Request) -> Answer:
         else:
             detail = problem_of(exc).detail
     else:
-        return answer({"status": "ready"})
+        return asgi.answer({"status": "ready"})
     raise Problem("broker", detail)
 
 
@@ -659,7 +644,7 @@ def _others_serve(center: TimeoutCenter) -> None:
     problems=("not-found",),
     text="text/plain",
 )
-async def _metrics(api: HttpApi, request: Request) -> Answer:
+async def _metrics(api: HttpApi, request: asgi.Request) -> asgi.Answer:
     try:
         from ..exporter import metrics_text
     except ImportError:
@@ -668,4 +653,4 @@ async def _metrics(api: HttpApi, request: Request) -> Answer:
         ) from None
     topics = [one for one in request.asked.get("topic", "").split(",") if one]
     text = await api.center.call(metrics_text, topics)
-    return Answer(text.encode(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
+    return asgi.Answer(text.encode(), content_type=b"text/plain; version=0.0.4; charset=utf-8")

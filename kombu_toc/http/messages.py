@@ -11,36 +11,9 @@ from urllib.parse import quote, unquote
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from ..errors import EnvelopeError
+from ..model import results
 from ..model.message import MOST, Content, Unique, look, pack, read_content, unpack
-from ..model.results import (
-    ADDED,
-    DEAD,
-    IN_FLIGHT,
-    KEPT,
-    REPEATED,
-    REPLACED,
-    WAITING,
-    Delivery,
-    Found,
-)
-from .fields import (
-    ANYTHING,
-    NUMBER,
-    TEXT,
-    TIME,
-    WHOLE,
-    Anything,
-    Base64,
-    Headers,
-    Number,
-    Object,
-    Text,
-    Time,
-    described,
-    or_null,
-    record,
-    shown_time,
-)
+from . import fields as schema
 from .problems import Problem, invalid
 from .request import Request, check_encoding, read_json
 
@@ -48,7 +21,7 @@ from .request import Request, check_encoding, read_json
 _encode = json.JSONEncoder(default=str).encode
 
 #: A state as a center names it -> as it is in JSON.
-STATES = {WAITING: "waiting", IN_FLIGHT: "inFlight", DEAD: "dead"}
+STATES = {results.WAITING: "waiting", results.IN_FLIGHT: "inFlight", results.DEAD: "dead"}
 
 #: The header with the context of a trace (W3C Trace Context).
 TRACEPARENT = "traceparent"
@@ -56,36 +29,38 @@ TRACESTATE = "tracestate"
 
 #: What a message may be put with.
 FIELDS: dict[str, Any] = {
-    "id": Text(
+    "id": schema.Text(
         "Its id; one is made unless given. Each put is a message of its own, also under an id that "
         "another one has; only a put with the same Idempotency-Key is the same.",
         most=500,
     ),
-    "text": Text("Its bytes, as text in UTF-8.", most=16_000_000, least=0),
-    "json": Anything("Its bytes, as JSON.", of=tuple(ANYTHING["type"])),
-    "body": Base64("Its bytes, in base64."),
-    "headers": Headers("Headers that go with it: it is kept as an envelope then."),
-    "contentType": Text("The content type of its bytes: as headers.", most=200),
-    "scheduleTime": Time("When it is due; now unless given. A past time means now."),
-    "delay": Number("Instead of scheduleTime: seconds from now by the broker's clock.", most=7e9),
-    "priority": Number("0 goes first.", most=255, whole=True),
-    "key": Text("What it is about: its queue may limit what starts of each key.", most=1000),
-    "visibility": Number(
+    "text": schema.Text("Its bytes, as text in UTF-8.", most=16_000_000, least=0),
+    "json": schema.Anything("Its bytes, as JSON.", of=tuple(schema.ANYTHING["type"])),
+    "body": schema.Base64("Its bytes, in base64."),
+    "headers": schema.Headers("Headers that go with it: it is kept as an envelope then."),
+    "contentType": schema.Text("The content type of its bytes: as headers.", most=200),
+    "scheduleTime": schema.Time("When it is due; now unless given. A past time means now."),
+    "delay": schema.Number(
+        "Instead of scheduleTime: seconds from now by the broker's clock.", most=7e9
+    ),
+    "priority": schema.Number("0 goes first.", most=255, whole=True),
+    "key": schema.Text("What it is about: its queue may limit what starts of each key.", most=1000),
+    "visibility": schema.Number(
         "Seconds that a lease of it lasts unless it is extended.", least=1, most=31_536_000
     ),
-    "maxLease": Number(
+    "maxLease": schema.Number(
         "Seconds for which one lease may be extended in all; 0: for ever.", most=31_536_000
     ),
-    "expiration": Number("Seconds after its due time when it expires.", most=1e9),
-    "unique": Text("The queue has one message of this unique key at a time.", most=1000),
-    "uniqueUntil": Text(
+    "expiration": schema.Number("Seconds after its due time when it expires.", most=1e9),
+    "unique": schema.Text("The queue has one message of this unique key at a time.", most=1000),
+    "uniqueUntil": schema.Text(
         "Until when this message holds the unique key; done unless given.",
         choices=("start", "done"),
     ),
-    "uniqueSeconds": Number(
+    "uniqueSeconds": schema.Number(
         "Instead of uniqueUntil: for how long it holds the key.", least=0.001, most=31_536_000
     ),
-    "ifExists": Text(
+    "ifExists": schema.Text(
         "What becomes of a message that has the unique key already; keep unless given.",
         choices=("keep", "replace", "pushBack", "refuse"),
     ),
@@ -94,12 +69,12 @@ FIELDS: dict[str, Any] = {
 #: The fields that say what the bytes are: one of them must be there.
 BODIES = ("text", "json", "body")
 
-NEW_TASK = Object(
+NEW_TASK = schema.Object(
     FIELDS, one_of=BODIES, at_most_one=("scheduleTime", "delay"), about="A message.", name="NewTask"
 )
 
 #: Of a list, unique keys are left to single puts, as with `put_many`.
-LISTED_TASK = Object(
+LISTED_TASK = schema.Object(
     {
         name: kind
         for name, kind in FIELDS.items()
@@ -113,7 +88,7 @@ LISTED_TASK = Object(
 
 
 #: What takes the place of another: its id is in its path.
-REPLACING_TASK = Object(
+REPLACING_TASK = schema.Object(
     {name: kind for name, kind in LISTED_TASK.fields.items() if name != "id"},
     one_of=BODIES,
     at_most_one=("scheduleTime", "delay"),
@@ -214,55 +189,59 @@ def unique_of(task: Mapping[str, Any]) -> Unique | None:
 # -- answers
 
 
-_NAME = described(TEXT, "queues/QUEUE/tasks/ID, each percent-encoded: its path below /v1.")
+_NAME = schema.described(
+    schema.TEXT, "queues/QUEUE/tasks/ID, each percent-encoded: its path below /v1."
+)
 
 #: What is shown of the bytes of a message.
 CONTENT: dict[str, Any] = {
-    "text": described(TEXT, "Its bytes, if they are UTF-8."),
-    "body": described({**TEXT, "contentEncoding": "base64"}, "Its bytes, if they are not."),
+    "text": schema.described(schema.TEXT, "Its bytes, if they are UTF-8."),
+    "body": schema.described(
+        {**schema.TEXT, "contentEncoding": "base64"}, "Its bytes, if they are not."
+    ),
     "headers": {"type": "object", "description": "Of an envelope: its headers."},
-    "contentType": or_null(TEXT, "Of an envelope."),
+    "contentType": schema.or_null(schema.TEXT, "Of an envelope."),
 }
 
-TASK = record(
+TASK = schema.record(
     "name id queue state",
     name=_NAME,
-    id=TEXT,
-    queue=TEXT,
-    state={**TEXT, "enum": list(STATES.values())},
-    scheduleTime=described(TIME, "When it is due, if it waits."),
-    leaseExpireTime=described(TIME, "When its lease ends, if it is in flight."),
-    deadTime=described(TIME, "When it died."),
-    expireTime=described(TIME, "When it expires."),
-    retriesLeft=WHOLE,
-    key=TEXT,
-    unique=TEXT,
-    visibility=NUMBER,
-    maxLease=NUMBER,
-    reason=described(TEXT, "Why it is dead."),
-    error=described(TEXT, "The last error of a consumer."),
+    id=schema.TEXT,
+    queue=schema.TEXT,
+    state={**schema.TEXT, "enum": list(STATES.values())},
+    scheduleTime=schema.described(schema.TIME, "When it is due, if it waits."),
+    leaseExpireTime=schema.described(schema.TIME, "When its lease ends, if it is in flight."),
+    deadTime=schema.described(schema.TIME, "When it died."),
+    expireTime=schema.described(schema.TIME, "When it expires."),
+    retriesLeft=schema.WHOLE,
+    key=schema.TEXT,
+    unique=schema.TEXT,
+    visibility=schema.NUMBER,
+    maxLease=schema.NUMBER,
+    reason=schema.described(schema.TEXT, "Why it is dead."),
+    error=schema.described(schema.TEXT, "The last error of a consumer."),
     **CONTENT,
 )
 
-LEASED_TASK = record(
+LEASED_TASK = schema.record(
     "id receipt failures",
-    id=TEXT,
-    receipt=described(TEXT, "Names this delivery."),
-    scheduleTime=described(TIME, "When it was due, unless it came back."),
-    failures=described(WHOLE, "How often it came back before."),
-    key=TEXT,
-    startTime=described(TIME, "When it may start, if its rate says later."),
+    id=schema.TEXT,
+    receipt=schema.described(schema.TEXT, "Names this delivery."),
+    scheduleTime=schema.described(schema.TIME, "When it was due, unless it came back."),
+    failures=schema.described(schema.WHOLE, "How often it came back before."),
+    key=schema.TEXT,
+    startTime=schema.described(schema.TIME, "When it may start, if its rate says later."),
     **CONTENT,
 )
 
-PUT_TASK = record(
+PUT_TASK = schema.record(
     "name id queue",
     name=_NAME,
-    id=described(TEXT, "The id that it is kept under."),
-    queue=TEXT,
+    id=schema.described(schema.TEXT, "The id that it is kept under."),
+    queue=schema.TEXT,
     outcome={
-        **TEXT,
-        "enum": [ADDED, KEPT, REPLACED, REPEATED],
+        **schema.TEXT,
+        "enum": [results.ADDED, results.KEPT, results.REPLACED, results.REPEATED],
         "description": "What was done; repeated: this put had been done before.",
     },
 )
@@ -346,7 +325,7 @@ def content_of(raw: bytes, id: str, budget: DecompressionBudget) -> dict[str, An
 
 
 def shown_found(
-    found: Found, *, with_body: bool = True, budget: DecompressionBudget | None = None
+    found: results.Found, *, with_body: bool = True, budget: DecompressionBudget | None = None
 ) -> dict[str, Any]:
     """A message as it was found."""
     shown: dict[str, Any] = {
@@ -355,10 +334,14 @@ def shown_found(
         "queue": found.topic,
         "state": STATES[found.state],
     }
-    times = {WAITING: "scheduleTime", IN_FLIGHT: "leaseExpireTime", DEAD: "deadTime"}
+    times = {
+        results.WAITING: "scheduleTime",
+        results.IN_FLIGHT: "leaseExpireTime",
+        results.DEAD: "deadTime",
+    }
     more = {
-        times[found.state]: shown_time(found.time_us),
-        "expireTime": shown_time(found.expires_us or 0),
+        times[found.state]: schema.shown_time(found.time_us),
+        "expireTime": schema.shown_time(found.expires_us or 0),
         "retriesLeft": found.retries_left,
         "key": found.key,
         "unique": found.unique,
@@ -373,7 +356,7 @@ def shown_found(
     return shown
 
 
-def shown_masked(found: Found, masked: Any, *, with_body: bool = True) -> dict[str, Any]:
+def shown_masked(found: results.Found, masked: Any, *, with_body: bool = True) -> dict[str, Any]:
     """A message as it was found, for who may not see all of it.
 
     masked: what may be seen: a :class:`.page.reading.Shown`
@@ -389,13 +372,13 @@ def shown_masked(found: Found, masked: Any, *, with_body: bool = True) -> dict[s
     return shown
 
 
-def shown_delivery(one: Delivery, budget: DecompressionBudget) -> dict[str, Any]:
+def shown_delivery(one: results.Delivery, budget: DecompressionBudget) -> dict[str, Any]:
     """A message as it was leased."""
     shown: dict[str, Any] = {"id": one.id, "receipt": one.receipt, "failures": one.failures}
     if one.action_us:
-        shown["scheduleTime"] = shown_time(one.action_us)
+        shown["scheduleTime"] = schema.shown_time(one.action_us)
     if one.start_us:
-        shown["startTime"] = shown_time(one.start_us)
+        shown["startTime"] = schema.shown_time(one.start_us)
     if (key := one.key) is not None:
         shown["key"] = key
     shown.update(content_of(one.body, one.id, budget))
@@ -412,9 +395,9 @@ STRUCTURED = "application/cloudevents+json"
 
 _ATTRIBUTE = re.compile(r"[a-z0-9]{1,40}")
 _NEEDED = ("id", "source", "type")
-_TEXT = Text(most=500)
-_TIME = Time()
-_DELAY = Number(most=7e9)
+_TEXT = schema.Text(most=500)
+_TIME = schema.Time()
+_DELAY = schema.Number(most=7e9)
 
 MEDIA: Mapping[str, Mapping[str, Any]] = {
     STRUCTURED: {

@@ -19,22 +19,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from ..errors import (
-    ActionTimeError,
-    AlreadyThereError,
-    ConfigurationError,
-    LibraryError,
-    NotPermittedError,
-    PutManyError,
-    RateLimitedError,
-    ReceiptError,
-    ReplicationError,
-    ServerError,
-    TocError,
-    TraitError,
-    UniqueError,
-    UnknownTopicError,
-)
+from .. import errors
 
 logger = logging.getLogger(__name__)
 
@@ -137,46 +122,46 @@ def retry_after(seconds: float) -> tuple[tuple[bytes, bytes], ...]:
 
 #: Errors of a caller -> the field that they are about, where an error does not say itself
 _INVALID: tuple[tuple[type[Exception], str], ...] = (
-    (ActionTimeError, "scheduleTime"),
-    (TraitError, ""),
-    (ReceiptError, "receipts"),
+    (errors.ActionTimeError, "scheduleTime"),
+    (errors.TraitError, ""),
+    (errors.ReceiptError, "receipts"),
 )
 
 
 #: The broker refuses what this server is: no retry mends that.
-_REFUSALS = (NotPermittedError, NoPermissionError, AuthenticationError, AuthorizationError)
+_REFUSALS = (errors.NotPermittedError, NoPermissionError, AuthenticationError, AuthorizationError)
 
 
 def problem_of(exc: BaseException) -> Problem:
     """What a caller is told of an error. What is no fault of theirs is logged."""
     if isinstance(exc, Problem):
         return exc
-    if isinstance(exc, RateLimitedError):
+    if isinstance(exc, errors.RateLimitedError):
         return Problem("rate-limited", str(exc), headers=retry_after(exc.retry_after))
-    if isinstance(exc, UniqueError):
+    if isinstance(exc, errors.UniqueError):
         return Problem("conflict", str(exc), "unique", id=exc.id, hasStarted=exc.has_started)
-    if isinstance(exc, AlreadyThereError):
+    if isinstance(exc, errors.AlreadyThereError):
         return Problem("conflict", str(exc), "id")
-    if isinstance(exc, UnknownTopicError):
+    if isinstance(exc, errors.UnknownTopicError):
         return not_found(str(exc))
     for kind, field in _INVALID:
         if isinstance(exc, kind):
             return Problem("invalid-field", str(exc), field)
-    if isinstance(exc, ConfigurationError):
+    if isinstance(exc, errors.ConfigurationError):
         return Problem("invalid-field", str(exc))
-    if isinstance(exc, (ReplicationError, PutManyError)):
+    if isinstance(exc, (errors.ReplicationError, errors.PutManyError)):
         return Problem("broker", str(exc), headers=retry_after(1))
     if isinstance(exc, _REFUSALS):
         # Which rule is missing is for the operator, and is in the log.
         logger.error("the broker refuses this server: %s", exc)
         return Problem("broker", "the broker refuses this server; its log says why")
-    if isinstance(exc, (ServerError, RedisError, OSError, LibraryError)) and not isinstance(
-        exc, ResponseError
-    ):
+    if isinstance(
+        exc, (errors.ServerError, RedisError, OSError, errors.LibraryError)
+    ) and not isinstance(exc, ResponseError):
         logger.warning("the broker cannot be used: %s", exc)
         detail = "the broker cannot be reached or refuses this for now; try again later"
         return Problem("broker", detail, headers=retry_after(1))
-    if isinstance(exc, TocError):
+    if isinstance(exc, errors.TocError):
         return Problem("conflict", str(exc))
     logger.error("a request failed", exc_info=exc)
     return Problem("internal", "this is a fault of the server; its log says more")

@@ -16,22 +16,7 @@ from ..model import limits as terms
 from ..model.limits import LIMITS, PRIORITIES
 from ..model.results import DEAD, Counts
 from ..model.topic import Topic
-from .fields import (
-    ANYTHING,
-    FLAG,
-    NUMBER,
-    TEXT,
-    WHOLE,
-    Anything,
-    Flag,
-    Number,
-    Object,
-    Text,
-    array,
-    described,
-    or_null,
-    record,
-)
+from . import fields as schema
 from .library import FAR_WITHIN, far_of
 from .problems import Problem, invalid
 from .request import Answer, Operations, Request, answer
@@ -85,92 +70,94 @@ def camel(name: str) -> str:
     return re.sub("_([a-z])", lambda found: found[1].upper(), name)
 
 
-def _kind_of(limit: str) -> Anything:
+def _kind_of(limit: str) -> schema.Anything:
     """What a limit may be in JSON. Whether its value makes sense is for the center to say."""
     if limit == "steps":
         items = {"type": "integer", "minimum": min(PRIORITIES), "maximum": max(PRIORITIES)}
-        return Anything(f"Priority steps. {_ABOUT}", ("array", "null"), {"items": items})
+        return schema.Anything(f"Priority steps. {_ABOUT}", ("array", "null"), {"items": items})
     kind = LIMITS[limit]
     about = f"It must be {kind.must}. {_ABOUT}"
     if isinstance(kind, known.Number):
         bounds = {"minimum": 0 if kind.zero else kind.least, "maximum": kind.most}
-        return Anything(about, ("integer" if kind.kind is int else "number", "null"), bounds)
+        return schema.Anything(about, ("integer" if kind.kind is int else "number", "null"), bounds)
     if isinstance(kind, known.Flag):
-        return Anything(about, ("boolean", "null"))
+        return schema.Anything(about, ("boolean", "null"))
     if isinstance(kind, terms.Rate):
-        return Anything(about, ("number", *_TEXT))
+        return schema.Anything(about, ("number", *_TEXT))
     if isinstance(kind, terms.Weights):
-        return Anything(about, ("object", *_TEXT))
+        return schema.Anything(about, ("object", *_TEXT))
     if isinstance(kind, terms.Choice):
-        return Anything(about, _TEXT, {"enum": [*kind.words, None]})
-    return Anything(about, _TEXT)
+        return schema.Anything(about, _TEXT, {"enum": [*kind.words, None]})
+    return schema.Anything(about, _TEXT)
 
 
 #: name in JSON -> name of a limit
 _ALTERABLE = {camel(name): name for name in ALTERABLE}
 _DECLARABLE = {camel(name): name for name in (*LIMITS, "steps")}
 
-DECLARE = Object({name: _kind_of(limit) for name, limit in _DECLARABLE.items()}, name="NewQueue")
-ALTER = Object({name: _kind_of(limit) for name, limit in _ALTERABLE.items()}, name="Limits")
+DECLARE = schema.Object(
+    {name: _kind_of(limit) for name, limit in _DECLARABLE.items()}, name="NewQueue"
+)
+ALTER = schema.Object({name: _kind_of(limit) for name, limit in _ALTERABLE.items()}, name="Limits")
 
-_COUNTS = record(
+_COUNTS = schema.record(
     "ready scheduled inFlight dead",
-    ready=WHOLE,
-    scheduled=WHOLE,
-    inFlight=WHOLE,
-    dead=WHOLE,
-    due=WHOLE,
-    far=or_null(
-        WHOLE,
+    ready=schema.WHOLE,
+    scheduled=schema.WHOLE,
+    inFlight=schema.WHOLE,
+    dead=schema.WHOLE,
+    due=schema.WHOLE,
+    far=schema.or_null(
+        schema.WHOLE,
         "Of a queue with a horizon: how many are in the task library only, because they are "
         "further ahead, and so in none of the other numbers. Of each table of the library, 100,000 "
         "are counted at most. null: it cannot be asked.",
     ),
 )
-_LIMITS = record(
+_LIMITS = schema.record(
     "value source",
-    value=described(ANYTHING, "null: there is none."),
-    source=described(TEXT, "Where it comes from."),
+    value=schema.described(schema.ANYTHING, "null: there is none."),
+    source=schema.described(schema.TEXT, "Where it comes from."),
 )
-_QUEUE = record(
+_QUEUE = schema.record(
     "name slots limits paused counts",
-    name=TEXT,
-    slots=WHOLE,
+    name=schema.TEXT,
+    slots=schema.WHOLE,
     limits={"type": "object", "additionalProperties": _LIMITS},
-    paused=FLAG,
-    targetStopped=or_null(
-        TEXT, "Why nothing is sent to its target any more; null: it is, if there is."
+    paused=schema.FLAG,
+    targetStopped=schema.or_null(
+        schema.TEXT, "Why nothing is sent to its target any more; null: it is, if there is."
     ),
     counts=_COUNTS,
-    consumers=array(TEXT),
+    consumers=schema.array(schema.TEXT),
 )
-_SUMMARY = record(
+_SUMMARY = schema.record(
     "name slots counts oldestSeconds",
-    name=TEXT,
-    slots=WHOLE,
+    name=schema.TEXT,
+    slots=schema.WHOLE,
     counts=_COUNTS,
-    oldestSeconds=described(NUMBER, "How overdue its oldest message is."),
+    oldestSeconds=schema.described(schema.NUMBER, "How overdue its oldest message is."),
 )
-_USED = record(
+_USED = schema.record(
     "name value used of opensSeconds",
-    name=TEXT,
-    value=or_null(TEXT, "As it is declared."),
-    used=described(WHOLE, "How much is used of it."),
-    of=or_null(WHOLE, "How much there is."),
-    opensSeconds=described(NUMBER, "Until something may start again."),
+    name=schema.TEXT,
+    value=schema.or_null(schema.TEXT, "As it is declared."),
+    used=schema.described(schema.WHOLE, "How much is used of it."),
+    of=schema.or_null(schema.WHOLE, "How much there is."),
+    opensSeconds=schema.described(schema.NUMBER, "Until something may start again."),
 )
-_MORE = described(FLAG, "Repeat it then.")
-_PAUSED = ("What it is now.", record("paused", paused=FLAG))
+_MORE = schema.described(schema.FLAG, "Repeat it then.")
+_PAUSED = ("What it is now.", schema.record("paused", paused=schema.FLAG))
 
 _ALL = ("v1", "queues")
 _ONE = (*_ALL, "{queue}")
-WITHIN = Number("Count also what comes due within so many seconds.", most=31_536_000)
-_LIMIT = Number("How many at most.", least=1, most=MAX_PAGE, whole=True, default=100)
-_AFTER = Text("The nextPageToken of the page before.", most=4000)
-_DEAD = Object(
+WITHIN = schema.Number("Count also what comes due within so many seconds.", most=31_536_000)
+_LIMIT = schema.Number("How many at most.", least=1, most=MAX_PAGE, whole=True, default=100)
+_AFTER = schema.Text("The nextPageToken of the page before.", most=4000)
+_DEAD = schema.Object(
     {
         "ids": CANCELLING.fields["ids"],
-        "limit": Number(
+        "limit": schema.Number(
             "Instead of ids: so many at most, the oldest.", least=1, most=MAX_DEAD, whole=True
         ),
     },
@@ -193,11 +180,11 @@ def shown_counts(counts: Counts) -> dict[str, int]:
     query={"limit": _LIMIT, "after": _AFTER},
     returns=(
         "A page.",
-        record(
+        schema.record(
             "queues nextPageToken",
-            queues=array(_SUMMARY),
-            nextPageToken=or_null(
-                TEXT,
+            queues=schema.array(_SUMMARY),
+            nextPageToken=schema.or_null(
+                schema.TEXT,
                 "The parameter after of the next page; null: this is the last one. A page may have "
                 "fewer than limit, or none.",
             ),
@@ -312,8 +299,8 @@ def _meant(error: str, queue: str, fields: Mapping[str, Any]) -> str:
     "Delete a queue with everything in it",
     role="operate",
     act="delete queue",
-    query={"ifEmpty": Flag("Only if it holds nothing; this takes five seconds.")},
-    returns=("Whether it is deleted.", record("deleted", deleted=FLAG)),
+    query={"ifEmpty": schema.Flag("Only if it holds nothing; this takes five seconds.")},
+    returns=("Whether it is deleted.", schema.record("deleted", deleted=schema.FLAG)),
     problems=("not-found",),
 )
 async def delete(api: Any, request: Request) -> Answer:
@@ -363,12 +350,12 @@ async def counts_of(api: Any, queue: str, within: float | None) -> dict[str, int
     "Show what is used of limits",
     returns=(
         "What is used.",
-        record(
-            limits=array(_USED),
-            running=WHOLE,
-            waiting=WHOLE,
-            keysWaiting=WHOLE,
-            oldestSeconds=NUMBER,
+        schema.record(
+            limits=schema.array(_USED),
+            running=schema.WHOLE,
+            waiting=schema.WHOLE,
+            keysWaiting=schema.WHOLE,
+            oldestSeconds=schema.NUMBER,
         ),
     ),
     problems=("not-found",),
@@ -431,7 +418,7 @@ for _verb, _summary in (
     verb="purge",
     returns=(
         "How many there were, and the schedules whose next firing was among them.",
-        record("purged schedules", purged=WHOLE, schedules=array(TEXT)),
+        schema.record("purged schedules", purged=schema.WHOLE, schedules=schema.array(schema.TEXT)),
     ),
     problems=("not-found",),
 )
@@ -486,7 +473,7 @@ for _verb, _done, _summary in (
         verb=_verb,
         request=_DEAD,
         required=False,
-        returns=("How many.", record(_done, **{_done: WHOLE}, more=_MORE)),
+        returns=("How many.", schema.record(_done, **{_done: schema.WHOLE}, more=_MORE)),
         problems=("not-found",),
     )(_changing_dead(_verb, _done))
 
@@ -515,14 +502,16 @@ SCALE = Operations("scale")
     query={"within": WITHIN},
     returns=(
         "The value is ready and in flight, and what comes due.",
-        record(
+        schema.record(
             "value ready inFlight due",
-            value=described(WHOLE, "due and inFlight."),
-            ready=WHOLE,
-            inFlight=WHOLE,
-            due=described(WHOLE, "What is ready, or comes due within so many seconds."),
-            far=or_null(
-                WHOLE,
+            value=schema.described(schema.WHOLE, "due and inFlight."),
+            ready=schema.WHOLE,
+            inFlight=schema.WHOLE,
+            due=schema.described(
+                schema.WHOLE, "What is ready, or comes due within so many seconds."
+            ),
+            far=schema.or_null(
+                schema.WHOLE,
                 "Of a queue with a horizon: what of due is in the task library only; null: it "
                 "cannot be asked.",
             ),

@@ -9,24 +9,8 @@ from typing import Any
 
 from ..errors import MessageError, PutManyError, RateLimitedError, ReplicationError
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Found, Page, Put
+from . import fields as schema
 from . import messages
-from .fields import (
-    FLAG,
-    TEXT,
-    TIME,
-    WHOLE,
-    Flag,
-    Listed,
-    Number,
-    Object,
-    Text,
-    Time,
-    array,
-    described,
-    or_null,
-    record,
-    shown_time,
-)
 from .messages import (
     LISTED_TASK,
     NEW_TASK,
@@ -51,32 +35,34 @@ PAGE_BYTES = 8 << 20
 _STEP = 50
 
 _WHEN = ("scheduleTime", "delay")
-BATCH = Object(
-    {"tasks": Listed(LISTED_TASK, "The messages, in order.", most=MAX_LIST)},
+BATCH = schema.Object(
+    {"tasks": schema.Listed(LISTED_TASK, "The messages, in order.", most=MAX_LIST)},
     needed=("tasks",),
     name="NewTasks",
 )
-RESCHEDULE = Object(
+RESCHEDULE = schema.Object(
     {name: NEW_TASK.fields[name] for name in _WHEN}, at_most_one=_WHEN, name="NewTime"
 )
-_IDS = Listed(Text(most=2000), "The ids of messages.", most=MAX_LIST)
-_IN_FLIGHT = Flag("Whether what a consumer has is deleted, too. The consumer is not told.")
-CANCELLING = Object({"ids": _IDS, "inFlight": _IN_FLIGHT}, needed=("ids",), name="Cancellation")
+_IDS = schema.Listed(schema.Text(most=2000), "The ids of messages.", most=MAX_LIST)
+_IN_FLIGHT = schema.Flag("Whether what a consumer has is deleted, too. The consumer is not told.")
+CANCELLING = schema.Object(
+    {"ids": _IDS, "inFlight": _IN_FLIGHT}, needed=("ids",), name="Cancellation"
+)
 
 #: States in a URL -> those of a center.
 STATES = {"waiting": WAITING, "inFlight": IN_FLIGHT, "dead": DEAD}
 
-_CANCELLED = record(
+_CANCELLED = schema.record(
     "cancelled schedules tasks",
-    cancelled=described(WHOLE, "How many are deleted."),
-    schedules=array(TEXT, "Those whose next firing was among them."),
-    tasks=array(record(id=TEXT, state=TEXT, cancelled=FLAG)),
+    cancelled=schema.described(schema.WHOLE, "How many are deleted."),
+    schedules=schema.array(schema.TEXT, "Those whose next firing was among them."),
+    tasks=schema.array(schema.record(id=schema.TEXT, state=schema.TEXT, cancelled=schema.FLAG)),
 )
-PAGE = record(
+PAGE = schema.record(
     "tasks nextPageToken",
-    tasks=array(TASK),
-    nextPageToken=or_null(
-        TEXT, "The parameter after of the next page; null: this is the last one."
+    tasks=schema.array(TASK),
+    nextPageToken=schema.or_null(
+        schema.TEXT, "The parameter after of the next page; null: this is the last one."
     ),
 )
 
@@ -84,7 +70,7 @@ PAGE = record(
 _PERHAPS = "it was not put, or perhaps not: the broker has not said"
 _TASKS = ("v1", "queues", "{queue}", "tasks")
 _ONE = (*_TASKS, "{id}")
-_MOVED = {**PUT_TASK, "properties": {**PUT_TASK["properties"], "scheduleTime": TIME}}
+_MOVED = {**PUT_TASK, "properties": {**PUT_TASK["properties"], "scheduleTime": schema.TIME}}
 
 OPERATIONS = Operations("tasks")
 
@@ -161,7 +147,10 @@ def _check(api: Any, messages: Sequence[dict[str, Any]]) -> None:
     role="write",
     verb="batch",
     request=BATCH,
-    returns=("What became of each, in their order.", record("tasks", tasks=array(PUT_TASK))),
+    returns=(
+        "What became of each, in their order.",
+        schema.record("tasks", tasks=schema.array(PUT_TASK)),
+    ),
     status=201,
 )
 async def put_batch(api: Any, request: Request) -> Answer:
@@ -227,12 +216,14 @@ async def get(api: Any, request: Request) -> Answer:
     _TASKS,
     "List messages by state and time",
     query={
-        "state": Text("Only those of this state.", choices=tuple(STATES)),
-        "since": Time("Only those whose time is not before this."),
-        "until": Time("Only those whose time is before this."),
-        "limit": Number("Messages at most.", least=1, most=MAX_PAGE, whole=True, default=100),
-        "after": Text("The nextPageToken of the page before.", most=4000),
-        "bodies": Flag("Whether their bytes are shown.", default=True),
+        "state": schema.Text("Only those of this state.", choices=tuple(STATES)),
+        "since": schema.Time("Only those whose time is not before this."),
+        "until": schema.Time("Only those whose time is before this."),
+        "limit": schema.Number(
+            "Messages at most.", least=1, most=MAX_PAGE, whole=True, default=100
+        ),
+        "after": schema.Text("The nextPageToken of the page before.", most=4000),
+        "bodies": schema.Flag("Whether their bytes are shown.", default=True),
     },
     returns=("A page.", PAGE),
     problems=("not-found",),
@@ -385,4 +376,4 @@ async def _move(api: Any, request: Request, **when: float | None) -> Answer:
         state = "in flight" if found[0].state == IN_FLIGHT else "dead"
         raise Problem("conflict", f"message {id!r} is {state}: only what waits can be moved")
     shown = shown_put(queue, moved.id)
-    return answer({**shown, "scheduleTime": shown_time(moved.time_us)}, number=1)
+    return answer({**shown, "scheduleTime": schema.shown_time(moved.time_us)}, number=1)

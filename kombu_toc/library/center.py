@@ -17,10 +17,9 @@ from ..model.library import BEHIND, OFF, OUTBOX
 from ..model.results import REPLACED, WAITING, Cancelled, Delivery, Found, Put, Rescheduled
 from ..model.topic import Declaration, Topic
 from . import outbox, statuses
-from .dead import DeadLetters
 from .horizon import FarMessages, is_far
 from .library import Library, ServerTime
-from .putting import missing_of
+from .putting import DeadLetters, missing_of
 from .recorder import Recorder, logger
 from .records import Key, Row, identity_of, ids_of, key_of, lease_us, named, now_us, row_of, stem_of
 

@@ -33,9 +33,8 @@ from ..model.library import OFF
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Found
 from ..model.topic import Topic
 from . import statuses
-from .dead import DeadLetters
 from .guard import ends_of, over_of
-from .putting import missing_of
+from .putting import DeadLetters, missing_of
 from .rebuild import key_of
 from .records import TOLD_HEADERS, Event, Key, Row, identity_of, ids_of, now_us, row_of_message
 from .shards import Database

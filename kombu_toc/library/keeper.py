@@ -18,15 +18,12 @@ from ..errors import LibraryError
 from ..model.library import OFF
 from ..model.topic import Declaration
 from . import statuses
-from .dead import DeadLetters
 from .deferred import Behind
-from .horizon import Loader, is_far
-from .horizon_store import FarStore
+from .horizon import FarStore, Loader, is_far
 from .outcomes import DAY_US
-from .putting import Putter
+from .putting import DeadLetters, Putter, Returner, off_among
 from .rebuild import LOOK_INTERVAL, Reconciler
 from .records import Key, Row, now_us
-from .returning import Returner, off_among
 from .schedules import GONE_US, Schedules
 from .shards import Database, Shard
 from .store import CHUNK, Store

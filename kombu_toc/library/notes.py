@@ -17,21 +17,8 @@ from ..model import scores
 from ..model.library import BEHIND, OFF
 from ..model.results import Delivery
 from ..model.topic import Topic
-from . import statuses
+from . import records, statuses
 from .db import RefusedError
-from .records import (
-    NOTHING,
-    TOLD_HEADERS,
-    Event,
-    Key,
-    Row,
-    is_storable,
-    kept_of,
-    now_us,
-    stem_of,
-    storable,
-    told_of,
-)
 from .schema import MAX_ERROR
 from .shards import Database
 from .store import CHUNK, Made, Store
@@ -55,8 +42,8 @@ _UNSENDABLE = (RefusedError, ValueError, ArithmeticError, TypeError)
 class _Part(NamedTuple):
     """What is for one database."""
 
-    rows: list[Row]
-    events: list[Event]
+    rows: list[records.Row]
+    events: list[records.Event]
     withdrawn: list[Made]
 
 
@@ -77,9 +64,9 @@ class Backlog:
         #: held by who writes
         self._writing = threading.Lock()
         #: of each message the latest
-        self._events: dict[Key, Event] = {}
+        self._events: dict[records.Key, records.Event] = {}
         #: by the number of the database; and of which there were some that are not written yet
-        self._rows: dict[int, list[Row]] = {}
+        self._rows: dict[int, list[records.Row]] = {}
         self._behind: set[int] = set()
         #: what was written, perhaps, for publishes that have failed
         self._withdrawn: list[Made] = []
@@ -90,7 +77,7 @@ class Backlog:
         rows = sum(len(some) for some in self._rows.values())
         return len(self._events) + rows + len(self._withdrawn)
 
-    def add(self, events: Iterable[Event]) -> int:
+    def add(self, events: Iterable[records.Event]) -> int:
         """Have events written; return how many there are to be written."""
         with self._lock:
             for event in events:
@@ -99,13 +86,13 @@ class Backlog:
                 self._keep_bounds()
             return len(self._events)
 
-    def _add(self, event: Event) -> None:
+    def _add(self, event: records.Event) -> None:
         before = self._events.pop(event.key, None)
         if before is not None and before.has_ended and not event.has_ended:
             event = before  # what has ended does not begin again
         self._events[event.key] = event
 
-    def add_rows(self, rows: Sequence[Row]) -> None:
+    def add_rows(self, rows: Sequence[records.Row]) -> None:
         """Have rows written whose messages are sent already."""
         with self._lock:
             for row in rows:
@@ -114,7 +101,7 @@ class Backlog:
                 self._behind.add(number)
             self._keep_bounds()
 
-    def withdraw(self, rows: Sequence[Row]) -> None:
+    def withdraw(self, rows: Sequence[records.Row]) -> None:
         """Have rows deleted: their publish has failed, though they may have been written."""
         with self._lock:
             self._withdrawn += [Made(row.key, row.created_us) for row in rows]
@@ -124,7 +111,7 @@ class Backlog:
         """Whether rows for this database are to be written: it was away a moment ago."""
         return database.number in self._behind
 
-    def forget(self, keys: Sequence[Key]) -> None:
+    def forget(self, keys: Sequence[records.Key]) -> None:
         """Write nothing more of these."""
         with self._lock:
             for key in keys:
@@ -149,7 +136,7 @@ class Backlog:
             self._give_up(made.key)
         del self._withdrawn[MAX_ROWS:]
 
-    def _give_up(self, key: Key) -> None:
+    def _give_up(self, key: records.Key) -> None:
         self._lost += 1
         self._count(key[2])
 
@@ -271,7 +258,7 @@ NONE = (None, None, None)
 class Consumer(Protocol):
     """Notes what becomes of messages."""
 
-    def taken(self, tag: int, at_us: int) -> Event | None:
+    def taken(self, tag: int, at_us: int) -> records.Event | None:
         """That a message was taken then; None if it is settled, or nobody wants to know."""
 
 
@@ -298,7 +285,7 @@ class Notes:
         self.ended.clear()
         self.fresh.clear()
 
-    def take_fresh(self) -> Iterator[Event]:
+    def take_fresh(self) -> Iterator[records.Event]:
         """That messages were taken, of which nothing else is known."""
         consumer = self._consumer()
         for tag, ns in self.fresh.copy().items():
@@ -307,14 +294,14 @@ class Notes:
             if event:
                 yield event
 
-    def take_ended(self, worker: str) -> list[Event]:
+    def take_ended(self, worker: str) -> list[records.Event]:
         """What has ended, the oldest first.
 
         worker: the name of this process
         """
         # Others may be noted, or noted again, meanwhile.
         ended = [self.ended.pop(tag) for tag in list(self.ended)]
-        events: list[Event] = []
+        events: list[records.Event] = []
         modes: dict[str, str | None] = {}
         said_of: dict[str, Mapping[str, Any]] = {}
         for end in ended:
@@ -324,15 +311,15 @@ class Notes:
             if mode == "":
                 mode = modes[topic] = self._mode_of(topic)
             key = (
-                id if isinstance(id, str) and id else stem_of(own_id)[0],
+                id if isinstance(id, str) and id else records.stem_of(own_id)[0],
                 str(token or ""),
                 topic,
             )
             # A message that no row can have was not sent: its publish would have been refused.
-            if mode == OFF or not is_storable(key):
+            if mode == OFF or not records.is_storable(key):
                 continue
             if (kind, biz, attributes) != NONE or not isinstance(task, str):
-                values = zip(TOLD_HEADERS, (task, kind, biz, attributes), strict=True)
+                values = zip(records.TOLD_HEADERS, (task, kind, biz, attributes), strict=True)
                 said: Mapping[str, Any] = {name: v for name, v in values if v is not None}
             elif task in said_of:
                 said = said_of[task]
@@ -341,12 +328,12 @@ class Notes:
             left = scores.retries_left(score)
             attempts = 1 if left is None else max(limit - left, 0) + 1
             events.append(
-                Event(
+                records.Event(
                     *(key, statuses.NUMBERS[outcome], at_ns // 1000, attempts, worker),
-                    storable(error)[:MAX_ERROR] if error else "",
+                    records.storable(error)[:MAX_ERROR] if error else "",
                     (said, scores.action_time(score)),
                     mode != BEHIND,
-                    None if failed is None else kept_of(failed),
+                    None if failed is None else records.kept_of(failed),
                 )
             )
         return events
@@ -375,7 +362,7 @@ class Gathering:
         self._lock = threading.Lock()
         self._all: list[Notes] = []
         #: what this process has: since when it was last said
-        self._taken: dict[Key, float] = {}
+        self._taken: dict[records.Key, float] = {}
 
     def after_fork(self, backlog: Backlog, worker: str) -> None:
         """This is a child of the process that has gathered it."""
@@ -397,7 +384,7 @@ class Gathering:
 
     def event_of(
         self,
-        key: Key,
+        key: records.Key,
         status: int,
         *,
         at_us: int = 0,
@@ -405,21 +392,23 @@ class Gathering:
         error: str = "",
         message: tuple[Mapping[str, Any], int] = ({}, 0),
         has_row: bool = True,
-    ) -> Event | None:
+    ) -> records.Event | None:
         """What is written of something that has happened to a message; None if nothing is.
 
         at_us: when it has happened, if that was not just now
         message: its headers and its action time, for one that has no row
         has_row: whether it is likely to have one
         """
-        if not is_storable(key):
+        if not records.is_storable(key):
             return None  # it has no row: its publish would have been refused
         if error:
-            error = storable(error)[:MAX_ERROR]
-        said = NOTHING if status in statuses.LIVE else told_of(*message)
-        return Event(key, status, at_us or now_us(), attempts, self._worker, error, said, has_row)
+            error = records.storable(error)[:MAX_ERROR]
+        said = records.NOTHING if status in statuses.LIVE else records.told_of(*message)
+        return records.Event(
+            key, status, at_us or records.now_us(), attempts, self._worker, error, said, has_row
+        )
 
-    def add(self, event: Event, *, watched: bool = False) -> int:
+    def add(self, event: records.Event, *, watched: bool = False) -> int:
         """Have an event written; return how many there are to be written.
 
         watched: of one that was taken, whether to say now and then that this process has it

@@ -86,8 +86,7 @@ def attach(
     check_needs()
     from . import recorder as recording
     from .center import OpenLibrary
-    from .horizon import FarMessages
-    from .horizon_store import FarStore
+    from .horizon import FarMessages, FarStore
     from .library import Library
     from .store import Store
 

@@ -1,26 +1,39 @@
-"""Puts the messages of rows into Redis, many at once: none that is there already is added
-again."""
+"""Puts the messages of rows into Redis, many at once: none that is there already is added again.
+Dead letters become dead letters again."""
 
 from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
+from sqlalchemy import Table, delete, select, text, tuple_, update
+
+from ..center.admin_commands import Place
 from ..center.center import TimeoutCenter
+from ..center.pop import bury_call
 from ..center.put import Conflict, unique_call
 from ..center.put_many import BYTES_PER_CALL, MESSAGES_PER_CALL, put_many_call
 from ..center.upkeep import home_of
-from ..model import results
+from ..errors import LibraryError
+from ..model import message, results, scores
+from ..model.delivery import trait, with_trait
 from ..model.keys import Slot
+from ..model.library import OFF
 from ..model.message import FOR_A_TIME, KEEP_EARLIER, UNIQUE, Claim, Unique, claim_of, decode_key
-from ..model.results import PutTogether
+from ..model.results import WAITING, Delivery, Found, PutTogether
 from ..model.topic import Declaration, Topic
 from ..scripts.call import ScriptCall
-from .records import Row, as_of, identity_of, is_of, now_us, request_of
-from .store import CHUNK
+from . import records, statuses
+from .guard import ended_rows, ends_of, over_of
+from .outcomes import are
+from .schema import IS_NOT_FAR, MAX_ERROR
+from .shards import Database, Shard
+from .store import CHUNK, Store, chunks
 
 # -- unique keys of rows
 
@@ -31,12 +44,12 @@ UNTIL_DONE = "1"
 UNTIL = "x-unique-until"
 
 
-def is_unique(row: Row) -> bool:
+def is_unique(row: records.Row) -> bool:
     """Whether a row's message has a unique key."""
     return ";u" in row.traits or ",u" in row.traits
 
 
-def _claim_of(row: Row, until: Any) -> tuple[Claim, str]:
+def _claim_of(row: records.Row, until: Any) -> tuple[Claim, str]:
     """The claim of a row's message, and its other traits.
 
     until: what its header says of that
@@ -59,14 +72,14 @@ def _claim_of(row: Row, until: Any) -> tuple[Claim, str]:
     return claim, f";{others}" if others else ""
 
 
-def putting(center: TimeoutCenter, topic: Topic, row: Row, *, counted: bool) -> ScriptCall:
+def putting(center: TimeoutCenter, topic: Topic, row: records.Row, *, counted: bool) -> ScriptCall:
     """The call that puts the message of a row with a unique key back. Result: a Put, or a
     Conflict if another message has its key by now."""
-    headers = identity_of(row.topic, row.id, row.body, row.traits)[1]
+    headers = records.identity_of(row.topic, row.id, row.body, row.traits)[1]
     claim, traits = _claim_of(row, headers.get(UNTIL) if UNIQUE in headers else None)
     goes_on = bool(headers.get("retries")) or bool(headers.get("replaced_task_nesting"))
     basis = row.basis or claim.shown
-    request = request_of(row, counted=counted)._replace(traits=traits, basis=basis)
+    request = records.request_of(row, counted=counted)._replace(traits=traits, basis=basis)
     topic = home_of(center.runner, center.context, topic, claim, basis)
     center.registry.admit(topic, row.id, basis, unique=True)
     return unique_call(
@@ -74,7 +87,7 @@ def putting(center: TimeoutCenter, topic: Topic, row: Row, *, counted: bool) -> 
     ).call
 
 
-def is_anothers(row: Row, result: Any) -> bool:
+def is_anothers(row: records.Row, result: Any) -> bool:
     """Whether another message has the key of one that was to be put."""
     return isinstance(result, Conflict) and result.base != row.id
 
@@ -92,11 +105,11 @@ class Putter:
 
     _center: TimeoutCenter
     declarations: Callable[[], Mapping[str, Declaration]]
-    _on_kept: Callable[[list[Row]], None] = lambda rows: None
+    _on_kept: Callable[[list[records.Row]], None] = lambda rows: None
 
     def __post_init__(self) -> None:
         #: rows that were not put, because they have expired: whoever has them put records that
-        self.expired: list[Row] = []
+        self.expired: list[records.Row] = []
 
     def topic(self, name: str) -> Topic:
         """The topic of that name; if Redis has none, it is declared as it was."""
@@ -110,22 +123,22 @@ class Putter:
         declared: Topic = self._center.runner.run(registry.declare_call(name, declaration))
         return declared
 
-    def put(self, rows: Iterable[Row], *, counted: bool = False) -> int:
+    def put(self, rows: Iterable[records.Row], *, counted: bool = False) -> int:
         """Put the messages of these rows, those that are due first in the order of the list;
         return how many were not there. Those that have expired are left out.
 
         counted: whether they are put for the first time, and count among what may be put
         """
-        now = now_us()
-        by_place: dict[tuple[str, int, int], list[Row]] = defaultdict(list)
+        now = records.now_us()
+        by_place: dict[tuple[str, int, int], list[records.Row]] = defaultdict(list)
         topics: dict[str, Topic] = {}
-        unique: list[Row] = []
+        unique: list[records.Row] = []
         for row in rows:
             topic = topics.get(row.topic)
             if topic is None:
                 topic = topics[row.topic] = self.topic(row.topic)
             ttl_ms = topic.declaration.limits(self._center.limits).message_ttl
-            timely = as_of(row, ttl_ms, now)
+            timely = records.as_of(row, ttl_ms, now)
             if timely is None:
                 self.expired.append(row)
                 continue
@@ -137,13 +150,13 @@ class Putter:
             slot = topic.slot_for(row.basis or row.id).number
             by_place[row.topic, slot, topic.step_index(row.priority)].append(row)
         calls: list[ScriptCall] = []
-        of_call: list[tuple[Topic, Sequence[Row]]] = []
+        of_call: list[tuple[Topic, Sequence[records.Row]]] = []
         apart: list[ScriptCall] = []
         for (name, slot, step), some in by_place.items():
             topic = topics[name]
             if topic.declaration.put_gates:
                 puts = self._center.commands.put
-                apart += [puts(topic, request_of(row, counted=counted)) for row in some]
+                apart += [puts(topic, records.request_of(row, counted=counted)) for row in some]
                 continue
             for batch in _batches(some):
                 flat: list[Any] = []
@@ -159,12 +172,14 @@ class Putter:
             assert isinstance(result, PutTogether)
             added += len(batch) - len(result.there) - len(result.taken)
             for number in result.taken:
-                apart.append(self._center.commands.put(topic, request_of(batch[number])))
+                apart.append(self._center.commands.put(topic, records.request_of(batch[number])))
         if apart:
             added += sum(one.added for one in self._center.runner.run_puts(apart))
         return added + (self._put_unique(unique, topics, counted) if unique else 0)
 
-    def _put_unique(self, rows: Sequence[Row], topics: Mapping[str, Topic], counted: bool) -> int:
+    def _put_unique(
+        self, rows: Sequence[records.Row], topics: Mapping[str, Topic], counted: bool
+    ) -> int:
         """Put what has a unique key, if no other message has it by now."""
         calls = [putting(self._center, topics[row.topic], row, counted=counted) for row in rows]
         results = self._center.runner.run_puts(calls)
@@ -175,9 +190,9 @@ class Putter:
         return sum(bool(result.added) for _, result in pairs)
 
 
-def _batches(rows: Sequence[Row]) -> Iterable[Sequence[Row]]:
+def _batches(rows: Sequence[records.Row]) -> Iterable[Sequence[records.Row]]:
     """Rows, as many as one call may have: bounded in number and in bytes, and each id once."""
-    batch: list[Row] = []
+    batch: list[records.Row] = []
     ids: set[str] = set()
     size = 0
     for row in rows:
@@ -198,7 +213,7 @@ def _batches(rows: Sequence[Row]) -> Iterable[Sequence[Row]]:
 THERE, DEAD, MISSING = "there", "dead", "missing"
 
 
-def states_in_redis(center: TimeoutCenter, rows: Sequence[Row]) -> list[str]:
+def states_in_redis(center: TimeoutCenter, rows: Sequence[records.Row]) -> list[str]:
     """Where the message of each row is."""
     found: list[str] = []
     for start in range(0, len(rows), CHUNK):
@@ -206,13 +221,13 @@ def states_in_redis(center: TimeoutCenter, rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def missing_of(center: TimeoutCenter, rows: Sequence[Row]) -> list[Row]:
+def missing_of(center: TimeoutCenter, rows: Sequence[records.Row]) -> list[records.Row]:
     """The rows whose messages are not in Redis."""
     states = zip(rows, states_in_redis(center, rows), strict=True)
     return [row for row, state in states if state == MISSING]
 
 
-def _states(center: TimeoutCenter, rows: Sequence[Row]) -> list[str]:
+def _states(center: TimeoutCenter, rows: Sequence[records.Row]) -> list[str]:
     found = [MISSING] * len(rows)
     # Each slot is asked once for all: there may be many that merely wait for a worker.
     of_slot: dict[str, tuple[Slot, list[int]]] = {}
@@ -231,7 +246,7 @@ def _states(center: TimeoutCenter, rows: Sequence[Row]) -> list[str]:
         bodies, dead, tokens = next(answers), next(answers), next(answers)
         for at, place in enumerate(places):
             # Under the id there may be another message; then it is known by a name of its own.
-            at += at if is_of(rows[place], bodies[2 * at], tokens[2 * at]) else at + 1
+            at += at if records.is_of(rows[place], bodies[2 * at], tokens[2 * at]) else at + 1
             if bodies[at] is not None:
                 found[place] = THERE if dead[at] is None else DEAD
     for place, row in enumerate(rows):
@@ -240,14 +255,340 @@ def _states(center: TimeoutCenter, rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _elsewhere(center: TimeoutCenter, row: Row) -> str:
+def _elsewhere(center: TimeoutCenter, row: records.Row) -> str:
     """Where the message of a row is that may have the name of the one whose place it has taken."""
     for one in center.get(row.id, topic=row.topic, basis=row.basis):
-        if is_of(row, one.body, one.token.encode()):
+        if records.is_of(row, one.body, one.token.encode()):
             return DEAD if one.state == results.DEAD else THERE
     return MISSING
 
 
-def _names(row: Row) -> tuple[str, str]:
+def _names(row: records.Row) -> tuple[str, str]:
     """What a row's message is known by in its slot."""
     return row.id, f"{row.id}#{row.token}"
+
+
+# -- dead letters: history says that they are dead, and their rows stay, so that a rebuild makes
+# dead letters of them again
+
+#: Why a message is dead that was so when Redis was lost.
+REASON = "it was dead when Redis was lost"
+
+#: Rows that a rebuild reads at a time.
+PAGE = 500
+
+
+class DeadLetters:
+    """The rows of dead letters."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def _change(self, named: Iterable[tuple[str, str]], make: Any) -> None:
+        """Run a statement for the dead letters of these queues and ids.
+
+        make: makes it, of a table and a condition
+        """
+        by_topic: dict[str, set[str]] = {}
+        for topic, id in named:
+            by_topic.setdefault(topic, set()).update(records.ids_of(id))
+        for topic, ids in by_topic.items():
+            for shard, some in self._store.locator.shards_of(sorted(ids)).items():
+                table = shard.tables.pending
+                for start in range(0, len(some), CHUNK):
+                    which = table.c.id.in_(some[start : start + CHUNK]) & (table.c.topic == topic)
+                    which &= table.c.place == statuses.IN_DEAD_QUEUE
+                    shard.database.execute(make(table, which))
+
+    def purged(self, named: Iterable[tuple[str, str]]) -> None:
+        """Dead letters were deleted; named: queue and id of each. Raises LibraryError."""
+        self._change(named, lambda table, which: delete(table).where(which))
+
+    def requeuing(self, found: Sequence[Found]) -> None:
+        """These are about to wait again: see to it that the library has them as dead. A task that
+        was acknowledged when it began is done there, although its worker was lost. Raises
+        LibraryError."""
+        rows: dict[records.Key, tuple[records.Row, Mapping[str, Any]]] = {}
+        for one in found:
+            key, headers = records.identity_of(one.topic, one.id, one.body, one.token)
+            if not key[1] or message.SCHEDULE in headers or not records.is_storable(key):
+                continue  # it has no row, as its sender has put it
+            with suppress(LibraryError, ValueError, TypeError):  # nor has what cannot be kept
+                row = records.row_of_message(one, key)._replace(
+                    status=statuses.DEAD,
+                    place=statuses.IN_DEAD_QUEUE,
+                    error=records.storable(one.error)[:MAX_ERROR] or None,
+                )
+                rows[key] = row, headers
+        over = over_of(self._store, list(rows))
+        ends = ends_of(self._store, over) if over else {}
+        events = []
+        for key in over:
+            row, headers = rows[key]
+            end = ends[key]
+            said = (headers, end.action_us)
+            worker, error = end.worker or "", row.error or end.error or ""
+            events.append(
+                records.Event(
+                    key, statuses.DEAD, records.now_us(), end.attempts, worker, error, said
+                )
+            )
+        if events:
+            self._store.record(events)
+        if rows:
+            self._store.insert([row for row, _ in rows.values()])
+            # Of some, their workers could not say yet that they are dead.
+            values = {"status": statuses.DEAD, "place": statuses.IN_DEAD_QUEUE}
+            for shard, keys in self._store.shards.of_keys(rows).items():
+                table = shard.tables.pending
+                for start in range(0, len(keys), CHUNK):
+                    which = are(table, keys[start : start + CHUNK])
+                    which &= table.c.status == statuses.TAKEN
+                    shard.database.execute(update(table).where(which).values(**values))
+
+    def requeued(self, named: Iterable[tuple[str, str]]) -> None:
+        """Dead letters wait again. Raises LibraryError."""
+        values = _alive()
+        self._change(named, lambda table, which: update(table).where(which).values(**values))
+
+    def go_on(self, center: TimeoutCenter, rows: Sequence[records.Row]) -> None:
+        """The messages of these rows were not dead a moment ago: somebody has requeued those that
+        the library has as dead, unless they have just died. Raises LibraryError."""
+        values = _alive()
+        self._store.shards.pull([row.key for row in rows])
+        for shard, some in self._store.shards.divided(rows, attrgetter("key")).items():
+            table = shard.tables.pending
+            names = (table.c.id, table.c.token, table.c.topic, table.c.modified_us)
+            for chunk in chunks(some):
+                which = are(table, [row.key for row in chunk])
+                which &= table.c.place == statuses.IN_DEAD_QUEUE
+                said: dict[Any, tuple[Any, ...]] = {}
+                for found in shard.database.read(select(*names).where(which)):
+                    at = tuple(found.values())
+                    said[at[:3]] = at
+                # Redis is asked after that: what waits there now has not died before.
+                dead = [row for row in chunk if row.key in said]
+                states = states_in_redis(center, dead)
+                alive = [row.key for row, one in zip(dead, states, strict=True) if one != DEAD]
+                if alive:
+                    which &= table.c.id.in_([key[0] for key in alive])
+                    which &= tuple_(*names).in_([said[key] for key in alive])
+                    shard.database.execute(update(table).where(which).values(**values))
+
+    def forget(self, topic: str) -> None:
+        """A queue was deleted, with its dead letters. Raises LibraryError."""
+        self._delete(lambda table: text(IS_NOT_FAR) & (table.c.topic == topic))
+
+    def prune(self, before_us: int) -> None:
+        """Delete those that have died before. Raises LibraryError."""
+        self._delete(lambda table: table.c.modified_us < before_us)
+
+    def pruning(self, shard: Shard, before_us: int) -> Iterator[int]:
+        """As :meth:`prune`, of one shard; yield after each statement that reads some."""
+        return self._deleting(shard, lambda table: table.c.modified_us < before_us)
+
+    def _delete(self, condition: Any) -> None:
+        for shard in self._store.shards.all:
+            list(self._deleting(shard, condition))
+
+    @staticmethod
+    def _deleting(shard: Shard, condition: Any) -> Iterator[int]:
+        table: Table = shard.tables.pending
+        dead = table.c.place == statuses.IN_DEAD_QUEUE
+        some = select(table.c.id, table.c.token, table.c.topic).where(dead, condition(table))
+        # A few at a time: however many there are, no statement takes long.
+        while found := shard.database.read(some.limit(CHUNK)):
+            keys: list[records.Key] = [(row["id"], row["token"], row["topic"]) for row in found]
+            shard.database.execute(delete(table).where(dead, are(table, keys)))
+            yield len(keys)
+        yield 0
+
+    def rebuild(self, center: TimeoutCenter, putter: Putter, database: Database) -> int:
+        """Make dead letters of what was dead in a database and is not in Redis; return how many.
+        Their age counts from now on."""
+        number = 0
+        for shard in self._store.shards.all:
+            if shard.database is not database:
+                continue
+            after = None
+            while rows := self._store.page(shard, statuses.IN_DEAD_QUEUE, after, PAGE):
+                after = rows[-1].action_us, *rows[-1].key
+                number += self.bury(center, putter, rows)
+        return number
+
+    @staticmethod
+    def bury(
+        center: TimeoutCenter, putter: Putter, rows: Sequence[records.Row], reason: str = REASON
+    ) -> int:
+        """Make dead letters of rows whose messages are not in Redis, with their errors; return how
+        many."""
+        calls = []
+        for row, state in zip(rows, states_in_redis(center, rows), strict=True):
+            topic = putter.topic(row.topic)
+            age_us = topic.declaration.limits(center.limits).dead_age * 1_000_000
+            if state != MISSING or row.modified_us + age_us < records.now_us():
+                continue
+            center.registry.admit(topic, row.id, row.basis)
+            delivery = Delivery(
+                topic=topic.name,
+                slot=topic.slot_for(row.basis or row.id).number,
+                step=topic.step_index(row.priority),
+                id=row.id,
+                score=scores.action(row.action_us),
+                body=row.body,
+                limit=topic.declaration.retries,
+                birth=f"lost{row.traits}",
+            )
+            calls.append(bury_call(center.context, topic, delivery, reason, row.error or ""))
+        center.runner.run_all(calls)
+        return len(calls)
+
+
+def _alive() -> dict[str, int]:
+    """The columns of a row whose message waits again from now on."""
+    now = records.now_us()
+    return {
+        "status": statuses.PENDING,
+        "place": statuses.IN_REDIS,
+        "action_us": now,
+        "modified_us": now,
+    }
+
+
+# -- what Redis does not have is put back
+#
+# Between the look at a row and the put of its message, anything may happen to it: just before, what
+# has ended is left out; right after, what has ended meanwhile is taken back.
+
+#: Why a message is dead that was put back again and again.
+LOST = "no retries left: the workers that ran it were lost"
+
+
+class Returned(NamedTuple):
+    """What was put back.
+
+    number: how many messages were not there
+    rows: whose messages are there now
+    expired: how many were too old for that
+    """
+
+    number: int
+    rows: list[records.Row]
+    expired: int
+
+
+class Returner:
+    """Puts rows back. Used by one thread."""
+
+    def __init__(self, store: Store, center: TimeoutCenter, putter: Putter) -> None:
+        self._store = store
+        self._center = center
+        self._putter = putter
+
+    def put_missing(self, rows: Sequence[records.Row]) -> Returned:
+        """Put the messages of rows that are not in Redis. What has ended, or is in a queue without
+        a library by now, has no row from then on."""
+        if not rows:
+            return Returned(0, [], 0)
+        over = ended_rows(self._store, rows)
+        off = off_among(self._center, rows)
+        over |= {row.key for row in rows if row.topic in off}
+        self._store.forget([row.key for row in rows if row.key in over])
+        wanted = self._counted([row for row in rows if row.key not in over])
+        self._store.record([_event(row, statuses.PENDING) for row in wanted])
+        return self.put(wanted)
+
+    def _counted(self, rows: Sequence[records.Row]) -> list[records.Row]:
+        """The same, each that a lost worker had with how often that was so; a message of which no
+        retries are left for that becomes a dead letter: it may be what kills its workers."""
+        wanted: list[records.Row] = []
+        lost: list[records.Row] = []
+        dead: list[records.Row] = []
+        for row in rows:
+            if row.status != statuses.TAKEN:
+                wanted.append(row)
+                continue
+            times = (trait(row.traits, "l") or 0) + 1
+            retries = self._putter.topic(row.topic).declaration.retries
+            if times > retries:
+                error = f"{times} workers, one after the other"
+                dead.append(row._replace(error=error))
+            else:
+                lost.append(row._replace(traits=with_trait(row.traits, "l", times)))
+        if lost:
+            self._store.set_traits(lost)
+        if dead:
+            DeadLetters(self._store).bury(self._center, self._putter, dead, LOST)
+            self._store.record(
+                [_event(row, statuses.DEAD)._replace(error=row.error or "") for row in dead]
+            )
+        return wanted + lost
+
+    def put(self, rows: Sequence[records.Row], *, counted: bool = False) -> Returned:
+        """Put the messages of rows, but for those that have expired; take back those that have
+        ended since the rows were read.
+
+        counted: as for :meth:`.putting.Putter.put`
+        """
+        number = self._putter.put(rows, counted=counted)
+        late = {row.key for row in self._putter.expired}
+        expired = note_expired(self._store, self._putter)
+        put = [row for row in rows if row.key not in late] if late else list(rows)
+        over = ended_since(self._store, put)
+        if over:
+            number -= withdraw(self._center, [row for row in put if row.key in over])
+            put = [row for row in put if row.key not in over]
+        return Returned(max(number, 0), put, expired)
+
+
+def off_among(center: TimeoutCenter, rows: Iterable[records.Row]) -> set[str]:
+    """The queues of rows that are kept without a library by now."""
+    known = {name: center.registry.recent(name) for name in {row.topic for row in rows}}
+    return {name for name, one in known.items() if one and one.declaration.library == OFF}
+
+
+def _event(row: records.Row, status: int) -> records.Event:
+    return records.Event(row.key, status, records.now_us(), 0, "", "", ({}, 0))
+
+
+def ended(row: records.Row, status: int) -> records.Event:
+    """That a row has ended."""
+    return _event(row, status)
+
+
+def note_expired(store: Store, putter: Putter) -> int:
+    """Record what was not put because it has expired; return how many that were."""
+    expired = putter.expired
+    if expired:
+        store.record([ended(row, statuses.EXPIRED) for row in expired])
+        putter.expired = []
+    return len(expired)
+
+
+def ended_since(store: Store, rows: Sequence[records.Row]) -> set[records.Key]:
+    """Those of some rows whose messages have ended since they were read. One that is there again
+    is another message, with the same id and the same bytes."""
+    if not rows:
+        return set()
+    over = ended_rows(store, rows)
+    return over - store.moments(list(over)).keys() if over else over
+
+
+def withdraw(center: TimeoutCenter, rows: Iterable[records.Row]) -> int:
+    """Delete the messages of rows, where they wait; return how many. What has become of them is
+    known: nobody is told."""
+    found: list[Found] = []
+    for row in rows:
+        found += [
+            one
+            for one in center.get(row.id, topic=row.topic, basis=row.basis)
+            if records.is_of(row, one.body, one.token.encode())
+            and one.state == WAITING
+            and not one.far
+        ]
+    calls = []
+    for one in found:
+        topic = center.registry.resolved(one.topic)
+        place = Place(topic, topic.slot(one.slot), [one.id])
+        calls.append(center.admin_commands.cancel(place, (WAITING,), copies=False, bodies=False))
+    return sum(one.deleted for reply in center.runner.run_all(calls) for one in reply.cancelled)

@@ -24,10 +24,8 @@ from ..model import message
 from ..model.delivery import name_in
 from ..model.library import BEHIND, DISAGREEMENTS, OFF, Disagreement, Rebuilt
 from ..model.results import IN_FLIGHT, WAITING, Found, OnProgress, tell_nobody
-from . import statuses
-from .dead import DeadLetters
+from . import putting, statuses
 from .guard import ended_rows, over_of
-from .putting import DEAD, MISSING, THERE, Putter, missing_of, states_in_redis
 from .records import (
     Event,
     Key,
@@ -39,7 +37,6 @@ from .records import (
     now_us,
     row_of_message,
 )
-from .returning import Returned, Returner, ended, ended_since, off_among, withdraw
 from .schedules import Schedules
 from .schema import LAYOUT
 from .shards import Database, Shard
@@ -158,8 +155,8 @@ class Rebuild:
     def __post_init__(self) -> None:
         #: the databases that are away, and what has said so
         self._away: dict[Database, LibraryError] = {}
-        self._putter = Putter(self._center, self._store.topics, self._store.take_over)
-        self._returner = Returner(self._store, self._center, self._putter)
+        self._putter = putting.Putter(self._center, self._store.topics, self._store.take_over)
+        self._returner = putting.Returner(self._store, self._center, self._putter)
         self._doubts: deque[_Doubt] = deque()
         self._name = f"rebuild/{os.urandom(6).hex()}"
         self._claims = 0
@@ -209,7 +206,7 @@ class Rebuild:
                     # A worker that has taken a firing says so soon.
                     time.sleep(max(began + SETTLE - time.monotonic(), 0.0))
                 others += Schedules(store).rebuild(self._center, self._putter, database)
-                others += DeadLetters(store).rebuild(self._center, self._putter, database)
+                others += putting.DeadLetters(store).rebuild(self._center, self._putter, database)
         there = {one.name: one.declaration for one in self._center.registry.select(None)}
         every = sorted((self._store.topics() | there).items())
         off, behind = (
@@ -273,7 +270,7 @@ class Rebuild:
             if database not in self._away:
                 yield database, some
 
-    def _put(self, rows: Sequence[Row]) -> Returned:
+    def _put(self, rows: Sequence[Row]) -> putting.Returned:
         """Put some rows, as far as their databases answer."""
         number, expired = 0, 0
         there: list[Row] = []
@@ -284,9 +281,9 @@ class Rebuild:
                 put = self._put_of_one(some)
                 number, expired = number + put.number, expired + put.expired
                 there += put.rows
-        return Returned(number, there, expired)
+        return putting.Returned(number, there, expired)
 
-    def _put_of_one(self, rows: Sequence[Row]) -> Returned:
+    def _put_of_one(self, rows: Sequence[Row]) -> putting.Returned:
         """Put rows of one database; those that are not in Redis, as far as they say, if nobody
         else does."""
         certain = [row for row in rows if row.place != statuses.NOT_PUT]
@@ -320,7 +317,7 @@ class Rebuild:
         # What is due, and not in Redis, may be with a worker, or have just been: that is not known
         # here before the worker has said so.
         now = time.monotonic()
-        held = missing_of(self._center, near)
+        held = putting.missing_of(self._center, near)
         for row in held:
             # By the clock of its sender, which may be wrong.
             young = min(max(YOUNG - (now_us() - row.created_us) / 1e6, 0.0), YOUNG)
@@ -344,7 +341,7 @@ class Rebuild:
                 moments = self._store.moments([row.key for row in some])
                 number += len(some)
                 same += [row for row in some if moments.get(row.key) == row.modified_us]
-        missing = missing_of(self._center, same)
+        missing = putting.missing_of(self._center, same)
         found = self._sorted(missing)
         lost = len(missing) - found.number  # those of a database that has just gone away
         yield found._replace(number=number - lost, ended=found.ended + number - len(same))
@@ -411,10 +408,10 @@ class Reconciler:
 
     _store: Store
     _center: TimeoutCenter
-    _putter: Putter
+    _putter: putting.Putter
 
     def __post_init__(self) -> None:
-        self._returner = Returner(self._store, self._center, self._putter)
+        self._returner = putting.Returner(self._store, self._center, self._putter)
         #: the shards that are looked at in this round, and where each goes on, by its number
         self._round: deque[Shard] = deque()
         self._after: dict[int, tuple[int, str, str, str] | None] = {}
@@ -516,11 +513,11 @@ class Reconciler:
         ]
         events: list[Event] = []
         confirmed: list[Row] = []
-        for row, state in zip(rows, states_in_redis(self._center, rows), strict=True):
-            if state == THERE:
+        for row, state in zip(rows, putting.states_in_redis(self._center, rows), strict=True):
+            if state == putting.THERE:
                 continue
-            if state == DEAD:
-                events.append(ended(row, statuses.DEAD))
+            if state == putting.DEAD:
+                events.append(putting.ended(row, statuses.DEAD))
             elif self._is_confirmed(shard, row):
                 confirmed.append(row)
         if events:
@@ -569,8 +566,8 @@ class Reconciler:
             if number in awake:
                 asked += [row for row, _ in kept.values()]
         if asked:
-            over = ended_since(self._store, asked)
-            withdraw(self._center, [row for row in asked if row.key in over])
+            over = putting.ended_since(self._store, asked)
+            putting.withdraw(self._center, [row for row in asked if row.key in over])
             for kept in self._returned.values():
                 for key in over & kept.keys():
                     kept.pop(key)
@@ -612,9 +609,9 @@ class Comparison:
         self.sleep(UNDER_WAY_US / 1e6)
         again = {row.key: row for row in self._store.of_keys([row.key for row in suspects])}
         rows = [row for row in suspects if again.get(row.key, row._replace(body=b"")) == row]
-        states = states_in_redis(self._center, rows)
-        missing = [row for row, state in zip(rows, states, strict=True) if state == MISSING]
-        dead = [row for row, state in zip(rows, states, strict=True) if state == DEAD]
+        states = putting.states_in_redis(self._center, rows)
+        missing = [row for row, state in zip(rows, states, strict=True) if state == putting.MISSING]
+        dead = [row for row, state in zip(rows, states, strict=True) if state == putting.DEAD]
         there = self._center.get([one.id for one, _ in messages]) if messages else []
         still = {(one.topic, one.id, one.body) for one in there}
         messages = [
@@ -624,7 +621,7 @@ class Comparison:
         ]
         # Of bytes that a center has put nobody knows whether they are the message that has ended.
         over = over_of(self._store, [key for one, key in messages if not is_raw_key(key, one.body)])
-        off = off_among(self._center, missing)
+        off = putting.off_among(self._center, missing)
         if fix:
             self._store.forget([row.key for row in missing if row.topic in off])
         missing = [row for row in missing if row.topic not in off]
@@ -645,16 +642,16 @@ class Comparison:
         messages: Sequence[tuple[Found, Key]],
         over: set[Key],
     ) -> None:
-        putter = Putter(self._center, self._store.topics, self._store.take_over)
-        Returner(self._store, self._center, putter).put_missing(missing)
-        self._store.record([ended(row, statuses.DEAD) for row in dead])
+        putter = putting.Putter(self._center, self._store.topics, self._store.take_over)
+        putting.Returner(self._store, self._center, putter).put_missing(missing)
+        self._store.record([putting.ended(row, statuses.DEAD) for row in dead])
         new = [row_of_message(one, key) for one, key in messages if key not in over]
         if new:
             self._store.insert(new)
             # What was handled before has ended, and whoever has done that has said so.
-            self._store.forget([row.key for row in missing_of(self._center, new)])
+            self._store.forget([row.key for row in putting.missing_of(self._center, new)])
             # What was requeued by somebody who does not know the library has one already.
-            DeadLetters(self._store).requeued([(row.topic, row.id) for row in new])
+            putting.DeadLetters(self._store).requeued([(row.topic, row.id) for row in new])
         self._center.cancel(
             [one for one, key in messages if key in over and one.state == WAITING], dead=False
         )
@@ -671,8 +668,8 @@ class Comparison:
         now, limits = now_us(), self._center.limits
         return [
             row
-            for row, state in zip(rows, states_in_redis(self._center, rows), strict=True)
-            if state != THERE
+            for row, state in zip(rows, putting.states_in_redis(self._center, rows), strict=True)
+            if state != putting.THERE
             and (row.status != statuses.TAKEN or row.modified_us + lease_us(row, limits) < now)
         ]
 

@@ -11,21 +11,7 @@ import json
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    PrimaryKeyConstraint,
-    SmallInteger,
-    String,
-    Table,
-    Text,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.types import TypeDecorator
 
@@ -64,7 +50,7 @@ class Name(TypeDecorator[str]):
     """A text that tells one row from another, for MySQL. It compares texts without regard to case
     and to spaces at their ends; so it is given bytes."""
 
-    impl = String
+    impl = sa.String
     cache_ok = True
 
     def __init__(self, length: int) -> None:
@@ -84,9 +70,9 @@ class Name(TypeDecorator[str]):
 def _name(length: int) -> Any:
     """The type of a text that tells one row from another. Elsewhere than in MySQL, Python has
     nothing to do for its values."""
-    in_postgresql = String(length, collation="C")
+    in_postgresql = sa.String(length, collation="C")
     return (
-        String(length)
+        sa.String(length)
         .with_variant(in_postgresql, "postgresql")
         .with_variant(Name(length), "mysql", "mariadb")
     )
@@ -95,7 +81,7 @@ def _name(length: int) -> Any:
 class Attributes(TypeDecorator[str]):
     """Attributes of the user's own: JSON, which the database can look into."""
 
-    impl = Text
+    impl = sa.Text
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Any) -> Any:
@@ -103,7 +89,7 @@ class Attributes(TypeDecorator[str]):
             return dialect.type_descriptor(postgresql.JSONB(none_as_null=True))
         if dialect.name in ("mysql", "mariadb"):
             return dialect.type_descriptor(mysql.JSON(none_as_null=True))
-        return dialect.type_descriptor(Text())
+        return dialect.type_descriptor(sa.Text())
 
     def process_bind_param(self, value: str | None, dialect: Any) -> Any:
         return value if value is None or dialect.name == "sqlite" else json.loads(value)
@@ -115,8 +101,8 @@ class Attributes(TypeDecorator[str]):
 
 
 #: Of any text, whatever the database keeps where nothing is said.
-_ERROR = Text().with_variant(mysql.TEXT(charset="utf8mb4"), "mysql", "mariadb")
-_BODY = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+_ERROR = sa.Text().with_variant(mysql.TEXT(charset="utf8mb4"), "mysql", "mariadb")
+_BODY = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 
 #: What an index's ``info`` names the only kinds of databases by that have it.
@@ -126,8 +112,8 @@ ONLY = "only"
 class ShardTables(NamedTuple):
     """The tables of one shard."""
 
-    pending: Table
-    history: Table
+    pending: sa.Table
+    history: sa.Table
 
 
 #: What both tables have, in their order.
@@ -137,26 +123,26 @@ COMMON = (
 )
 
 
-def _columns() -> list[Column[Any]]:
+def _columns() -> list[sa.Column[Any]]:
     return [
-        Column("id", _name(MAX_ID), nullable=False),
-        Column("token", _name(16), nullable=False),
-        Column("topic", _name(255), nullable=False),
-        Column("status", SmallInteger, nullable=False),
-        Column("action_us", BigInteger, nullable=False),
-        Column("task", _name(255)),
-        Column("biz_type", _name(64)),
-        Column("biz_id", _name(MAX_ID)),
-        Column("attributes", Attributes),
-        Column("attempts", SmallInteger, nullable=False),
-        Column("worker", _name(255)),
-        Column("error", _ERROR),
-        Column("created_us", BigInteger, nullable=False),
-        Column("modified_us", BigInteger, nullable=False),
+        sa.Column("id", _name(MAX_ID), nullable=False),
+        sa.Column("token", _name(16), nullable=False),
+        sa.Column("topic", _name(255), nullable=False),
+        sa.Column("status", sa.SmallInteger, nullable=False),
+        sa.Column("action_us", sa.BigInteger, nullable=False),
+        sa.Column("task", _name(255)),
+        sa.Column("biz_type", _name(64)),
+        sa.Column("biz_id", _name(MAX_ID)),
+        sa.Column("attributes", Attributes),
+        sa.Column("attempts", sa.SmallInteger, nullable=False),
+        sa.Column("worker", _name(255)),
+        sa.Column("error", _ERROR),
+        sa.Column("created_us", sa.BigInteger, nullable=False),
+        sa.Column("modified_us", sa.BigInteger, nullable=False),
     ]
 
 
-def _searched(table: str, *by: str) -> list[Index]:
+def _searched(table: str, *by: str) -> list[sa.Index]:
     """The indexes of what a table is searched by. They cost nothing where a row has no such
     value, but in MySQL.
 
@@ -164,18 +150,18 @@ def _searched(table: str, *by: str) -> list[Index]:
     """
     typed, attributed = "biz_type IS NOT NULL", "attributes IS NOT NULL"
     return [
-        Index(
+        sa.Index(
             f"{table}_type",
             *("biz_type", *by, "action_us"),
-            sqlite_where=text(typed),
-            postgresql_where=text(typed),
+            sqlite_where=sa.text(typed),
+            postgresql_where=sa.text(typed),
         ),
-        Index(
+        sa.Index(
             f"{table}_attributes",
             "attributes",
             postgresql_using="gin",
             postgresql_ops={"attributes": "jsonb_path_ops"},
-            postgresql_where=text(attributed),
+            postgresql_where=sa.text(attributed),
             info={ONLY: ("postgresql",)},
         ),
     ]
@@ -184,138 +170,140 @@ def _searched(table: str, *by: str) -> list[Index]:
 @lru_cache(maxsize=256)
 def tables(number: int) -> ShardTables:
     """The tables with this number in a database."""
-    metadata = MetaData()
-    pending = Table(
+    metadata = sa.MetaData()
+    pending = sa.Table(
         f"toc_pending_{number}",
         metadata,
         *_columns(),
-        Column("place", SmallInteger, nullable=False),
-        Column("priority", SmallInteger, nullable=False),
-        Column("basis", _name(MAX_ID)),
-        Column("traits", String(1000), nullable=False),
-        Column("body", _BODY, nullable=False),
-        PrimaryKeyConstraint("id", "token", "topic"),
+        sa.Column("place", sa.SmallInteger, nullable=False),
+        sa.Column("priority", sa.SmallInteger, nullable=False),
+        sa.Column("basis", _name(MAX_ID)),
+        sa.Column("traits", sa.String(1000), nullable=False),
+        sa.Column("body", _BODY, nullable=False),
+        sa.PrimaryKeyConstraint("id", "token", "topic"),
         # By action time; what is not in Redis apart.
-        Index(f"toc_pending_{number}_time", "place", "action_us", "id"),
-        Index(f"toc_pending_{number}_biz", "biz_id", "biz_type"),
+        sa.Index(f"toc_pending_{number}_time", "place", "action_us", "id"),
+        sa.Index(f"toc_pending_{number}_biz", "biz_id", "biz_type"),
         # What is too far ahead to be in Redis, by queue and action time: an index that costs
         # nothing where there is no such row, but in MySQL.
-        Index(
+        sa.Index(
             f"toc_pending_{number}_far",
             *("place", "topic", "action_us", "id"),
-            sqlite_where=text(IS_FAR),
-            postgresql_where=text(IS_FAR),
+            sqlite_where=sa.text(IS_FAR),
+            postgresql_where=sa.text(IS_FAR),
         ),
         # The others, likewise: what a purge looks for. MySQL has them all in the one before.
-        Index(
+        sa.Index(
             f"toc_pending_{number}_queue",
             *("place", "topic", "action_us", "id"),
-            sqlite_where=text(IS_NOT_FAR),
-            postgresql_where=text(IS_NOT_FAR),
+            sqlite_where=sa.text(IS_NOT_FAR),
+            postgresql_where=sa.text(IS_NOT_FAR),
             info={ONLY: ("sqlite", "postgresql")},
         ),
         # What workers have, which is little of much.
-        Index(
+        sa.Index(
             f"toc_pending_{number}_taken",
             "action_us",
-            sqlite_where=text(IS_TAKEN),
-            postgresql_where=text(IS_TAKEN),
+            sqlite_where=sa.text(IS_TAKEN),
+            postgresql_where=sa.text(IS_TAKEN),
             info={ONLY: ("sqlite", "postgresql")},
         ),
         *_searched(f"toc_pending_{number}", "place"),
     )
-    history = Table(
+    history = sa.Table(
         f"toc_history_{number}",
         metadata,
         # Days since the epoch: history is kept, and dropped, by days.
-        Column("day", BigInteger, nullable=False, autoincrement=False),
+        sa.Column("day", sa.BigInteger, nullable=False, autoincrement=False),
         *_columns(),
         # Of what has failed: it can be sent again.
-        Column("priority", SmallInteger),
-        Column("basis", _name(MAX_ID)),
-        Column("traits", String(1000)),
-        Column("body", _BODY),
-        PrimaryKeyConstraint("id", "token", "topic", "day"),
-        Index(f"toc_history_{number}_biz", "biz_id", "biz_type"),
+        sa.Column("priority", sa.SmallInteger),
+        sa.Column("basis", _name(MAX_ID)),
+        sa.Column("traits", sa.String(1000)),
+        sa.Column("body", _BODY),
+        sa.PrimaryKeyConstraint("id", "token", "topic", "day"),
+        sa.Index(f"toc_history_{number}_biz", "biz_id", "biz_type"),
         # By action time, each status apart: of many that are done, few are dead.
-        Index(f"toc_history_{number}_time", "status", "action_us"),
+        sa.Index(f"toc_history_{number}_time", "status", "action_us"),
         # What went wrong of a task.
-        Index(
+        sa.Index(
             f"toc_history_{number}_wrong",
             *("task", "status", "action_us"),
-            sqlite_where=text(WENT_WRONG),
-            postgresql_where=text(WENT_WRONG),
+            sqlite_where=sa.text(WENT_WRONG),
+            postgresql_where=sa.text(WENT_WRONG),
             info={ONLY: ("sqlite", "postgresql")},
         ),
         *_searched(f"toc_history_{number}", "status"),
         # Where a day is no partition of its own.
-        Index(f"toc_history_{number}_day", "day", info={ONLY: ("sqlite",)}),
+        sa.Index(f"toc_history_{number}_day", "day", info={ONLY: ("sqlite",)}),
         postgresql_partition_by="RANGE (day)",
     )
     return ShardTables(pending, history)
 
 
-def indexes_of(table: Table, kind: str) -> list[Index]:
+def indexes_of(table: sa.Table, kind: str) -> list[sa.Index]:
     """The indexes that a table has in this kind of database, in the order of their names."""
     there = (index for index in table.indexes if kind in index.info.get(ONLY, (kind,)))
     return sorted(there, key=lambda index: str(index.name))
 
 
-_METADATA = MetaData()
+_METADATA = sa.MetaData()
 
 #: One row: which of how many databases this is, and how many tables of each kind it has.
-LAYOUT = Table(
+LAYOUT = sa.Table(
     "toc_library_layout",
     _METADATA,
-    Column("id", SmallInteger, primary_key=True, autoincrement=False),
-    Column("number", SmallInteger, nullable=False),
-    Column("of_databases", SmallInteger, nullable=False),
-    Column("of_tables", SmallInteger, nullable=False),
+    sa.Column("id", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.SmallInteger, nullable=False),
+    sa.Column("of_databases", sa.SmallInteger, nullable=False),
+    sa.Column("of_tables", sa.SmallInteger, nullable=False),
 )
 
 #: What queues were declared with: whoever puts tasks back into an empty Redis declares them so.
-TOPICS = Table(
+TOPICS = sa.Table(
     "toc_library_topics",
     _METADATA,
-    Column("name", _name(255), primary_key=True),
-    Column("declaration", Text, nullable=False),
+    sa.Column("name", _name(255), primary_key=True),
+    sa.Column("declaration", sa.Text, nullable=False),
     # What operators have done to it: limits as JSON, of fields of its declaration, and a pause.
-    Column("altered", Text, nullable=False),
-    Column("paused", Boolean, nullable=False),
-    Column("modified_us", BigInteger, nullable=False),
+    sa.Column("altered", sa.Text, nullable=False),
+    sa.Column("paused", sa.Boolean, nullable=False),
+    sa.Column("modified_us", sa.BigInteger, nullable=False),
 )
 
 #: The schedules of topics, and what waits for their next firings: for a rebuild. Several processes
 #: change a schedule, and write later: each part has the time of its latest change by Redis's clock.
 #: One that was deleted stays for a while, without a record.
-SCHEDULES = Table(
+SCHEDULES = sa.Table(
     "toc_library_schedules",
     _METADATA,
-    Column("topic", _name(255), nullable=False),
-    Column("name", _name(255), nullable=False),
-    Column("record", Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb"), nullable=False),
-    Column("next_us", BigInteger),
-    Column("template", _BODY, nullable=False),
-    Column("template_us", BigInteger, nullable=False),
-    Column("firing_us", BigInteger, nullable=False),
-    Column("firing", _BODY),
-    Column("firing_id", _name(MAX_ID)),
-    Column("priority", SmallInteger, nullable=False),
-    Column("traits", String(1000), nullable=False),
-    Column("modified_us", BigInteger, nullable=False),
-    PrimaryKeyConstraint("topic", "name"),
+    sa.Column("topic", _name(255), nullable=False),
+    sa.Column("name", _name(255), nullable=False),
+    sa.Column(
+        "record", sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb"), nullable=False
+    ),
+    sa.Column("next_us", sa.BigInteger),
+    sa.Column("template", _BODY, nullable=False),
+    sa.Column("template_us", sa.BigInteger, nullable=False),
+    sa.Column("firing_us", sa.BigInteger, nullable=False),
+    sa.Column("firing", _BODY),
+    sa.Column("firing_id", _name(MAX_ID)),
+    sa.Column("priority", sa.SmallInteger, nullable=False),
+    sa.Column("traits", sa.String(1000), nullable=False),
+    sa.Column("modified_us", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("topic", "name"),
 )
 
 #: Where the rows of ended messages with a business id are, by their job ids: a spread picks the
 #: shard. It lies in the database of the id's own shard, and is written after the rows.
-LOCATOR = Table(
+LOCATOR = sa.Table(
     "toc_library_locator",
     _METADATA,
-    Column("id", _name(MAX_ID), nullable=False),
-    Column("spread", Integer, nullable=False, autoincrement=False),
-    Column("day", BigInteger, nullable=False, autoincrement=False),
-    PrimaryKeyConstraint("id", "spread"),
-    Index("toc_library_locator_day", "day"),
+    sa.Column("id", _name(MAX_ID), nullable=False),
+    sa.Column("spread", sa.Integer, nullable=False, autoincrement=False),
+    sa.Column("day", sa.BigInteger, nullable=False, autoincrement=False),
+    sa.PrimaryKeyConstraint("id", "spread"),
+    sa.Index("toc_library_locator_day", "day"),
 )
 
 #: The tables that a database has once.

@@ -8,19 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    LargeBinary,
-    Table,
-    and_,
-    bindparam,
-    cast,
-    func,
-    literal_column,
-    select,
-    text,
-    tuple_,
-    union_all,
-)
+import sqlalchemy as sa
 
 from ..errors import LibraryError
 from ..model.library import Record, RecordPage
@@ -45,7 +33,7 @@ _Place = tuple[int, str, str, str, int]
 _TABLES = {"sqlite": 32, "postgresql": 8}
 
 #: A status of several that a part has.
-_KIND: Any = literal_column("kinds.status")
+_KIND: Any = sa.literal_column("kinds.status")
 
 #: The places in which what has not ended may be.
 _PLACES = (statuses.IN_REDIS, statuses.NOT_PUT, statuses.FAR)
@@ -67,7 +55,7 @@ def find(
     of_biz = "biz_id" in where
     every = shards.of_biz(where["biz_id"]) if of_biz else shards.all
 
-    def parts_of(shard: Shard, table: Table) -> list[_Part]:
+    def parts_of(shard: Shard, table: sa.Table) -> list[_Part]:
         is_pending = table is shard.tables.pending
         of_part = list(_times(table, between, start, is_pending=is_pending))
         return [
@@ -117,7 +105,7 @@ def find(
 
 
 def _of_tables(
-    database: Database, statement: Any, tables: Sequence[Table], limit: int
+    database: Database, statement: Any, tables: Sequence[sa.Table], limit: int
 ) -> Iterator[Any]:
     """A SELECT of the first of some tables as that of the first rows of them all, for some of them
     at a time. To make it anew for each table would cost more than to run it."""
@@ -131,7 +119,7 @@ def _of_tables(
     )
     named = re.sub(r"(:\w+)::\w+", r"\1", made.string)  # PostgreSQL's types, which follow anew
     types = {name: made.binds[name].type if name in made.binds else None for name in made.params}
-    values = [bindparam(name, value, type_=types[name]) for name, value in made.params.items()]
+    values = [sa.bindparam(name, value, type_=types[name]) for name, value in made.params.items()]
     columns = ", ".join(COMMON)
     for start in range(0, len(tables), many):
         union = " UNION ALL ".join(
@@ -139,7 +127,7 @@ def _of_tables(
             for one in tables[start : start + many]
         )
         ordered = f"ORDER BY {', '.join((*_ORDER, 'modified_us'))} LIMIT {limit + 1:d}"
-        said = text(f"SELECT {columns} FROM ({union}) AS every {ordered}").bindparams(*values)
+        said = sa.text(f"SELECT {columns} FROM ({union}) AS every {ordered}").bindparams(*values)
         yield said.columns(**{name: first.c[name].type for name in COMMON})
 
 
@@ -160,7 +148,7 @@ class _Part(NamedTuple):
 
 
 def _parts(
-    database: Database, table: Table, where: Mapping[str, Any], *, is_pending: bool
+    database: Database, table: sa.Table, where: Mapping[str, Any], *, is_pending: bool
 ) -> Iterator[_Part]:
     """The parts of a table that are wanted.
 
@@ -184,7 +172,7 @@ def _parts(
         same.append(have(database, table, where["attributes"]))
     is_one = "biz_id" in where or _leads(database, where)
     if is_pending and numbers == [statuses.TAKEN] and not is_one:
-        yield _Part([*same, text(IS_TAKEN)])
+        yield _Part([*same, sa.text(IS_TAKEN)])
     elif is_pending:
         if wanted is not None:
             same.append(columns.status.in_(numbers))
@@ -199,7 +187,7 @@ def _parts(
     else:
         # Without a task, SQLite would take the index that begins with it.
         wrong = [number for number in numbers if "task" in where and number >= statuses.EXPIRED]
-        for some, more in ((wrong, [text(WENT_WRONG)]), (numbers, [])):
+        for some, more in ((wrong, [sa.text(WENT_WRONG)]), (numbers, [])):
             several = [number for number in some if more or number not in wrong]
             if len(several) > 1 and database.dialect.name == "postgresql":
                 # One part, or each would be planned for each day.
@@ -214,20 +202,22 @@ def _leads(database: Database, where: Mapping[str, Any]) -> bool:
     return "attributes" in where and database.dialect.name == "postgresql"
 
 
-def have(database: Database, table: Table, attributes: Mapping[str, str]) -> Any:
+def have(database: Database, table: sa.Table, attributes: Mapping[str, str]) -> Any:
     """That rows have these attributes."""
     kind, column = database.dialect.name, table.c.attributes
     if kind == "postgresql":
         return column.op("@>", is_comparison=True)(json.dumps(attributes))
     found = {f'$."{name}"': value for name, value in attributes.items()}
-    values = [(func.json_extract(column, path), value) for path, value in found.items()]
+    values = [(sa.func.json_extract(column, path), value) for path, value in found.items()]
     if kind == "mysql":  # which compares texts without regard to case
-        return and_(*(cast(func.json_unquote(a), LargeBinary) == b.encode() for a, b in values))
-    return and_(*(a == b for a, b in values))
+        return sa.and_(
+            *(sa.cast(sa.func.json_unquote(a), sa.LargeBinary) == b.encode() for a, b in values)
+        )
+    return sa.and_(*(a == b for a, b in values))
 
 
 def _times(
-    table: Table,
+    table: sa.Table,
     between: tuple[int | None, int | None],
     start: _Place | None,
     *,
@@ -243,11 +233,11 @@ def _times(
             key = [columns.id, columns.token, columns.topic]
             same = [columns.action_us == start[0], columns.id >= start[1]]
             if not is_pending:
-                same.append(tuple_(*key, columns.day) > start[1:])
+                same.append(sa.tuple_(*key, columns.day) > start[1:])
             elif start[4] == _PENDING:
-                same.append(tuple_(*key) > start[1:4])
+                same.append(sa.tuple_(*key) > start[1:4])
             else:  # the same message may have ended before
-                same.append(tuple_(*key) >= start[1:4])
+                same.append(sa.tuple_(*key) >= start[1:4])
             yield same
         first = max(first, start[0] + 1)
     if first <= LAST:
@@ -255,20 +245,20 @@ def _times(
         yield later if last is None else [*later, columns.action_us <= last]
 
 
-def _until(database: Database, table: Table, conditions: list[Any], limit: int) -> list[Any]:
+def _until(database: Database, table: sa.Table, conditions: list[Any], limit: int) -> list[Any]:
     """The last action time of what is wanted of a part: MySQL sorts all that a partitioned table
     has behind it as well, unless it is told."""
-    times = select(table.c.action_us).where(*conditions).order_by(table.c.action_us)
+    times = sa.select(table.c.action_us).where(*conditions).order_by(table.c.action_us)
     last = database.read(times.limit(1).offset(limit))
     return [table.c.action_us <= last[0]["action_us"]] if last else []
 
 
-def _first(table: Table, part: _Part, limit: int, *, sorts: bool = False) -> Any:
+def _first(table: sa.Table, part: _Part, limit: int, *, sorts: bool = False) -> Any:
     """The first rows of a part; where it has several statuses, those of each.
 
     sorts: no index of times is to be used, which would have all rows looked at
     """
-    statement = select(*(table.c[name] for name in COMMON)).where(*part.conditions)
+    statement = sa.select(*(table.c[name] for name in COMMON)).where(*part.conditions)
     # It is the primary key that is behind the time: so MySQL uses its index for it.
     order: list[Any] = [table.c[name] for name in (*_ORDER, *["day"] * ("day" in table.c))]
     if sorts:
@@ -278,16 +268,16 @@ def _first(table: Table, part: _Part, limit: int, *, sorts: bool = False) -> Any
         return statement
     of_kind = statement.lateral()
     numbers = ", ".join(f"({number:d})" for number in part.kinds)
-    kinds = text(f"(VALUES {numbers}) AS kinds (status)")
-    return select(of_kind).select_from(kinds, of_kind)
+    kinds = sa.text(f"(VALUES {numbers}) AS kinds (status)")
+    return sa.select(of_kind).select_from(kinds, of_kind)
 
 
 def _together(parts: list[Any], limit: int) -> Any:
     """The first rows of all parts. (Of a message that has ended twice, the later end was written
     on a later day.)"""
-    every = union_all(*(select(part.subquery()) for part in parts)).subquery()
+    every = sa.union_all(*(sa.select(part.subquery()) for part in parts)).subquery()
     order = (*_ORDER, "modified_us")
-    return select(every).order_by(*(every.c[name] for name in order)).limit(limit + 1)
+    return sa.select(every).order_by(*(every.c[name] for name in order)).limit(limit + 1)
 
 
 def records(database: Database, statement: Any) -> list[Record]:

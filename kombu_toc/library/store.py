@@ -8,28 +8,13 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    BigInteger,
-    Connection,
-    RowMapping,
-    Table,
-    bindparam,
-    case,
-    delete,
-    func,
-    select,
-    text,
-    tuple_,
-    union_all,
-    update,
-)
+import sqlalchemy as sa
 
 from ..model.library import Record, RecordPage
 from ..model.topic import Declaration
 from . import outbox, outcomes, search, statuses
 from .declarations import Declarations
-from .locator import Locator
-from .moving import Mover
+from .locator import Locator, Mover
 from .outcomes import DAY_US, are
 from .records import Event, Key, Row, now_us
 from .schema import COMMON, IS_FAR, IS_NOT_FAR, LAYOUT
@@ -51,12 +36,12 @@ def read(
     """The first rows for which this holds, and whether there are no more of them. As few as one,
     though there are more, where bodies are large."""
     table = shard.tables.pending
-    body = case((func.length(table.c.body) <= SMALL, table.c.body)).label("body")
+    body = sa.case((sa.func.length(table.c.body) <= SMALL, table.c.body)).label("body")
     columns = [body if name == "body" else table.c[name] for name in Row._fields]
-    statement: Any = select(*columns)
+    statement: Any = sa.select(*columns)
     statement = statement.where(*conditions).order_by(*order).limit(limit)
 
-    def work(connection: Connection) -> list[Row]:
+    def work(connection: sa.Connection) -> list[Row]:
         return [Row(*row) for row in connection.execute(statement)]
 
     while True:
@@ -79,10 +64,10 @@ def _with_bodies(shard: Shard, rows: Sequence[Row], large: Sequence[Key]) -> tup
     key = (table.c.id, table.c.token, table.c.topic)
 
     def read(value: Any, keys: Sequence[Key]) -> dict[Key, Any]:
-        found = shard.database.read(select(*key, value.label("value")).where(are(table, keys)))
+        found = shard.database.read(sa.select(*key, value.label("value")).where(are(table, keys)))
         return {(row["id"], row["token"], row["topic"]): row["value"] for row in found}
 
-    sizes = read(func.length(table.c.body), large)
+    sizes = read(sa.func.length(table.c.body), large)
     total, kept = 0, 0
     for one in large:
         total += sizes.get(one, 0)
@@ -144,12 +129,12 @@ def chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
         yield items[start : start + CHUNK]
 
 
-def _is_not_dead(pending: Table) -> Any:
+def _is_not_dead(pending: sa.Table) -> Any:
     """That a row is not of a dead letter: history has that, too."""
     return pending.c.place != statuses.IN_DEAD_QUEUE
 
 
-def row_columns(table: Table) -> list[Any]:
+def row_columns(table: sa.Table) -> list[Any]:
     """The columns of a row."""
     return [table.c[name] for name in Row._fields]
 
@@ -187,11 +172,11 @@ class Store:
             shard = self.shards.of_key(row.key)
             statement, values = self._insert(shard), row._asdict()
 
-            def insert(connection: Connection) -> int:
+            def insert(connection: sa.Connection) -> int:
                 return connection.execute(statement, values).rowcount
 
             return shard.database.dialect.inserted(shard.database.run_single(insert)) == 1
-        by_database: dict[Database, list[tuple[Table, list[dict[str, Any]]]]] = defaultdict(list)
+        by_database: dict[Database, list[tuple[sa.Table, list[dict[str, Any]]]]] = defaultdict(list)
         for shard, some in self.shards.divided(rows, attrgetter("key")).items():
             # In one order, whoever else writes some of them.
             values_of = [row._asdict() for row in sorted(some)]
@@ -200,7 +185,7 @@ class Store:
         for database, tables in by_database.items():
 
             def work(
-                connection: Connection, dialect: Any = database.dialect, all: Any = tables
+                connection: sa.Connection, dialect: Any = database.dialect, all: Any = tables
             ) -> bool:
                 counts = [
                     dialect.insert_rows(connection, table, values) == len(values)
@@ -235,7 +220,9 @@ class Store:
             for chunk in chunks(some):
                 # To read waits for nobody, where to write may wait for the caller's transaction.
                 there = shard.database.read(
-                    select(table.c.id).where(are(table, chunk), table.c.place == statuses.NOT_PUT)
+                    sa.select(table.c.id).where(
+                        are(table, chunk), table.c.place == statuses.NOT_PUT
+                    )
                 )
                 if there:
                     found += self.claim(shard, chunk, by)
@@ -254,18 +241,18 @@ class Store:
         table = shard.tables.pending
         # One that was there before is another message's.
         mine = are(table, [row.key]) & (table.c.created_us == row.created_us)
-        shard.database.execute(delete(table).where(mine))
+        shard.database.execute(sa.delete(table).where(mine))
 
     def take_back(self, rows: Sequence[Made]) -> None:
         """Delete rows that were written for a publish that has failed."""
         for shard, some in self.shards.divided(rows, attrgetter("key")).items():
             table = shard.tables.pending
             # Not those of another publish.
-            made = tuple_(table.c.id, table.c.token, table.c.topic, table.c.created_us)
+            made = sa.tuple_(table.c.id, table.c.token, table.c.topic, table.c.created_us)
             for chunk in chunks(some):
                 which = made.in_([(*one.key, one.created_us) for one in chunk])
                 ids = table.c.id.in_([one.key[0] for one in chunk])
-                shard.database.execute(delete(table).where(ids, which))
+                shard.database.execute(sa.delete(table).where(ids, which))
 
     def moments(self, keys: Sequence[Key]) -> dict[Key, int]:
         """When the rows of these messages were last changed, for those that have not ended."""
@@ -274,7 +261,7 @@ class Store:
             table = shard.tables.pending
             columns = (table.c.id, table.c.token, table.c.topic, table.c.modified_us)
             for chunk in chunks(some):
-                for row in shard.database.read(select(*columns).where(are(table, chunk))):
+                for row in shard.database.read(sa.select(*columns).where(are(table, chunk))):
                     found[row["id"], row["token"], row["topic"]] = row["modified_us"]
         return found
 
@@ -298,7 +285,7 @@ class Store:
         for shard, some in self.shards.divided(rows, attrgetter("key")).items():
             table = shard.tables.pending
             for row in some:
-                change = update(table).where(are(table, [row.key])).values(traits=row.traits)
+                change = sa.update(table).where(are(table, [row.key])).values(traits=row.traits)
                 shard.database.execute(change)
 
     def place(self, keys: Sequence[Key], place: int) -> None:
@@ -312,7 +299,7 @@ class Store:
                 values = {"place": place}
                 if place == statuses.NOT_PUT:
                     values["modified_us"] = now_us()  # it may have been put all the same
-                shard.database.execute(update(table).where(which).values(**values))
+                shard.database.execute(sa.update(table).where(which).values(**values))
 
     def claim(self, shard: Shard, keys: Sequence[Key], by: str) -> list[Row]:
         """Of rows that are not in Redis, those that nobody else puts: from now on they count as
@@ -334,13 +321,13 @@ class Store:
         table = shard.tables.pending
         until = now_us() - DOUBT_US
 
-        def work(connection: Connection) -> list[Row]:
+        def work(connection: sa.Connection) -> list[Row]:
             claimed = (table.c.place == statuses.NOT_PUT) & (table.c.status == statuses.PENDING)
             sure = table.c.modified_us == table.c.created_us
             claimed &= sure | (table.c.modified_us <= until)
-            change = update(table).where(are(table, keys), claimed)
+            change = sa.update(table).where(are(table, keys), claimed)
             connection.execute(change.values(place=statuses.IN_REDIS, worker=by))
-            mine = select(*row_columns(table)).where(are(table, keys), table.c.worker == by)
+            mine = sa.select(*row_columns(table)).where(are(table, keys), table.c.worker == by)
             return [Row(*row) for row in connection.execute(mine).all()]
 
         return shard.database.run(work)
@@ -412,7 +399,7 @@ class Store:
                 elif others:
                     which &= table.c.token.not_in(others)
                 values = {"action_us": action_us, "modified_us": now_us()}
-                statement = update(table).where(which).values(**values)
+                statement = sa.update(table).where(which).values(**values)
                 shard.database.execute(shard.own(statement))
 
     def move(self, rows: Sequence[Row], action_us: int) -> list[Row]:
@@ -425,9 +412,9 @@ class Store:
             same = (table.c.place == row.place) & (table.c.status == row.status)
             same &= table.c.modified_us == row.modified_us
             values = {"action_us": action_us, "modified_us": now_us()}
-            statement = update(table).where(are(table, [row.key]), same).values(**values)
+            statement = sa.update(table).where(are(table, [row.key]), same).values(**values)
 
-            def change(connection: Connection, statement: Any = statement) -> int:
+            def change(connection: sa.Connection, statement: Any = statement) -> int:
                 return connection.execute(statement).rowcount
 
             if shard.database.run_single(change):
@@ -443,7 +430,7 @@ class Store:
         for database, shards in self._patiently():
             for shard in shards:
                 columns = shard.tables.pending.c
-                mine = text(IS_NOT_FAR), columns.topic == topic, columns.created_us <= until_us
+                mine = sa.text(IS_NOT_FAR), columns.topic == topic, columns.created_us <= until_us
                 for place in (statuses.IN_REDIS, statuses.NOT_PUT):
                     conditions, after = [columns.place == place, *mine], None
                     patient = shard._replace(database=database)
@@ -466,7 +453,7 @@ class Store:
         table = self.shards.all[0].tables.pending
         for shard, some in self.locator.shards_of(ids, known).items():
             for chunk in chunks(some):
-                statement = select(*row_columns(table)).where(
+                statement = sa.select(*row_columns(table)).where(
                     table.c.id.in_(list(chunk)), _is_not_dead(table)
                 )
                 found += _rows(shard.database, shard.own(statement))
@@ -521,7 +508,7 @@ class Store:
             return read(shard, conditions, order, limit)[0]
         # Apart what is due at the same moment, and what is later: so an index leads to either,
         # however many are due at once.
-        key = tuple_(columns.id, columns.token, columns.topic)
+        key = sa.tuple_(columns.id, columns.token, columns.topic)
         same = [columns.action_us == after[0], columns.id >= after[1], key > after[1:]]
         rows, ends = read(shard, [*conditions, *same], order, limit)
         if ends and len(rows) < limit:
@@ -562,9 +549,9 @@ class Store:
                 f"AS t{at}"
                 for at, shard in enumerate(shards)
             )
-            types = {"topic": shards[0].tables.pending.c.topic.type, "until": BigInteger()}
-            bound = [bindparam(one, type_=types[one]) for one in given]
-            found = self._asks[name] = text(" UNION ALL ".join(parts)).bindparams(*bound)
+            types = {"topic": shards[0].tables.pending.c.topic.type, "until": sa.BigInteger()}
+            bound = [sa.bindparam(one, type_=types[one]) for one in given]
+            found = self._asks[name] = sa.text(" UNION ALL ".join(parts)).bindparams(*bound)
         return found
 
     def count_pending(self, ends: Callable[[], bool] = lambda: False) -> int | None:
@@ -573,14 +560,14 @@ class Store:
 
         ends: says so, between two tables
         """
-        many, number = func.count().label("many"), 0
+        many, number = sa.func.count().label("many"), 0
         for database, shards in self._patiently():
             for shard in shards:
                 if ends():
                     return None
                 table = shard.tables.pending
                 near = table.c.place.in_((statuses.IN_REDIS, statuses.NOT_PUT))
-                number += database.read(select(many).select_from(table).where(near))[0]["many"]
+                number += database.read(sa.select(many).select_from(table).where(near))[0]["many"]
         return number
 
     def _patiently(self) -> Iterator[tuple[Database, list[Shard]]]:
@@ -595,7 +582,7 @@ class Store:
             table = shard.tables.pending
             for chunk in chunks(some):
                 which = are(table, chunk) & (table.c.status == statuses.TAKEN)
-                shard.database.execute(update(table).where(which).values(modified_us=now_us()))
+                shard.database.execute(sa.update(table).where(which).values(modified_us=now_us()))
 
     def count(self) -> dict[str, int]:
         """How many rows have each status; ``not put``: how many of them are not in Redis, as far
@@ -622,15 +609,15 @@ class Store:
     def _count(database: Database, shard: Shard, found: dict[str, int]) -> None:
         pending, history = shard.tables
         for table in (pending, history):
-            many = func.count().label("many")
-            counting = select(table.c.status, many).group_by(table.c.status)
+            many = sa.func.count().label("many")
+            counting = sa.select(table.c.status, many).group_by(table.c.status)
             if table is pending:  # of what is dead, history says so
                 counting = counting.where(_is_not_dead(pending))
             for row in database.read(counting):
                 found[statuses.NAMES[row["status"]]] += row["many"]
-        unplaced = select(many).where(pending.c.place == statuses.NOT_PUT)
+        unplaced = sa.select(many).where(pending.c.place == statuses.NOT_PUT)
         found["not put"] += database.read(unplaced)[0]["many"]
-        far = database.read(select(many).select_from(pending).where(text(IS_FAR)))
+        far = database.read(sa.select(many).select_from(pending).where(sa.text(IS_FAR)))
         if far[0]["many"]:
             found["far"] += far[0]["many"]
 
@@ -654,10 +641,11 @@ class Store:
         found: list[Record] = []
         first = self.shards.all[0].tables
         pending, history = (
-            select(*(table.c[name] for name in COMMON)).where(table.c.id == id) for table in first
+            sa.select(*(table.c[name] for name in COMMON)).where(table.c.id == id)
+            for table in first
         )
         # One statement, for a message goes from one table to the other in between two.
-        both = union_all(history, pending.where(_is_not_dead(first.pending)))
+        both = sa.union_all(history, pending.where(_is_not_dead(first.pending)))
         for shard in self.locator.shards_of([id], known):
             found += search.records(shard.database, shard.own(both))
         return sorted(found, key=lambda record: (record.created_us, record.modified_us))
@@ -675,19 +663,19 @@ class Store:
         """The database that a row belongs to."""
         return self.shards.of_key(row.key).database
 
-    def layout(self, rows: Iterable[Row] | None = None) -> list[RowMapping]:
+    def layout(self, rows: Iterable[Row] | None = None) -> list[sa.RowMapping]:
         """What each database was created as.
 
         rows: of the databases that these belong to; of all unless given
         """
         some = self.shards.databases if rows is None else {self.database_of(row) for row in rows}
-        return [database.read(select(LAYOUT))[0] for database in some]
+        return [database.read(sa.select(LAYOUT))[0] for database in some]
 
 
 def _rows(database: Database, statement: Any) -> list[Row]:
     """The rows that a SELECT of all columns finds."""
 
-    def work(connection: Connection) -> list[Row]:
+    def work(connection: sa.Connection) -> list[Row]:
         return [Row(*row) for row in connection.execute(statement)]
 
     return database.run_single(work)

@@ -18,8 +18,8 @@ from kombu.utils.uuid import uuid
 from ..center.exchanges import Subscription, remember
 from ..compat import kombu_channel
 from ..consumer.connections import BROKEN
+from ..consumer.flights import snapshot
 from ..consumer.policy import DefaultPolicy, WorkerPolicy
-from ..consumer.snapshot import snapshot
 from ..model import message as envelope
 from ..model.results import Delivery
 from ..model.topic import Topic
@@ -258,7 +258,7 @@ class Channel(virtual.Channel):
         return self.qos.prefetch_count or BATCH
 
     def snapshot(self) -> dict[str, Any]:
-        """A snapshot of what this process has in hand; see :func:`.snapshot.snapshot`."""
+        """A snapshot of what this process has in hand; see :func:`.flights.snapshot`."""
         return snapshot(self)
 
     # -- settling

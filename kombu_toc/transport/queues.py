@@ -14,17 +14,8 @@ from typing import Any
 from kombu.transport import virtual
 from redis.exceptions import ResponseError
 
+from ..center import exchanges
 from ..center.center import TimeoutCenter
-from ..center.exchanges import (
-    Bindings,
-    Routes,
-    Subscription,
-    Table,
-    begin,
-    binding,
-    part_of_binding,
-    recall,
-)
 from ..client.options import Settings, suggestion
 from ..consumer.connections import BROKEN
 from ..consumer.lease_keeper import LeaseKeeper
@@ -339,12 +330,12 @@ class Exchanges:
 
     _center: TimeoutCenter
     _lease_keeper: LeaseKeeper
-    _routes: Routes
+    _routes: exchanges.Routes
     _state: Any
     _types: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        self._bindings = Bindings(self._center)
+        self._bindings = exchanges.Bindings(self._center)
 
     def typeof(self, exchange: str, default: str = "direct") -> Any:
         """The type of an exchange; of one that this process has not declared, as it is bound."""
@@ -408,27 +399,29 @@ class Exchanges:
         """
         kind = self.typeof(exchange)
         reads = kind.type == "fanout" and transient
-        part = part_of_binding(routing_key or "") if reads else None
+        part = exchanges.part_of_binding(routing_key or "") if reads else None
         key, pattern, _ = kind.prepare_bind(queue, exchange, routing_key, arguments)
-        return binding(kind.type, key, pattern, queue, part)
+        return exchanges.binding(kind.type, key, pattern, queue, part)
 
     def members(self, queue: str, exchange: str, routing_key: str, arguments: Any) -> list[str]:
         """A binding in all the ways in which it may be kept in Redis."""
         kind = self.typeof(exchange)
         key, pattern, _ = kind.prepare_bind(queue, exchange, routing_key, arguments)
-        members = [binding(kind.type, key, pattern, queue)]
+        members = [exchanges.binding(kind.type, key, pattern, queue)]
         if kind.type == "fanout":  # whoever has bound it may know the queue otherwise
-            part = part_of_binding(routing_key or "")
-            members.append(binding(kind.type, key, pattern, queue, part))
+            part = exchanges.part_of_binding(routing_key or "")
+            members.append(exchanges.binding(kind.type, key, pattern, queue, part))
         return members
 
     # -- routing
 
-    def table(self, exchange: str) -> Table:
+    def table(self, exchange: str) -> exchanges.Table:
         """The bindings of an exchange, as they are now."""
         return self._routes.of(exchange)
 
-    def queues_for(self, exchange: str, routing_key: str) -> tuple[list[str], Table] | None:
+    def queues_for(
+        self, exchange: str, routing_key: str
+    ) -> tuple[list[str], exchanges.Table] | None:
         """The queues that a direct or topic exchange sends a message to, and the bindings they
         were found in; None if its type is another."""
         table = self._routes.of(exchange)
@@ -464,11 +457,11 @@ class BroadcastQueues:
 
     _center: TimeoutCenter
     _identity: Hashable
-    _unfollow: Callable[[Subscription], object]
+    _unfollow: Callable[[exchanges.Subscription], object]
 
     def __post_init__(self) -> None:
         #: queues that go away by themselves: what is read for each binding
-        self._reading: dict[str, list[Subscription]] = {}
+        self._reading: dict[str, list[exchanges.Subscription]] = {}
         #: queues that go away by themselves and are topics, for they are bound to other exchanges
         self._routed: set[str] = set()
 
@@ -476,7 +469,7 @@ class BroadcastQueues:
         """Whether all that the queue gets are broadcasts, which it reads: it is no topic."""
         return queue in self._reading and queue not in self._routed
 
-    def subscriptions(self, queue: str) -> list[Subscription]:
+    def subscriptions(self, queue: str) -> list[exchanges.Subscription]:
         """By which broadcasts are read for a queue, in the order of its bindings."""
         return list(self._reading.get(queue, ()))
 
@@ -492,7 +485,7 @@ class BroadcastQueues:
 
     def read_from_now(
         self, queue: str, exchange: str, routing_key: str, member: str
-    ) -> Subscription | None:
+    ) -> exchanges.Subscription | None:
         """Read what is broadcast to a queue by this binding, from now on or from where it was left.
 
         member: the binding as it is in Redis
@@ -502,13 +495,13 @@ class BroadcastQueues:
         reading = self._reading.setdefault(queue, [])
         if any((one.exchange, one.binding) == (exchange, routing_key) for one in reading):
             return None
-        known = recall(self._identity, queue, exchange, routing_key)
-        last = begin(
+        known = exchanges.recall(self._identity, queue, exchange, routing_key)
+        last = exchanges.begin(
             self._center,
             self._streams(exchange, member),
             known.last if known is not None else {},
         )
-        subscription = Subscription(queue, exchange, routing_key, last)
+        subscription = exchanges.Subscription(queue, exchange, routing_key, last)
         if reading:
             subscription.returned = reading[0].returned
         if known is not None and known.returned is not subscription.returned:
@@ -522,7 +515,7 @@ class BroadcastQueues:
         keys = self._center.keys
         return [keys.fanout(exchange), *(keys.part(exchange, p) for p in json.loads(member)[4:5])]
 
-    def read_no_more(self, of: Callable[[Subscription], bool]) -> None:
+    def read_no_more(self, of: Callable[[exchanges.Subscription], bool]) -> None:
         """Read no more for the subscriptions of which `of` is true: they are unbound."""
         for reading in self._reading.values():
             for subscription in [one for one in reading if of(one)]:

@@ -19,8 +19,7 @@ from kombu.transport import virtual
 from kombu.utils.url import as_url
 from redis import exceptions
 
-from ..center import server
-from ..center.center import TimeoutCenter, make_center
+from ..center.center import CONSUMERS, PRODUCERS, TimeoutCenter, check_permitted, make_center
 from ..center.exchanges import Routes
 from ..center.failures import FailureWriter
 from ..client.cluster import ClusterClient
@@ -319,7 +318,7 @@ class Transport(virtual.Transport):
         if not self._may_consume:
             _consumers[self.identity] = os.getpid()
             SOCKET.usable()
-            server.check(self.center, server.CONSUMERS)
+            check_permitted(self.center, CONSUMERS)
             self._may_consume = True
 
     # -- Kombu's calls
@@ -361,7 +360,7 @@ class Transport(virtual.Transport):
         """
         try:
             if self._reach():
-                server.check(self.center, server.PRODUCERS)
+                check_permitted(self.center, PRODUCERS)
                 if self.identity in _consumers:  # it would be refused only a moment later
                     self.check_consumer()
             self._open_channel()

@@ -13,7 +13,7 @@ import sqlalchemy
 
 from kombu_toc import LibraryError
 from kombu_toc.client.options import DatabaseURL, read_databases
-from kombu_toc.library.horizon_store import FarStore
+from kombu_toc.library.horizon import FarStore
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 

@@ -20,7 +20,7 @@ from kombu_toc import LIBRARY_TERMS, outbox
 from kombu_toc.client.options import DatabaseURL, read_databases
 from kombu_toc.library import deferred, guard, migrate, statuses
 from kombu_toc.library import horizon as loader
-from kombu_toc.library.horizon_store import FarStore
+from kombu_toc.library.horizon import FarStore
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store

@@ -11,7 +11,7 @@ from celery import Celery
 import celery_toc
 import kombu_toc
 from kombu_toc.client.options import read_databases
-from kombu_toc.library.horizon_store import FarStore
+from kombu_toc.library.horizon import FarStore
 from kombu_toc.library.records import now_us
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store

@@ -15,8 +15,8 @@ from sqlalchemy import text
 from kombu_toc import ConfigurationError, LibraryError, LibraryStatus, center_for
 from kombu_toc.library import statuses
 from kombu_toc.library.keeper import Keeper
-from kombu_toc.library.putting import Putter
-from kombu_toc.library.rebuild import DEAD, MISSING, THERE, Reconciler, states_in_redis
+from kombu_toc.library.putting import DEAD, MISSING, THERE, Putter, states_in_redis
+from kombu_toc.library.rebuild import Reconciler
 from kombu_toc.library.records import Event, now_us
 from kombu_toc.library.schema import REVISION
 from kombu_toc.model import message as envelope

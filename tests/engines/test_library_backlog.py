@@ -16,11 +16,11 @@ from kombu import Connection, Producer, Queue
 from sqlalchemy import select, text
 
 from kombu_toc import DEAD, LibraryError, center_for
-from kombu_toc.library import notes, returning, statuses
+from kombu_toc.library import notes, putting, statuses
 from kombu_toc.library import rebuild as rebuilding
-from kombu_toc.library.dead import DeadLetters
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.outcomes import DAY_US
+from kombu_toc.library.putting import DeadLetters
 from kombu_toc.library.records import expires_us, now_us, row_of_message
 from kombu_toc.library.schema import TOPICS
 from kombu_toc.library.shards import Database
@@ -490,7 +490,7 @@ def test_a_rebuild_during_which_a_database_goes_away_puts_what_the_other_has(
     "asked",
     [
         (rebuilding, "ended_rows"),
-        (returning, "ended_since"),
+        (putting, "ended_since"),
         (Store, "moments"),
         (Store, "claim"),
         (DeadLetters, "rebuild"),

@@ -11,7 +11,7 @@ from sqlalchemy import event
 
 from kombu_toc import DEAD, LibraryError, TimeoutCenter, center_for
 from kombu_toc.library import statuses
-from kombu_toc.library.dead import DeadLetters
+from kombu_toc.library.putting import DeadLetters
 from kombu_toc.library.records import Event, now_us
 
 from ..support.library import broker, consume, engine, new_url, options, publish, status_of, store
@@ -104,7 +104,7 @@ def test_what_was_deleted_of_deadqueue_stays_so(client, broker, store, center, r
 
 
 def test_many_are_deleted_a_few_at_a_time(broker, store, monkeypatch):
-    monkeypatch.setattr("kombu_toc.library.dead.CHUNK", 2)
+    monkeypatch.setattr("kombu_toc.library.putting.CHUNK", 2)
     die(broker, *(f"order-{n}" for n in range(15)))
     deleted: list[int] = []
 

@@ -25,9 +25,8 @@ from kombu_toc import (
     TimeoutCenter,
     center_for,
 )
-from kombu_toc.library import horizon, horizon_store, statuses
-from kombu_toc.library.horizon import Loader
-from kombu_toc.library.horizon_store import FarStore
+from kombu_toc.library import horizon, statuses
+from kombu_toc.library.horizon import FarStore, Loader
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.putting import Putter
 from kombu_toc.library.rebuild import Comparison, Reconciler
@@ -146,7 +145,7 @@ def test_hours_away_are_caught_up_in_bounded_steps(queue, store, center, monkeyp
     for id in ids:
         send(queue, id)
     time_passes(store, *ids, until_due=-7200)
-    monkeypatch.setattr(horizon_store, "BYTES", 4 * len(row_of(store, ids[0]).body))
+    monkeypatch.setattr(horizon, "BYTES", 4 * len(row_of(store, ids[0]).body))
     sizes: list[int] = []
     plain = Putter.put
 
@@ -181,7 +180,7 @@ def test_a_turn_ends_soon_and_says_that_there_is_more(queue, store, center, monk
 @pytest.fixture(params=["few", "many"])
 def as_many(request, monkeypatch) -> None:
     """A thread puts what is many."""
-    monkeypatch.setattr(horizon_store, "WORTH_A_THREAD", {"few": 10**9, "many": 0}[request.param])
+    monkeypatch.setattr(horizon, "WORTH_A_THREAD", {"few": 10**9, "many": 0}[request.param])
 
 
 @pytest.mark.parametrize("when", ["before the put", "after the put"])
@@ -482,7 +481,7 @@ def test_many_of_one_time_are_listed_each_once(queue, asked, store, monkeypatch)
     for id in ids:
         send(queue, id)
     FarStore(store).move(store.of_ids(ids), {"action_us": now_us() + 7_200_000_000})
-    monkeypatch.setattr(horizon_store, "CHUNK", 8)
+    monkeypatch.setattr(horizon, "CHUNK", 8)
     seen, after = [], None
     while True:
         page = asked.scan(limit=7, after=after)

@@ -14,9 +14,9 @@ from sqlalchemy import Engine, event, text
 from kombu_toc import LibraryError, center_for
 from kombu_toc.library import db, guard, outcomes, rebuild, statuses
 from kombu_toc.library import store as store_module
-from kombu_toc.library.dead import DeadLetters
-from kombu_toc.library.horizon_store import FarStore
+from kombu_toc.library.horizon import FarStore
 from kombu_toc.library.keeper import Keeper
+from kombu_toc.library.putting import DeadLetters
 from kombu_toc.library.records import Event, Row, now_us
 from kombu_toc.library.shards import Database
 from kombu_toc.library.store import Store

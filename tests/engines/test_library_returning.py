@@ -11,10 +11,9 @@ from kombu import Connection
 from kombu_toc import TimeoutCenter, center_for
 from kombu_toc.library import statuses
 from kombu_toc.library.keeper import Keeper
-from kombu_toc.library.putting import Putter
+from kombu_toc.library.putting import LOST, Putter
 from kombu_toc.library.rebuild import Reconciler
 from kombu_toc.library.records import Event, Row, now_us
-from kombu_toc.library.returning import LOST
 from kombu_toc.library.store import Store
 
 from ..support.library import broker, engine, new_url, options, publish, status_of, store

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from kombu_toc.center import server
+from kombu_toc.center.center import CONSUMERS, PRODUCERS
 from kombu_toc.model.limits import LIMITS
 from kombu_toc.model.message import DICTIONARY
 from kombu_toc.model.topic import Declaration
@@ -79,7 +79,7 @@ def test_each_file_is_an_operation_or_a_fragment_of_one() -> None:
     limited = {name for name in names() if name not in files}
     assert {name.removesuffix("_limited") for name in limited} <= files - fragments
     assert set(names()) == (files - fragments) | limited
-    assert {*server.PRODUCERS, *server.CONSUMERS} <= set(names())
+    assert {*PRODUCERS, *CONSUMERS} <= set(names())
 
 
 def test_the_head_of_a_script_says_what_it_is_called_with() -> None:

@@ -282,10 +282,11 @@ def test_kombu_toc_imports_nothing_of_celery():
 def private_names_used(path):
     """What a module takes of kombu_toc beside its public names: those that import-linter cannot
     see, for it knows modules only."""
-    public = {"kombu_toc": set(kombu_toc.__all__)}
-    for module in ("kombu_toc.http", "kombu_toc.exporter", "kombu_toc.notify"):
-        # What needs an extra has public names of its own.
-        public[module] = set(importlib.import_module(module).__all__)
+    extras = {"http", "exporter", "notify"}  # what needs an extra has public names of its own
+    public = {"kombu_toc": set(kombu_toc.__all__) | extras}
+    for name in extras:
+        names = set(importlib.import_module(f"kombu_toc.{name}").__all__)
+        public[name] = public[f"kombu_toc.{name}"] = names
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.ImportFrom(module=str(module)) if module.partition(".")[0] == "kombu_toc":
@@ -293,9 +294,9 @@ def private_names_used(path):
                 yield from (f"{module}.{name}" for name in names - public.get(module, set()))
             case ast.Import():
                 yield from (one.name for one in node.names if one.name.startswith("kombu_toc."))
-            case ast.Attribute(value=ast.Name(id="kombu_toc"), attr=name):
-                if name not in public["kombu_toc"]:
-                    yield f"kombu_toc.{name}"
+            case ast.Attribute(value=ast.Name(id="kombu_toc" | "http" as module), attr=name):
+                if name not in public[module]:
+                    yield f"{module}.{name}"
 
 
 def test_celery_toc_uses_only_the_public_names_of_kombu_toc():
