@@ -7,7 +7,7 @@ import contextlib
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from ..support import nursery
 from ..support.databases import PostgreSQL
 from ..support.library import own_engine as engine
 from ..support.nodes import ROOT, Worker
-from ..support.workers import LOOPS, POOLS, Journal, wait_until
+from ..support.workers import LOOPS, POOLS, Journal, StartWorkers, wait_until
 
-StartWorkers = Callable[..., list[Worker]]
+#: What they share is started once, in one process of a run.
+pytestmark = pytest.mark.xdist_group("library_faults")
 
 __all__ = ("engine",)  # a fixture
 
