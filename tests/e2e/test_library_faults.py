@@ -4,6 +4,7 @@ tell of its password (X12, W8)."""
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 import time
@@ -159,7 +160,7 @@ def test_nothing_that_a_worker_tells_has_the_password(
         done = nursery.run(
             [sys.executable, "-m", "celery", "-A", "shop", *command],
             cwd=tmp_path,
-            env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": "/usr/bin"},
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
             capture_output=True,
             text=True,
             timeout=60,
