@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,14 +17,12 @@ from kombu_toc.http import new_token
 from kombu_toc.scripts.call import commands_of
 
 from ..support.http_server import HttpServer
-from ..support.nodes import ROOT, Worker, WorkerProcess
+from ..support.nodes import ROOT, WorkerProcess
 from ..support.page_visitor import Visitor
 from ..support.servers import Server
 from ..support.tasks import make_app
-from ..support.workers import Journal, wait_until
+from ..support.workers import Journal, StartWorkers, wait_until
 from .test_cli import answer
-
-StartWorkers = Callable[..., list[Worker]]
 
 #: The scripts that a role runs.
 PRODUCER = {"admit", "bind", "bindings", "broadcast", "cancel", "count", "counts", "declare"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,14 +16,11 @@ from celery_toc import aio
 
 from ..support.cluster import Cluster
 from ..support.loops import in_loop, watched
-from ..support.nodes import Worker
 from ..support.servers import Server
 from ..support.tasks import make_app
-from ..support.workers import Journal
+from ..support.workers import Journal, StartWorkers
 
 pytestmark = pytest.mark.versions
-
-StartWorkers = Callable[..., list[Worker]]
 
 
 class Site:
@@ -34,7 +31,7 @@ class Site:
         self.toc = kombu_toc.center_for(url)
 
 
-@pytest.fixture(params=["server", "cluster"])
+@pytest.fixture(params=["server", pytest.param("cluster", marks=pytest.mark.nightly)])
 def site(
     request: pytest.FixtureRequest,
     start_workers: StartWorkers,

@@ -11,10 +11,8 @@ from celery import Celery
 from ..support.nodes import Worker
 from ..support.servers import Server
 from ..support.tasks import make_app
-from ..support.workers import Journal
+from ..support.workers import Journal, StartWorkers
 from .test_cli import answer
-
-StartWorkers = Callable[..., list[Worker]]
 
 
 def by_prefix(server: Server, name: str) -> tuple[str, dict[str, Any]]:
@@ -26,7 +24,7 @@ def by_database(server: Server, name: str) -> tuple[str, dict[str, Any]]:
     return f"{server.toc_url.removesuffix('/0')}/{number}", {}
 
 
-@pytest.mark.parametrize("apart", [by_prefix, by_database])
+@pytest.mark.parametrize("apart", [by_prefix, pytest.param(by_database, marks=pytest.mark.nightly)])
 def test_two_apps_on_one_server_never_see_each_others_tasks_broadcasts_or_lists(
     apart: Callable[..., tuple[str, dict[str, Any]]],
     server: Server,

@@ -16,10 +16,8 @@ from celery import Celery
 from celery_toc import timeout_center
 
 from ..support import nursery
-from ..support.nodes import ROOT, Worker
-from ..support.workers import POOLS, Journal, wait_until
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.nodes import ROOT
+from ..support.workers import POOLS, Journal, StartWorkers, wait_until
 
 LINE = "The beat_schedule of this worker is not in force"
 
@@ -52,17 +50,6 @@ def test_a_worker_puts_what_is_in_beat_schedule_and_runs_it(
     assert found.owner == "beat:e2e"
 
 
-def test_without_the_setting_nothing_is_put(
-    start_workers: StartWorkers, app: Celery, journal: Journal
-) -> None:
-    often = {"task": "e2e.note", "schedule": 0.1, "args": ["beat"]}
-    start_workers(1, "-P", "solo", beat_schedule={"often": often})
-    app.tasks["e2e.note"].apply_async(("later",), countdown=1)
-    journal.wait_for("later", 1)
-    assert kept(app) == {}
-    assert journal.entries("beat") == []
-
-
 def test_in_a_rolling_deploy_old_workers_that_restart_put_nothing_back_and_remove_nothing(
     start_workers: StartWorkers, app: Celery, journal: Journal
 ) -> None:
@@ -73,6 +60,7 @@ def test_in_a_rolling_deploy_old_workers_that_restart_put_nothing_back_and_remov
     new = {"b": ["new"], "c": ["c"]}
     wait_until(lambda: kept(app) == new)
     for worker in old_workers:
+        worker.container.end()
         worker.container.restart()  # it forgets its log
     old_workers[0].container.kill("SIGKILL")
     [another] = start_workers(1, "-P", "solo", **old)
@@ -146,11 +134,15 @@ def test_a_celery_beat_that_runs_beside_is_warned_of_by_itself_and_by_workers(
     assert "This celery beat is not needed" in beat.logs()
 
 
-def test_a_beat_of_an_app_that_has_no_toc_beat_is_not_warned_of(
+def test_without_the_setting_nothing_is_put_and_a_beat_is_not_warned_of(
     start_workers: StartWorkers, start_beat: Callable[..., Beat], app: Celery, journal: Journal
 ) -> None:
-    [worker] = start_workers(1, "-P", "solo")
     often = {"often": {"task": "e2e.note", "schedule": 0.2, "args": ["beat"]}}
+    [worker] = start_workers(1, "-P", "solo", beat_schedule=often)
+    app.tasks["e2e.note"].apply_async(("later",), countdown=1)
+    journal.wait_for("later", 1)
+    assert kept(app) == {}
+    assert journal.entries("beat") == []
     beat = start_beat(beat_schedule=often)
     journal.wait_for("beat", 3)
     assert "celery beat" not in worker.logs()

@@ -29,12 +29,11 @@ from celery_toc.cli import toc as command
 from ..support import nursery
 from ..support.cases import each
 from ..support.inspection import put_call
-from ..support.nodes import ROOT, Worker
+from ..support.nodes import ROOT
 from ..support.servers import Server
 from ..support.tasks import make_app
-from ..support.workers import Journal, wait_until
+from ..support.workers import Journal, StartWorkers, wait_until
 
-StartWorkers = Callable[..., list[Worker]]
 Run = Callable[..., "Answer"]
 
 HOUR = 3600
@@ -667,7 +666,7 @@ def lines_of(app: Celery, monkeypatch: pytest.MonkeyPatch, *args: object) -> Ans
 def test_long_work_says_in_lines_how_far_it_has_come_where_there_is_no_terminal(
     app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many = 2_000
+    many = 1_100
 
     def put(delay: float = HOUR) -> None:
         toc.put_many("celery", [{"id": f"{n}", "body": b"{}", "delay": delay} for n in range(many)])
@@ -704,7 +703,7 @@ def test_long_work_says_in_lines_how_far_it_has_come_where_there_is_no_terminal(
 def test_long_work_draws_a_bar_on_a_terminal(
     app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, server: Server
 ) -> None:
-    toc.put_many("celery", [{"id": f"{n}", "body": b"{}", "delay": HOUR} for n in range(2_000)])
+    toc.put_many("celery", [{"id": f"{n}", "body": b"{}", "delay": HOUR} for n in range(1_100)])
     code, shown = in_a_terminal(
         "", "-b", server.toc_url, "toc", "cancel", "--queue", "celery", "--yes"
     )

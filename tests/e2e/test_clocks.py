@@ -26,6 +26,9 @@ from ..support.servers import Server, SteppedServer
 from ..support.tasks import make_app
 from ..support.workers import POOLS, Journal
 
+#: What they share is started once, in one process of a run.
+pytestmark = pytest.mark.xdist_group("clocks")
+
 MINUTES = 300.0
 
 #: Seconds a task may start late: few, beside the minutes of a clock. Never is it early.
@@ -98,8 +101,11 @@ def worker(
 
 on_skewed_workers = pytest.mark.parametrize(
     "worker",
-    [(pool, skew) for pool in ("prefork", "threads") for skew in (MINUTES, -MINUTES)],
-    ids=lambda param: f"{param[0]}-{'ahead' if param[1] > 0 else 'behind'}",
+    [
+        pytest.param((pool, skew), id=f"{pool}-{way}", marks=marks)
+        for pool, marks in (("prefork", ()), ("threads", pytest.mark.nightly))
+        for way, skew in (("ahead", MINUTES), ("behind", -MINUTES))
+    ],
     indirect=True,
 )
 on_a_right_worker = pytest.mark.parametrize(

@@ -27,9 +27,15 @@ from ..support.cluster import NODE_TIMEOUT, Cluster, Node
 from ..support.inspection import slot_keys
 from ..support.nodes import ROOT, Worker
 from ..support.tasks import make_app
-from ..support.workers import EVENT_LOOP, LOOPS, POOLS, Journal, stop_when_done, wait_until
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.workers import (
+    EVENT_LOOP,
+    LOOPS,
+    POOLS,
+    Journal,
+    StartWorkers,
+    stop_when_done,
+    wait_until,
+)
 
 #: How a producer goes on although its broker is away: for half a minute.
 PATIENTLY = {"max_retries": 300, "interval_start": 0, "interval_step": 0.05, "interval_max": 0.1}
@@ -191,6 +197,12 @@ def test_tasks_canvas_events_and_remote_control_work(
         journal.wait_for("priority-", 10)
         journal.wait_for("heard", 1)
 
+        if pool != "gevent":  # greenlets have a connection more
+            wait_until(lambda: blocked(cluster, "bzpopmin"), what="it does not wait at all")
+            for _ in range(20):  # one connection, whatever it consumes
+                assert blocked(cluster, "bzpopmin") <= 1
+                assert blocked(cluster, "xread") <= 1
+                time.sleep(0.1)  # it would not open another all at once
         name = worker.hostname()
         assert app.control.ping(timeout=3) == [{name: {"ok": "pong"}}]
         inspect = app.control.inspect(timeout=3)
@@ -219,18 +231,9 @@ def test_tasks_canvas_events_and_remote_control_work(
         app.close()
 
 
-def test_a_worker_blocks_on_one_connection_whatever_it_consumes(
-    start_cluster: Callable[..., Cluster], start_workers: StartWorkers
-) -> None:
-    cluster = start_cluster(primaries=4)
-    start_workers(1, *POOLS["threads"], "-Q", "celery,urgent,news,one-slot", broker=cluster.toc_url)
-    wait_until(lambda: blocked(cluster, "bzpopmin"), what="it does not wait at all")
-    for _ in range(20):
-        assert blocked(cluster, "bzpopmin") <= 1
-        assert blocked(cluster, "xread") <= 1
-        time.sleep(0.1)  # it would not open another all at once
-
-
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_guarantees.py::test_countdown_tasks_start_on_time_and_never_early"
+)
 @pytest.mark.alone
 def test_an_idle_worker_starts_what_comes_due_at_its_time(
     site: Callable[..., Site], journal: Journal
@@ -342,6 +345,10 @@ def test_nothing_is_lost_when_a_primary_dies_and_its_replica_is_promoted(
     wait_until(lambda: not held(), 20, "something is left")
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_cluster.py::"
+    "test_nothing_is_lost_when_a_primary_dies_and_its_replica_is_promoted"
+)
 @EACH_VICTIM
 def test_a_manual_failover_under_load_loses_nothing_and_runs_nothing_twice(
     site: Callable[..., Site], victim: str
@@ -405,7 +412,8 @@ def test_a_reshard_that_is_killed_between_two_nodes_loses_and_doubles_nothing(
 def test_while_a_node_without_replica_is_away_the_others_are_served_and_then_it_is_too(
     site: Callable[..., Site], pool: str, journal: Journal
 ) -> None:
-    """What is scheduled on the others starts about in time, what is on it when it is back."""
+    """What is scheduled on the others starts about in time and is listed by `inspect scheduled`,
+    what is on it when it is back."""
     site = site(pool, *DURABLE, "--cluster-require-full-coverage", "no")
     dead = _without_the_hub(site)
     note, topic = site.app.tasks["e2e.note"], site.toc.registry.topic("celery")
@@ -418,12 +426,27 @@ def test_while_a_node_without_replica_is_away_the_others_are_served_and_then_it_
         note.apply_async((name, due), countdown=due - time.time(), task_id=id_)
         here[stays] += 1
     assert min(here.values()) > 0
+    waits = set(map("waits-{}".format, range(20)))
+    for id_ in waits:
+        note.apply_async((id_,), countdown=3600, task_id=id_)
+    stay = {id_ for id_ in waits if site.cluster.node_of(topic.slot_for(id_).body) is not dead}
+    assert stay < waits
     time.sleep(0.5)  # the worker has claimed what is announced
     site.cluster.kill(dead)
     others = journal.wait_for("others-", here[True], timeout=15)
     assert max(entry["at"] - entry["due"] for entry in others) < 3
     assert journal.entries("its-") == []
     time.sleep(3)  # the worker goes on without it
+    replies: list[dict[str, Any]] = []
+
+    def answered() -> bool:
+        with suppress(OSError):  # the queue for the reply may lie on the node that is away
+            replies.extend((site.app.control.inspect(timeout=3).scheduled() or {}).values())
+        return bool(replies)
+
+    wait_until(answered, 60, site.logs)
+    assert {one["request"]["id"] for one in replies[0]} == stay
+    assert "the reply lacks" in site.logs() and f":{dead.port}" in site.logs()
     site.cluster.restart(dead)
     site.cluster.wait_ok()
     back = time.time()
@@ -548,7 +571,7 @@ def _pongs(connection: Connection, answers: Queue, seconds: float) -> list[Any]:
 
 
 @pytest.mark.parametrize("pool", LOOPS)
-@pytest.mark.parametrize("how", ["dead", "frozen"])
+@pytest.mark.parametrize("how", [pytest.param("dead", marks=pytest.mark.nightly), "frozen"])
 def test_an_answer_to_remote_control_that_cannot_be_sent_holds_no_worker(
     site: Callable[..., Site], pool: str, how: str, journal: Journal
 ) -> None:
@@ -584,34 +607,10 @@ def test_an_answer_to_remote_control_that_cannot_be_sent_holds_no_worker(
     site.assert_no_complaints()
 
 
-@pytest.mark.parametrize("pool", EVENT_LOOP)
-def test_while_a_node_is_away_inspect_scheduled_lists_what_waits_on_the_others(
-    site: Callable[..., Site], pool: str
-) -> None:
-    site = site(pool, *DURABLE, "--cluster-require-full-coverage", "no")
-    away, topic = _without_the_hub(site), site.toc.registry.topic("celery")
-    waits = set(map("waits-{}".format, range(20)))
-    for id_ in waits:
-        site.app.tasks["e2e.note"].apply_async((id_,), countdown=3600, task_id=id_)
-    here = {id_ for id_ in waits if site.cluster.node_of(topic.slot_for(id_).body) is not away}
-    assert here < waits
-    site.cluster.kill(away)
-    time.sleep(2 * NODE_TIMEOUT / 1000)  # the others know
-    replies: list[dict[str, Any]] = []
-
-    def answered() -> bool:
-        with suppress(
-            ConnectionError, OSError
-        ):  # the queue for the reply may lie on the node that is away
-            replies.extend((site.app.control.inspect(timeout=3).scheduled() or {}).values())
-        return bool(replies)
-
-    wait_until(answered, 60, site.logs)
-    assert {one["request"]["id"] for one in replies[0]} == here
-    assert "the reply lacks" in site.logs() and f":{away.port}" in site.logs()
-
-
-@pytest.mark.every_pool
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_cluster.py::"
+    "test_an_answer_to_remote_control_that_cannot_be_sent_holds_no_worker"
+)
 @pytest.mark.parametrize("pool", [pool for pool in LOOPS if pool != "prefork"])
 @pytest.mark.parametrize("seconds", [8, 13])
 def test_remote_control_comes_back_after_the_node_with_the_wake_index_was_frozen_and_demoted(

@@ -23,13 +23,9 @@ from kombu_toc.compat.registry import SWITCH, parts
 
 from ..support.inspection import slot_keys
 from ..support.nodes import ROOT, Worker
-from ..support.workers import Journal, stop_when_done, wait_until
+from ..support.workers import QUICK, Journal, StartWorkers, stop_when_done, wait_until
 
 pytestmark = pytest.mark.versions
-
-StartWorkers = Callable[..., list[Worker]]
-
-QUICK = ("--without-mingle", "--without-gossip", "--without-heartbeat")
 
 #: Whoever imports these knows their parts.
 assert all((compat, kombu_channel, redis_connections))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,7 @@ import kombu_toc
 from kombu_toc import DEAD, Found
 from kombu_toc.model import message as envelope
 
-from ..support.nodes import Worker
-from ..support.workers import POOLS, Journal, wait_until
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.workers import POOLS, Journal, StartWorkers, wait_until
 
 
 def dead(toc: kombu_toc.TimeoutCenter, id: str) -> Found:
@@ -124,21 +120,16 @@ def test_a_task_that_is_rejected_as_not_now_runs_again_until_the_limit_of_its_qu
     assert all(w > least for w, least in zip(waits, (0, 0.05, 0.1, 0.2), strict=True)), waits
 
 
-@pytest.mark.parametrize("how", ["its time limit", "a lost process"])
 def test_a_task_that_costs_its_process_its_life_spends_a_retry_each_time(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    how: str,
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
 ) -> None:
     """A6: Celery requeues it with the same call as a task that asks for that"""
     start_workers(1, "-c", "1", broker_transport_options={"toc_retries": 1})
-    seconds, limit = (30, 0.5) if how == "its time limit" else (-1, None)
-    sent = app.tasks["e2e.told_late"].apply_async(("killed", seconds), time_limit=limit)
-    assert dead(toc, sent.id).reason.startswith("no retries left")
-    told = [(run["redelivered"], run["count"]) for run in journal.entries("killed")]
-    assert told == [(False, None), (True, 1)]
+    for how, seconds, limit in (("time limit", 30, 0.5), ("lost process", -1, None)):
+        sent = app.tasks["e2e.told_late"].apply_async((how, seconds), time_limit=limit)
+        assert dead(toc, sent.id).reason.startswith("no retries left")
+        told = [(run["redelivered"], run["count"]) for run in journal.entries(how)]
+        assert told == [(False, None), (True, 1)], how
 
 
 def test_a_task_imported_by_a_pool_restart_says_why_it_died(

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from celery import Celery, chord
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
 import kombu_toc
 
-from ..support.nodes import Worker
-from ..support.workers import LOOPS, POOLS, Journal, wait_until
+from ..support.workers import LOOPS, POOLS, Journal, StartWorkers, wait_until
 from .test_cli import answer
 from .test_dead_letters import dead
 from .test_limits import marked
-
-StartWorkers = Callable[..., list[Worker]]
 
 ON = {"broker_transport_options": {"toc_dead_on_failure": True}}
 
@@ -86,11 +81,21 @@ def test_it_is_off_unless_the_app_or_the_task_asks_for_it(
     nothing_is_left(toc, 1)
 
 
-def test_a_time_limit_and_a_lost_process_are_failures(
+def test_a_time_limit_and_a_lost_process_are_failures_and_a_revoke_and_an_expiry_are_not(
     start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter, journal: Journal
 ) -> None:
     start_workers(1, "-P", "prefork", "-c", "2", **ON)
     tasks = app.tasks
+    running = [tasks[f"e2e.{name}"].delay("running", 60) for name in ("nap", "late_ack")]
+    journal.wait_for("running", 2)
+    tasks["e2e.nap"].apply_async(("never", 0), expires=0.01, countdown=0.5)
+    for sent in running:
+        sent.revoke(terminate=True, signal="SIGKILL")
+    wait_until(lambda: {sent.state for sent in running} == {"REVOKED"})
+    assert tasks["e2e.add"].delay(1, 2).get(timeout=10) == 3
+    nothing_is_left(toc, 0)
+    assert journal.entries("never") == []
+
     limits = {"args": ("long", 60), "time_limit": 1}
     slow = [tasks[f"e2e.{name}"].apply_async(**limits) for name in ("nap", "late_ack")]
     lost = [tasks[f"e2e.{name}"].delay() for name in ("end", "end_late")]
@@ -109,34 +114,12 @@ def test_a_time_limit_and_a_lost_process_are_failures(
             sent.get(timeout=10)
     nothing_is_left(toc, 4)
 
-
-def test_what_is_revoked_or_has_expired_has_not_failed(
-    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter, journal: Journal
-) -> None:
-    start_workers(1, "-P", "prefork", "-c", "2", **ON)
-    running = [app.tasks[f"e2e.{name}"].delay("running", 60) for name in ("nap", "late_ack")]
-    journal.wait_for("running", 2)
-    app.tasks["e2e.nap"].apply_async(("never", 0), expires=0.01, countdown=0.5)
-    for sent in running:
-        sent.revoke(terminate=True, signal="SIGKILL")
-    wait_until(lambda: {sent.state for sent in running} == {"REVOKED"})
-    assert app.tasks["e2e.add"].delay(1, 2).get(timeout=10) == 3
-    nothing_is_left(toc, 0)
-    assert journal.entries("never") == []
-
-
-def test_a_member_of_a_chord_dies_and_the_chord_fails_as_ever(
-    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter
-) -> None:
-    start_workers(1, "-P", "threads", "-c", "2", **ON)
-    tasks = app.tasks
-    body = chord([tasks["e2e.add"].s(1, 2), tasks["e2e.fail"].s("disk full")])(
-        tasks["e2e.total"].s()
-    )
+    # A member of a chord dies, and the chord fails as ever.
+    members = [tasks["e2e.add"].s(1, 2), tasks["e2e.fail"].s("disk full")]
     with pytest.raises(Exception, match="disk full"):
-        body.get(timeout=10)
-    wait_until(lambda: toc.counts("celery").dead == 1)
-    nothing_is_left(toc, 1)
+        chord(members)(tasks["e2e.total"].s()).get(timeout=10)
+    wait_until(lambda: toc.counts("celery").dead == 5)
+    nothing_is_left(toc, 5)
 
 
 @pytest.mark.parametrize("pool", LOOPS)

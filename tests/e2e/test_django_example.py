@@ -21,13 +21,11 @@ import sqlalchemy
 from kombu_toc import TimeoutCenter
 from kombu_toc.client.options import DatabaseURL
 
-from ..support.library import engine, new_url
+from ..support.library import on_engines
 from ..support.nodes import ROOT
 from ..support.ports import free_port
 from ..support.servers import Server
 from ..support.workers import wait_until
-
-__all__ = ("engine", "new_url")  # fixtures
 
 PROJECT = ROOT / "examples" / "django_orders"
 
@@ -150,6 +148,10 @@ def site(
         process.wait(10)
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_django_example.py::"
+    "test_an_order_expires_although_its_process_is_killed_between_commit_and_publish"
+)
 def test_its_own_tests_pass(manage: Manage) -> None:
     """They run a web server, a worker and an embedded broker."""
     assert "OK" in manage("test", "--noinput").splitlines()
@@ -159,6 +161,10 @@ def test_its_migrations_are_those_of_its_models(manage: Manage) -> None:
     manage("makemigrations", "--check", "--dry-run")
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_django_example.py::"
+    "test_an_order_expires_although_its_process_is_killed_between_commit_and_publish"
+)
 def test_an_order_waits_in_redis_until_it_is_paid(
     site: Callable[..., Site], server: Server, client: redis.Redis, center: TimeoutCenter
 ) -> None:
@@ -173,6 +179,10 @@ def test_an_order_waits_in_redis_until_it_is_paid(
     assert center.counts("celery").scheduled == 0
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_django_example.py::"
+    "test_an_order_expires_although_its_process_is_killed_between_commit_and_publish"
+)
 def test_orders_are_placed_and_paid_while_the_broker_is_away_and_expire_when_it_is_back(
     site: Callable[..., Site],
     environment: dict[str, str],
@@ -207,7 +217,7 @@ with transaction.atomic():
 """
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql"], indirect=True)
+@on_engines("sqlite", "postgresql")
 def test_an_order_expires_although_its_process_is_killed_between_commit_and_publish(
     set_up: Callable[..., None],
     manage: Manage,

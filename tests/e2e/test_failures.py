@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,11 +10,8 @@ from celery import Celery
 
 import kombu_toc
 
-from ..support.nodes import Worker
-from ..support.workers import POOLS, wait_until
+from ..support.workers import POOLS, StartWorkers, wait_until
 from .test_cli import answer
-
-StartWorkers = Callable[..., list[Worker]]
 
 
 def listed(toc: kombu_toc.TimeoutCenter, number: int) -> dict[str, kombu_toc.FailedTask]:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 from celery import Celery, group
 
-from ..support.nodes import Worker
-from ..support.workers import POOLS, Journal
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.workers import POOLS, Journal, StartWorkers
 
 PREFORK = POOLS["prefork"]
-ACKS = pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+ACKS = pytest.mark.parametrize(
+    "late",
+    [pytest.param(False, id="early"), pytest.param(True, id="late", marks=pytest.mark.nightly)],
+)
 PREFETCH = pytest.mark.parametrize(
     "prefetch",
     [pytest.param(1, marks=pytest.mark.nightly), 4, pytest.param(16, marks=pytest.mark.nightly)],

@@ -8,6 +8,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -20,7 +21,8 @@ from ..support.servers import Server
 from ..support.tasks import make_app
 from ..support.workers import POOLS, Journal, wait_until
 
-StartWorkers = Callable[..., list[Worker]]
+#: What they share is started once, in one process of a run.
+pytestmark = pytest.mark.xdist_group("faults")
 
 #: Seconds without a reply after which a connection is taken for broken, for the tests' sake.
 PATIENCE = 1.5
@@ -42,11 +44,6 @@ class Site:
         self.server.stop()
         time.sleep(0.5)  # the worker finds nobody there
         self.server.start()
-
-
-@pytest.fixture(scope="module", params=list(POOLS))
-def pool(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -184,15 +181,27 @@ def _refuses(client: redis.Redis, error: type[Exception], text: str = "") -> boo
     return False
 
 
-CONNECTION_FAULTS = [cuts, freeze_in_a_reply, freeze, stall, restart]
+def _when(pool: str, fault: Callable[[Site], None]) -> Any:
+    """By day: cuts in three pools, what is shorter than anybody waits in none."""
+    if fault is cuts and pool in ("solo", "gevent"):
+        return pytest.mark.every_pool
+    return pytest.mark.nightly if fault is stall else ()
+
+
+CONNECTION_FAULTS = [
+    pytest.param(pool, fault, marks=_when(pool, fault))
+    for pool in POOLS
+    for fault in (cuts, freeze_in_a_reply, freeze, stall, restart)
+]
 #: One pool with Kombu's event loop and one without: half a minute each. TOC_TEST_ALL=1 runs all.
 REFUSED_POOLS = list(POOLS) if os.environ.get("TOC_TEST_ALL") else ["prefork", "gevent"]
-REFUSALS = [loading, read_only, misconf, out_of_memory, too_few_replicas]
+REFUSALS = [
+    *(loading, read_only, out_of_memory),
+    *(pytest.param(fault, marks=pytest.mark.nightly) for fault in (misconf, too_few_replicas)),
+]
 
 
-@pytest.mark.parametrize(
-    "fault", [pytest.param(cuts, marks=pytest.mark.every_pool), *CONNECTION_FAULTS[1:]]
-)
+@pytest.mark.parametrize(("pool", "fault"), CONNECTION_FAULTS, indirect=["pool"], scope="module")
 def test_a_worker_goes_on_after(
     site: Site, journal: Journal, fault: Callable[[Site], None]
 ) -> None:

@@ -18,7 +18,7 @@ from ..support.tasks import make_app
 from ..support.workers import LOOPS, POOLS, Journal, wait_until
 
 #: How many tasks wait when the server is full, of the plain kind and of each other kind.
-PLAIN, OTHER = 200, 15
+PLAIN, OTHER = 100, 8
 
 
 class Full:

@@ -8,7 +8,6 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
 import psutil
@@ -20,12 +19,9 @@ import kombu_toc
 from kombu_toc.scripts.call import load
 
 from ..support.inspection import put_call, slot_keys
-from ..support.nodes import Worker
 from ..support.proxy import Proxy
 from ..support.servers import Server
-from ..support.workers import Journal, stop_when_done, wait_until
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.workers import Journal, StartWorkers, stop_when_done, wait_until
 
 
 def at(seconds: float) -> datetime:
@@ -33,18 +29,28 @@ def at(seconds: float) -> datetime:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.nightly), 4])
 def test_countdown_tasks_start_on_time_and_never_early(
-    start_workers: StartWorkers, app: Celery, journal: Journal, number: int
+    start_workers: StartWorkers, app: Celery, journal: Journal
 ) -> None:
-    """A3, X2. The bound is loose; benchmarks show how late they are."""
-    start_workers(number, "-c", "1")
+    """A3, X2. The bound is loose; benchmarks show how late they are. And W7, X1: four tasks that
+    are due at once start at once on four idle one-process workers, again and again."""
+    start_workers(4, "-c", "1")
     for i in range(100):
         due = at(1 + i * 0.03)
         app.tasks["e2e.note"].apply_async((f"sparse-{i}", due.timestamp()), eta=due)
     lateness = [e["at"] - e["due"] for e in journal.wait_for("sparse-", 100)]
     assert min(lateness) >= 0
     assert statistics.median(lateness) < 0.1
+    rounds, nap = 3, 0.7
+    first = at(2)
+    for i in range(rounds):
+        due = first + timedelta(seconds=i * 1.0)
+        for j in range(4):
+            app.tasks["e2e.nap"].apply_async((f"burst-{i}-{j}", nap, due.timestamp()), eta=due)
+    entries = journal.wait_for("burst-", rounds * 4)
+    assert min(e["at"] - e["due"] for e in entries) >= 0
+    # What waits for another is late by a nap; benchmarks and other tests bound what is less.
+    assert max(e["at"] - e["due"] for e in entries) < nap
 
 
 def test_tasks_far_beyond_the_visibility_timeout_run_exactly_once(
@@ -65,7 +71,7 @@ def test_tasks_far_beyond_the_visibility_timeout_run_exactly_once(
 def test_scheduled_tasks_cost_a_worker_no_memory(
     start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter
 ) -> None:
-    """X3: 50,000 tasks an hour ahead."""
+    """X3: 20,000 tasks an hour ahead."""
     [worker] = start_workers(1, "-c", "1")
     app.tasks["e2e.add"].delay(1, 1).get(timeout=10)
     main = psutil.Process(worker.container.pid)
@@ -73,30 +79,30 @@ def test_scheduled_tasks_cost_a_worker_no_memory(
     sent = app.tasks["e2e.note"].apply_async(("later",), countdown=3600)
     [one] = toc.get(sent.id, topic="celery")
     topic = toc.registry.topic("celery")
-    for start in range(1, 50_000, 1000):
+    for start in range(1, 20_000, 1000):
         # The same message under other ids: what apply_async would send, sent faster.
-        ids = [f"copy-{i}" for i in range(start, min(start + 1000, 50_000))]
+        ids = [f"copy-{i}" for i in range(start, min(start + 1000, 20_000))]
         toc.runner.run_all([put_call(toc, topic, id, one.body, at_us=one.time_us) for id in ids])
     app.tasks["e2e.add"].delay(1, 1).get(timeout=10)
     time.sleep(1.5)  # the worker has looked into all slots at least once
     assert main.memory_info().rss - before < 2 * 1024 * 1024
-    assert toc.counts("celery").scheduled == 50_000
-    assert toc.queues.purge("celery") == 50_000
+    assert toc.counts("celery").scheduled == 20_000
+    assert toc.queues.purge("celery") == 20_000
 
 
 def test_one_producers_tasks_start_in_the_order_in_which_they_were_sent(
     start_workers: StartWorkers, app: Celery, journal: Journal
 ) -> None:
-    """K5: 1,000 tasks through one slot to a worker of one process."""
+    """K5: 400 tasks through one slot to a worker of one process."""
     start_workers(1, "-c", "1", "-Q", "one-slot")
-    for i in range(1000):
+    for i in range(400):
         app.tasks["e2e.note"].apply_async((f"order-{i:04}",), queue="one-slot")
-    names = [entry["name"] for entry in journal.wait_for("order-", 1000, timeout=60)]
+    names = [entry["name"] for entry in journal.wait_for("order-", 400, timeout=60)]
     assert names == sorted(names)
 
 
 @pytest.mark.one_server("one process is the server")
-@pytest.mark.parametrize("who", ["worker", "server"])
+@pytest.mark.parametrize("who", ["worker", pytest.param("server", marks=pytest.mark.nightly)])
 def test_tasks_start_in_order_although_somebody_stands_still_now_and_then(
     start_workers: StartWorkers, app: Celery, journal: Journal, single_server: Server, who: str
 ) -> None:
@@ -142,9 +148,9 @@ def test_a_drained_topic_leaves_no_slot_keys(
 def test_remote_control_and_workers_that_come_and_go_leave_nothing(
     start_workers: StartWorkers, app: Celery, client: redis.Redis
 ) -> None:
-    """K6: 1,000 pings, and two workers that end."""
+    """K6: 200 pings, and two workers that end."""
     workers = start_workers(2, "-P", "solo", "-E", mingle=True)
-    for _ in range(1000):
+    for _ in range(200):
         assert len(app.control.ping(timeout=2, limit=2)) == 2
     for worker in workers:
         worker.teardown()
@@ -159,48 +165,33 @@ def test_remote_control_and_workers_that_come_and_go_leave_nothing(
 
 
 @pytest.mark.alone
-def test_a_burst_spreads_over_idle_workers(
-    start_workers: StartWorkers, app: Celery, journal: Journal
-) -> None:
-    """X1: four tasks due at once on four idle one-process workers, again and again."""
-    start_workers(4, "-c", "1")
-    rounds, nap = 5, 0.7
-    first = at(2)
-    for i in range(rounds):
-        due = first + timedelta(seconds=i * 1.0)
-        for j in range(4):
-            app.tasks["e2e.nap"].apply_async((f"burst-{i}-{j}", nap, due.timestamp()), eta=due)
-    entries = journal.wait_for("burst-", rounds * 4)
-    assert min(e["at"] - e["due"] for e in entries) >= 0
-    # What waits for another is late by a nap; benchmarks and other tests bound what is less.
-    assert max(e["at"] - e["due"] for e in entries) < nap
-
-
-@pytest.mark.alone
 def test_no_short_task_waits_behind_a_long_one_while_a_worker_idles(
     start_workers: StartWorkers, app: Celery, journal: Journal
 ) -> None:
-    """X1: two one-process workers, default prefetch, one of them busy for 6 seconds."""
+    """X1: two one-process workers, default prefetch, one of them busy for 4 seconds."""
     start_workers(2, "-c", "1")
-    app.tasks["e2e.nap"].delay("long", 6)
+    app.tasks["e2e.nap"].delay("long", 4)
     journal.wait_for("long", 1)
-    for i in range(60):
+    for i in range(50):
         app.tasks["e2e.nap"].apply_async((f"short-{i}", 0.01, time.time()))
         time.sleep(0.05)  # a stream of tasks, not a backlog
-    waits = [e["at"] - e["due"] for e in journal.wait_for("short-", 60)]
+    waits = [e["at"] - e["due"] for e in journal.wait_for("short-", 50)]
     assert max(waits) < 0.5
 
 
 def test_an_idle_worker_is_quiet(start_workers: StartWorkers, client: redis.Redis) -> None:
-    """Y5: a handful of commands a second, and next to no CPU."""
+    """Y5: a handful of commands a second, and next to no CPU; it has nothing to count but empty
+    pops, which are told once a minute."""
     [worker] = start_workers(1, "-c", "1", "--without-heartbeat", "--without-gossip")
-    time.sleep(2)  # its start is over
+    time.sleep(6)  # its start is over, and what it has counted then is told
     main = psutil.Process(worker.container.pid)
+    client.config_resetstat()
     cpu, commands, began = _cpu(main), _received(client), time.monotonic()
     time.sleep(6)  # idleness takes time to measure
     seconds = time.monotonic() - began
     assert (_cpu(main) - cpu) / seconds < 0.03
     assert (_received(client) - commands) / seconds < 5
+    assert "cmdstat_hincrby" not in client.info("commandstats")
 
 
 def _cpu(process: psutil.Process) -> float:

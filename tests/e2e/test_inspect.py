@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -26,14 +26,9 @@ from kombu.utils.uuid import uuid
 import kombu_toc
 from celery_toc.worker import remote_control as remote
 
-from ..support.nodes import ROOT, Worker
+from ..support.nodes import ROOT
 from ..support.servers import Server
-from ..support.workers import POOLS, Journal, wait_until
-
-StartWorkers = Callable[..., list[Worker]]
-
-#: Workers that need not wait for each other start a second sooner.
-ALONE = ("--without-mingle", "--without-gossip")
+from ..support.workers import ALONE, POOLS, Journal, StartWorkers, wait_until
 
 HOUR = 3600
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,22 +13,14 @@ from celery import Celery
 import celery_toc
 import kombu_toc
 
-from ..support.library import engine, library_url, new_url, on_engines
-from ..support.nodes import ROOT, Worker
-from ..support.workers import POOLS, Journal, wait_until
-
-__all__ = ("engine", "library_url", "new_url")  # fixtures
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.library import on_engines, statuses
+from ..support.nodes import ROOT
+from ..support.workers import POOLS, Journal, StartWorkers, wait_until
 
 
 @pytest.fixture
 def options(library_url: str) -> dict[str, Any]:
     return {"broker_transport_options": {"toc_library": library_url}}
-
-
-def statuses(library: Any, id: str) -> list[str]:
-    return [record.status for record in library.history(id)]
 
 
 @on_engines("sqlite")
@@ -93,6 +84,10 @@ def test_what_waits_when_redis_is_lost_runs_on_time_and_once(
     wait_until(lambda: library.counts() == {"succeeded": 100, "not put": 0}, what=library.counts)
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/chaos/test_chaos.py::"
+    "test_whoever_dies_between_two_steps_of_the_library_no_message_is_lost"
+)
 @on_engines("sqlite", "postgresql")
 def test_a_task_that_is_lost_in_redis_alone_starts_within_two_periods(
     start_workers: StartWorkers,
@@ -115,6 +110,9 @@ def test_a_task_that_is_lost_in_redis_alone_starts_within_two_periods(
     assert len(journal.entries("lost")) == 1
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_library.py::test_what_waits_when_redis_is_lost_runs_on_time_and_once"
+)
 def test_the_example_loses_redis_and_no_task() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "library" / "lose_redis.py")],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,13 +10,8 @@ from celery import Celery
 import celery_toc
 import kombu_toc
 
-from ..support.library import engine, library_url, new_url, on_engines
-from ..support.nodes import Worker
-from ..support.workers import wait_until
-
-__all__ = ("engine", "library_url", "new_url")  # fixtures
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.library import on_engines
+from ..support.workers import StartWorkers, wait_until
 
 
 @pytest.fixture
@@ -30,6 +24,10 @@ def options(library_url: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/engines/test_library_behind.py::"
+    "test_a_recorder_that_is_killed_again_and_again_loses_nothing"
+)
 @on_engines("sqlite", "postgresql")
 def test_recorders_that_are_killed_leave_what_they_have_not_written_to_others(
     start_workers: StartWorkers,

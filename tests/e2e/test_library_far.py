@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +16,9 @@ from kombu_toc.library.records import now_us
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
-from ..support.library import engine, library_url, new_url, on_engines
+from ..support.library import on_engines
 from ..support.nodes import Worker
-from ..support.workers import Journal, wait_until
-
-__all__ = ("engine", "library_url", "new_url")  # fixtures
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.workers import Journal, StartWorkers, wait_until
 
 
 @pytest.fixture
@@ -83,7 +79,7 @@ def test_a_far_task_is_found_moved_and_revoked_and_runs_on_time(
     wait_until(lambda: center.library.history(revoked)[0].status == "revoked")
     journal.wait_for("far-1", 1)
     # It is in Redis well before its time, and has that time there: so it is as punctual as others.
-    due_us = bring_near(far, [soon], 120)
+    due_us = bring_near(far, [soon], 60)
     wait_until(lambda: toc.get(soon), 100)
     [found] = toc.get(soon)
     assert 0 <= found.time_us - due_us <= 3
@@ -93,6 +89,10 @@ def test_a_far_task_is_found_moved_and_revoked_and_runs_on_time(
     assert not journal.entries("far-2")
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/engines/test_library_far.py::"
+    "test_a_loader_that_dies_has_put_nothing_twice_and_forgotten_nothing"
+)
 @on_engines("sqlite", "postgresql")
 def test_a_killed_loader_is_followed_by_another_and_nothing_is_late_or_run_twice(
     start_workers: StartWorkers,

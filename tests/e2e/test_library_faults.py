@@ -4,10 +4,11 @@ tell of its password (X12, W8)."""
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from ..support import nursery
 from ..support.databases import PostgreSQL
 from ..support.library import own_engine as engine
 from ..support.nodes import ROOT, Worker
-from ..support.workers import LOOPS, POOLS, Journal, wait_until
+from ..support.workers import LOOPS, POOLS, Journal, StartWorkers, wait_until
 
-StartWorkers = Callable[..., list[Worker]]
+#: What they share is started once, in one process of a run.
+pytestmark = pytest.mark.xdist_group("library_faults")
 
 __all__ = ("engine",)  # a fixture
 
@@ -158,7 +160,7 @@ def test_nothing_that_a_worker_tells_has_the_password(
         done = nursery.run(
             [sys.executable, "-m", "celery", "-A", "shop", *command],
             cwd=tmp_path,
-            env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": "/usr/bin"},
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
             capture_output=True,
             text=True,
             timeout=60,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,13 +11,8 @@ from celery import Celery
 
 import celery_toc
 
-from ..support.library import engine, library_url, new_url, on_engines
-from ..support.nodes import Worker
-from ..support.workers import LOOPS, POOLS, Journal, wait_until
-
-__all__ = ("engine", "library_url", "new_url")  # fixtures
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.library import on_engines
+from ..support.workers import LOOPS, POOLS, Journal, StartWorkers, wait_until
 
 
 @pytest.fixture
@@ -43,12 +37,8 @@ def bring_back(client: redis.Redis, copy: dict[bytes, bytes]) -> None:
         client.restore(key, 0, value)
 
 
-@pytest.mark.parametrize(
-    ("engine", "pool"),
-    [*(("sqlite", pool) for pool in LOOPS), ("postgresql", LOOPS[0])],
-    indirect=["engine"],
-    scope="session",
-)
+@on_engines("sqlite", "postgresql")
+@pytest.mark.parametrize("pool", LOOPS)
 def test_what_had_ended_does_not_run_again_when_an_older_copy_of_redis_comes_back(
     start_workers: StartWorkers,
     app: Celery,

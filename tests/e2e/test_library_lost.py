@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,12 +13,10 @@ import celery_toc
 import kombu_toc
 from kombu_toc.library.schema import SCHEDULES
 
-from ..support.nodes import Worker
-from ..support.workers import LOOPS, POOLS, Journal, wait_until
+from ..support.library import statuses
+from ..support.workers import LOOPS, POOLS, Journal, StartWorkers, wait_until
 from .test_dead_letters import dead
 from .test_limits import marked
-
-StartWorkers = Callable[..., list[Worker]]
 
 
 @pytest.fixture
@@ -32,10 +29,6 @@ def options(tmp_path) -> dict[str, Any]:
             "visibility_timeout": 2,
         }
     }
-
-
-def statuses(library: Any, id: str) -> list[str]:
-    return [record.status for record in library.history(id)]
 
 
 @pytest.mark.parametrize("pool", LOOPS)

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,23 +15,14 @@ from celery import Celery
 
 import celery_toc
 
-from ..support.library import engine, library_url, new_url, on_engines
-from ..support.nodes import Worker
-from ..support.workers import POOLS, Journal, wait_until
+from ..support.library import on_engines, statuses
+from ..support.workers import POOLS, Journal, StartWorkers, wait_until
 from .test_cli import CELERY, answer
-
-__all__ = ("engine", "library_url", "new_url")  # fixtures
-
-StartWorkers = Callable[..., list[Worker]]
 
 
 @pytest.fixture
 def options(library_url: str) -> dict[str, Any]:
     return {"broker_transport_options": {"toc_library": library_url}}
-
-
-def ends(library: Any, id: str) -> list[str]:
-    return [record.status for record in library.history(id)]
 
 
 @on_engines("sqlite", "postgresql", "mariadb")
@@ -63,8 +53,8 @@ def test_each_outcome_has_a_name_of_its_own(
     expected["revoked"][0].revoke()
     celery_toc.timeout_center(app).cancel(expected["cancelled"][0].id)
     wait_until(
-        lambda: all(ends(library, one.id) == wanted for one, wanted in expected.values()),
-        what=lambda: {name: ends(library, one.id) for name, (one, _) in expected.items()},
+        lambda: all(statuses(library, one.id) == wanted for one, wanted in expected.values()),
+        what=lambda: {name: statuses(library, one.id) for name, (one, _) in expected.items()},
         seconds=30,
     )
     for name in ("failed", "failed, late", "dead"):
@@ -74,7 +64,7 @@ def test_each_outcome_has_a_name_of_its_own(
 
 
 @on_engines("sqlite", "postgresql", "mariadb")
-@pytest.mark.parametrize("mode", ["through", "behind"])
+@pytest.mark.parametrize("mode", ["through", pytest.param("behind", marks=pytest.mark.nightly)])
 def test_what_has_failed_is_found_shown_and_sent_again_each_once(
     start_workers: StartWorkers,
     app: Celery,
@@ -135,8 +125,8 @@ def test_what_has_failed_is_found_shown_and_sent_again_each_once(
     journal.wait_for("flaky", 15)
     ended = {name: (["retried", "succeeded"], ["succeeded"])["kept" in name] for name in sent}
     wait_until(
-        lambda: {name: ends(library, one.id) for name, one in sent.items()} == ended,
-        what=lambda: {name: ends(library, one.id) for name, one in sent.items()},
+        lambda: {name: statuses(library, one.id) for name, one in sent.items()} == ended,
+        what=lambda: {name: statuses(library, one.id) for name, one in sent.items()},
     )
     again = answer(app, "find", "--failed", "--retry", "--yes", "--json")
     assert again.json == {"retried": 0, "not_kept": 0}

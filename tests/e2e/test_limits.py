@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,10 +15,7 @@ import kombu_toc
 from kombu_toc.model.delivery import trait
 
 from ..support.inspection import now_us
-from ..support.nodes import Worker
-from ..support.workers import LOOPS, POOLS, Journal, wait_until
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.workers import EACH_POOL, LOOPS, POOLS, Journal, StartWorkers, wait_until
 
 
 def taken(toc: kombu_toc.TimeoutCenter, queue: str = "celery") -> int:
@@ -50,8 +46,7 @@ def marked(toc: kombu_toc.TimeoutCenter) -> list[str]:
     return [token for token in tokens if trait(token, "a")]
 
 
-@pytest.mark.every_pool
-@pytest.mark.parametrize("pool", list(POOLS))
+@pytest.mark.parametrize("pool", EACH_POOL)
 def test_a_place_is_held_until_the_task_has_ended_however(
     start_workers: StartWorkers,
     app: Celery,
@@ -89,35 +84,29 @@ def test_a_place_is_held_until_the_task_has_ended_however(
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    "how",
-    [
-        *("hard", "killed"),
-        *(pytest.param(how, marks=pytest.mark.nightly) for how in ("soft", "terminated")),
-    ],
-)
 def test_a_place_is_free_when_its_process_is_ended(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    how: str,
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
 ) -> None:
-    limit = {"soft": {"soft_time_limit": 1}, "hard": {"time_limit": 1}}.get(how, {})
+    """By a time limit, by who revokes the task, or by anybody else."""
     toc.queues.declare("celery", concurrency=10)
     [worker] = start_workers(1, *POOLS["prefork"])
-    sent = [
-        app.tasks[f"e2e.{name}"].apply_async((name, 60), **limit) for name in ("nap", "late_ack")
-    ]
-    pids = [journal.wait_for(name, 1)[0]["pid"] for name in ("nap", "late_ack")]
-    assert taken(toc) == 2
-    for one, pid in zip(sent, pids, strict=True):
-        if how == "killed":
-            os.kill(pid, signal.SIGKILL)
-        elif how == "terminated":
-            one.revoke(terminate=True)
-    wait_until(lambda: taken(toc) == 0, what=worker.logs)
-    assert marked(toc) == []
+    limits = {"soft": {"soft_time_limit": 1}, "hard": {"time_limit": 1}}
+    for how in ("soft", "hard", "terminated", "killed"):
+        sent = {
+            f"{name}-{how}": app.tasks[f"e2e.{name}"].apply_async(
+                (f"{name}-{how}", 60), **limits.get(how, {})
+            )
+            for name in ("nap", "late_ack")
+        }
+        pids = [journal.wait_for(name, 1)[0]["pid"] for name in sent]
+        assert how in limits or taken(toc) == 2
+        for one, pid in zip(sent.values(), pids, strict=True):
+            if how == "killed":
+                os.kill(pid, signal.SIGKILL)
+            elif how == "terminated":
+                one.revoke(terminate=True)
+        wait_until(lambda: taken(toc) == 0, what=worker.logs)
+        assert marked(toc) == []
 
 
 @pytest.mark.parametrize(
@@ -166,27 +155,8 @@ def test_while_a_worker_waits_for_its_tasks_to_end_each_leaves_its_place(
     assert taken(toc) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGTERM], ids=["cold", "warm"])
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_a_worker_that_ends_leaves_no_place_behind(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    pool: str,
-    number: int,
-) -> None:
-    toc.queues.declare("celery", concurrency=10)
-    [worker] = start_workers(1, *POOLS[pool])
-    app.tasks["e2e.nap"].apply_async(("short", 2))
-    journal.wait_for("short", 1)
-    wait_until(lambda: len(marked(toc)) == 1, 1)
-    worker.container.kill(number)
-    assert (taken(toc), marked(toc)) == (0, []), worker.logs()
-
-
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_places_are_freed_although_the_connection_was_cut_meanwhile(
+def test_places_are_freed_although_the_connection_was_cut_or_the_worker_ends_at_once(
     start_workers: StartWorkers,
     app: Celery,
     journal: Journal,
@@ -196,11 +166,16 @@ def test_places_are_freed_although_the_connection_was_cut_meanwhile(
 ) -> None:
     toc.queues.declare("celery", concurrency=10)
     [worker] = start_workers(1, *POOLS[pool])
-    app.tasks["e2e.nap"].apply_async(("short", 2))
-    journal.wait_for("short", 1)
+    app.tasks["e2e.nap"].apply_async(("cut", 2))
+    journal.wait_for("cut", 1)
     client.client_kill_filter(_type="normal", skipme=True)
     wait_until(lambda: taken(toc) == 0, 5, what=worker.logs)
     assert marked(toc) == []
+    app.tasks["e2e.nap"].apply_async(("ended", 3))
+    journal.wait_for("ended", 1)
+    wait_until(lambda: len(marked(toc)) == 1, 2, what=worker.logs)
+    worker.container.kill(signal.SIGQUIT)
+    assert (taken(toc), marked(toc)) == (0, []), worker.logs()
 
 
 @pytest.mark.cluster

@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -24,13 +24,11 @@ from ..support.inspection import slot_keys
 from ..support.nodes import Worker
 from ..support.servers import Server
 from ..support.tasks import make_app
-from ..support.workers import Journal, stop_when_done, wait_until
+from ..support.workers import Journal, StartWorkers, stop_when_done, wait_until
 from .test_cli import Run, answer, celery
 
 # The fixture comes along with the commands' own tests.
 from .test_cli import run as run
-
-StartWorkers = Callable[..., list[Worker]]
 
 HOUR = 3600
 
@@ -71,6 +69,10 @@ class Traffic:
             thread.join(30)
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/contract/test_reshard.py::"
+    "test_killed_at_any_step_it_leaves_everything_right_and_goes_on"
+)
 def test_a_topic_is_resharded_up_and_down_while_it_is_in_use(
     start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
 ) -> None:
@@ -181,6 +183,10 @@ def run_until_it_holds(old: Celery, client: redis.Redis, worker: Worker, number:
     worker.container.end()
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/contract/test_migrate.py::"
+    "test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice"
+)
 def test_the_tasks_of_a_killed_worker_run_at_their_time(
     start_workers: StartWorkers,
     app: Celery,
@@ -299,6 +305,10 @@ def test_the_way_back_names_the_schedules_and_what_replaces_them(
     assert beat_schedule["dusk"]["options"]["priority"] == 3
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/contract/test_rollback.py::"
+    "test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice"
+)
 def test_the_way_back_tasks_run_at_their_time_by_kombus_own_transport(
     start_workers: StartWorkers,
     app: Celery,

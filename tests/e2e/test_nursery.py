@@ -134,7 +134,6 @@ def same(facts: dict[str, Any], folder: Path) -> Any:
     return json.loads(re.sub("0x[0-9a-f]+", "", shown.replace(str(folder), "FOLDER")))
 
 
-@pytest.mark.every_pool
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_a_forked_worker_is_as_one_that_was_executed(
     single_server: Server, client: Any, tmp_path: Path, pool: str
@@ -163,18 +162,16 @@ def celery(start: Any, *words: str, program: tuple[object, ...] = AS_A_MODULE, *
     return start([*program, *words], **{**piped, **how})
 
 
-@pytest.mark.parametrize("program", [AS_A_MODULE, (nursery.CELERY,)], ids=["module", "script"])
 @pytest.mark.parametrize(
-    "words",
+    ("program", "words"),
     [
-        ["toc", "--help"],
-        ["no-such-command"],
-        ["-A", "no_such_module", "toc", "status"],
+        pytest.param((nursery.CELERY,), ["toc", "--help"], id="script"),
+        pytest.param(AS_A_MODULE, ["no-such-command"], id="module"),
+        pytest.param(AS_A_MODULE, ["-A", "no_such_module", "toc", "status"], id="app"),
     ],
-    ids=lambda words: words[-1].strip("-"),
 )
 def test_a_forked_command_says_and_returns_what_an_executed_one_does(
-    words: list[str], program: tuple[object, ...]
+    program: tuple[object, ...], words: list[str]
 ) -> None:
     executed, forked = (
         celery(run, *words, program=program, stdin=subprocess.DEVNULL)
@@ -258,10 +255,16 @@ print("celery" in [kind for _, kind in nursery._nurseries], process.communicate(
     "inherited",
     [
         # What makers of container images set, for a proxy that has a certificate of its own.
-        dict.fromkeys(CERTIFICATES, "/etc/ssl/certs/ca-certificates.crt"),
-        {"PYTHONHASHSEED": "7", "LANG": "C.UTF-8", "TZ": "UTC", "REMAP_SIGTERM": "SIGQUIT"},
+        pytest.param(
+            dict.fromkeys(CERTIFICATES, "/etc/ssl/certs/ca-certificates.crt"),
+            id="certificates",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            {"PYTHONHASHSEED": "7", "LANG": "C.UTF-8", "TZ": "UTC", "REMAP_SIGTERM": "SIGQUIT"},
+            id="interpreter",
+        ),
     ],
-    ids=["certificates", "interpreter"],
 )
 def test_what_the_environment_of_a_run_says_does_not_have_its_programs_executed(
     inherited: dict[str, str],

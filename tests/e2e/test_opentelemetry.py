@@ -145,6 +145,14 @@ class Shop:
 
 MakeShop = Callable[..., Shop]
 
+INSTRUMENTED = pytest.mark.parametrize(
+    "instrumented",
+    [
+        pytest.param(False, id="alone", marks=pytest.mark.nightly),
+        pytest.param(True, id="instrumented"),
+    ],
+)
+
 
 @pytest.fixture
 def make_shop(server: Server | Cluster, client: redis.Redis, tmp_path: Path) -> Iterator[MakeShop]:
@@ -185,7 +193,10 @@ with tracer.start_as_current_span("request"):
 """
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize(
+    "late",
+    [pytest.param(False, id="early", marks=pytest.mark.nightly), pytest.param(True, id="late")],
+)
 @pytest.mark.parametrize("pool", LOOPS)
 def test_a_task_has_two_traces_and_a_link(make_shop: MakeShop, pool: str, late: bool) -> None:
     """Also one that is handed to the pool a few milliseconds ahead of its time."""
@@ -232,6 +243,10 @@ def test_beside_celerys_instrumentation_a_task_goes_on_in_the_trace_that_receive
     assert trace_of(run) != trace_of(apply)
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_opentelemetry.py::"
+    "test_beside_celerys_instrumentation_a_task_goes_on_in_the_trace_that_received_it"
+)
 def test_with_parents_a_task_that_is_due_at_once_stays_in_its_request(
     make_shop: MakeShop,
 ) -> None:
@@ -244,7 +259,7 @@ def test_with_parents_a_task_that_is_due_at_once_stays_in_its_request(
     assert spans["run/shop.remind"]["parent_id"] == id_of(spans["receive celery"])
 
 
-@pytest.mark.parametrize("instrumented", [False, True], ids=["alone", "instrumented"])
+@INSTRUMENTED
 def test_a_retry_links_to_the_try_before(make_shop: MakeShop, instrumented: bool) -> None:
     shop = make_shop(instrumented=instrumented)
     shop.start("prefork")
@@ -261,7 +276,7 @@ def test_a_retry_links_to_the_try_before(make_shop: MakeShop, instrumented: bool
     assert trace_of(by_id[sender]) == trace_of(first)
 
 
-@pytest.mark.parametrize("instrumented", [False, True], ids=["alone", "instrumented"])
+@INSTRUMENTED
 def test_a_task_that_is_sent_over_http_is_sent_in_the_trace_of_its_request(
     make_shop: MakeShop, center: TimeoutCenter, instrumented: bool
 ) -> None:

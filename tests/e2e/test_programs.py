@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -15,11 +14,9 @@ from celery import Celery
 from kombu_toc import EmbeddedServer, TimeoutCenter
 
 from ..support import nursery
-from ..support.nodes import ROOT, Worker
+from ..support.nodes import ROOT
 from ..support.servers import Server
-from ..support.workers import Journal, wait_until
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.workers import Journal, StartWorkers, wait_until
 
 
 def test_celery_events_dump_shows_tasks_with_their_eta(
@@ -76,16 +73,6 @@ def test_the_pool_grows_and_shrinks(
     [answer] = app.control.pool_shrink(1, destination=[name], reply=True, timeout=5)
     assert "ok" in answer[name]
     assert app.tasks["e2e.add"].delay(1, 1).get(timeout=10) == 2
-
-
-def test_an_autoscaled_pool_takes_what_it_can_start(
-    start_workers: StartWorkers, app: Celery, journal: Journal
-) -> None:
-    start_workers(1, "--autoscale", "3,1")
-    for i in range(3):
-        app.tasks["e2e.nap"].delay(f"scaled-{i}", 1.5)
-    times = [entry["at"] for entry in journal.wait_for("scaled-", 3)]
-    assert max(times) - min(times) < 1.4
 
 
 def test_disabled_prefetch_takes_only_what_can_start(

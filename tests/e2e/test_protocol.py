@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from celery import Celery
 
 from kombu_toc import TimeoutCenter
 
 from ..contract.test_protocol import Node, address, node, protocol
-from ..support.nodes import Worker
-from ..support.workers import Journal
+from ..support.workers import Journal, StartWorkers
 
 __all__ = ("address", "node", "protocol")
-
-StartWorkers = Callable[..., list[Worker]]
 
 
 def test_a_worker_executes_what_node_sends_at_its_time(

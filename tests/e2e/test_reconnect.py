@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,10 @@ import redis
 from celery import Celery
 
 from ..support.inspection import slot_keys
-from ..support.nodes import Worker
 from ..support.proxy import Proxy
 from ..support.servers import Server
 from ..support.tasks import make_app
-from ..support.workers import Journal, wait_until
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.workers import Journal, StartWorkers, wait_until
 
 
 def test_a_task_runs_once_although_the_server_was_away_for_longer_than_its_lease(
@@ -88,9 +84,10 @@ def test_an_only_process_goes_on_after_the_connection_was_cut_and_keeps_its_time
     assert runs == {"first": 1, "first-done": 1, "limited": 1, "afterwards": 1}
 
 
-@pytest.mark.every_pool
 @pytest.mark.one_server("the proxy stands before one server")
-@pytest.mark.parametrize("pool", ["solo", "prefork", "threads"])
+@pytest.mark.parametrize(
+    "pool", [pytest.param("solo", marks=pytest.mark.every_pool), "prefork", "threads"]
+)
 def test_a_task_that_ends_while_the_server_is_away_is_acknowledged_afterwards_without_alarm(
     start_workers: StartWorkers,
     server: Server,

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -24,13 +24,11 @@ from kombu_toc.scripts.call import load
 
 from ..support import nursery
 from ..support.inspection import script_calls, slot_keys
-from ..support.nodes import ROOT, Worker
+from ..support.nodes import ROOT
 from ..support.ports import free_port
 from ..support.proxy import Proxy
 from ..support.tasks import make_app
-from ..support.workers import POOLS, Journal, stop_when_done, wait_until
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.workers import POOLS, Journal, StartWorkers, stop_when_done, wait_until
 
 HOUR = 3600
 
@@ -201,14 +199,35 @@ def test_workers_are_told_of_what_is_in_flight_or_unknown(
     assert journal.entries() == []
 
 
-def test_workers_are_told_of_a_retry_for_one_may_have_begun_it_before(
-    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter
+def test_a_worker_is_told_of_what_it_may_have_begun_and_replies_where_that_is_asked_for(
+    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
 ) -> None:
-    start_workers(1, "-c", "1")
+    """Of a retry, for one may have begun it before."""
+    [worker] = start_workers(1, "-c", "1")
     again, first = note(app, "again", countdown=HOUR, retries=1), note(app, "x", countdown=HOUR)
     app.control.revoke([first.id, again.id])
     wait_until(lambda: remembered(app) == [again.id])
     assert toc.get([first.id, again.id]) == []
+
+    sent = note(app, "x", countdown=HOUR)
+    [reply] = app.control.revoke(sent.id, reply=True)  # as `celery control revoke` asks
+    assert "flagged as revoked" in reply[worker.hostname()]["ok"]
+    assert toc.get(sent.id) == []
+
+    sent = app.tasks["e2e.late_ack"].delay("long", 60)
+    journal.wait_for("long", 1)
+    sent.revoke(terminate=True)
+    wait_until(lambda: sent.state == states.REVOKED)
+    assert journal.entries("long-done") == []
+
+    sent = app.tasks["e2e.again"].apply_async((3, 2.0))
+    wait_until(lambda: sent.state == states.RETRY)
+    sent.revoke()  # while it waits for its retry
+    assert sent.state == states.REVOKED
+    assert toc.get(sent.id) == []
+    time.sleep(2.5)  # it would have been retried by now
+    assert len(journal.entries("again-")) == 1
+    assert sent.state == states.REVOKED
 
 
 def test_tasks_revoked_in_the_moment_they_become_due_ran_or_are_revoked(
@@ -236,42 +255,6 @@ def test_tasks_revoked_in_the_moment_they_become_due_ran_or_are_revoked(
     for number, one in enumerate(sent):
         assert one.state == (states.SUCCESS if f"{number}" in ran else states.REVOKED)
     assert 0 < len(ran) < 150
-
-
-def test_a_running_task_is_terminated(
-    start_workers: StartWorkers, app: Celery, journal: Journal
-) -> None:
-    start_workers(1, "-c", "1")
-    sent = app.tasks["e2e.late_ack"].delay("long", 60)
-    journal.wait_for("long", 1)
-    sent.revoke(terminate=True)
-    wait_until(lambda: sent.state == states.REVOKED)
-    assert journal.entries("long-done") == []
-
-
-def test_a_task_that_waits_for_its_retry_is_revoked(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
-) -> None:
-    start_workers(1, "-c", "1")
-    sent = app.tasks["e2e.again"].apply_async((3, 2.0))
-    wait_until(lambda: sent.state == states.RETRY)
-    sent.revoke()
-    assert sent.state == states.REVOKED
-    assert toc.get(sent.id) == []
-    time.sleep(2.5)  # it would have been retried by now
-    assert len(journal.entries("again-")) == 1
-    assert sent.state == states.REVOKED
-
-
-def test_workers_may_be_asked_to_reply_all_the_same(
-    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter
-) -> None:
-    """As `celery control revoke` does."""
-    [worker] = start_workers(1, "-c", "1")
-    sent = note(app, "x", countdown=HOUR)
-    [reply] = app.control.revoke(sent.id, reply=True)
-    assert "flagged as revoked" in reply[worker.hostname()]["ok"]
-    assert toc.get(sent.id) == []
 
 
 def test_a_revoke_that_names_its_workers_is_left_to_them(

@@ -56,7 +56,10 @@ def living(mark: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("how", ["TERM", "INT", "TERM to all"])
+@pytest.mark.parametrize(
+    "how",
+    [*(pytest.param(how, marks=pytest.mark.nightly) for how in ("TERM", "INT")), "TERM to all"],
+)
 def test_who_ends_a_run_has_ended_all_that_it_started(tmp_path: Path, how: str) -> None:
     (tmp_path / "test_one.py").write_text(TEST)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

@@ -7,7 +7,6 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
@@ -18,10 +17,11 @@ from celery.schedules import solar
 import kombu_toc
 from celery_toc import timeout_center
 
-from ..support.nodes import Worker
-from ..support.workers import POOLS, Journal, wait_until
+from ..support.workers import POOLS, Journal, StartWorkers, wait_until
 
-StartWorkers = Callable[..., list[Worker]]
+EACH_TASK = pytest.mark.parametrize(
+    "task", [pytest.param("e2e.tick", marks=pytest.mark.nightly), "e2e.tick_late"]
+)
 
 
 def planned(id: str) -> datetime:
@@ -50,10 +50,8 @@ def test_any_worker_carries_a_schedule_on(
         assert len({entry["pid"] for entry in ran}) > 1
 
 
-@pytest.mark.parametrize(
-    "task", [pytest.param("e2e.tick", marks=pytest.mark.nightly), "e2e.tick_late"]
-)
-@pytest.mark.parametrize("overlap", ["skip", "wait"])
+@EACH_TASK
+@pytest.mark.parametrize("overlap", [pytest.param("skip", marks=pytest.mark.nightly), "wait"])
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_no_two_firings_run_at_once_where_that_is_asked_for(
     start_workers: StartWorkers,
@@ -76,7 +74,11 @@ def test_no_two_firings_run_at_once_where_that_is_asked_for(
     assert len({entry["name"] for entry in began}) == len(began)
 
 
-@pytest.mark.parametrize("task", ["e2e.tick", "e2e.tick_late"])
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_schedules.py::"
+    "test_no_two_firings_run_at_once_where_that_is_asked_for"
+)
+@EACH_TASK
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_the_running_firing_is_cancelled_by_the_next_one_where_that_is_asked_for(
     start_workers: StartWorkers, app: Celery, journal: Journal, pool: str, task: str
@@ -218,6 +220,10 @@ def test_what_the_sun_says_is_fired_by_a_worker_which_puts_the_next_one(
     center.schedules.delete("sun")
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_schedules.py::"
+    "test_workers_that_are_killed_neither_double_a_firing_nor_miss_one"
+)
 def test_a_firing_whose_worker_was_killed_does_not_run_beside_the_next_one(
     start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
 ) -> None:

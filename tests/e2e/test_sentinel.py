@@ -6,19 +6,16 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from celery import Celery
 
-from ..support.nodes import Worker
 from ..support.sentinels import Deployment
 from ..support.tasks import make_app
-from ..support.workers import Journal, wait_until
+from ..support.workers import Journal, StartWorkers, wait_until
 from .test_cli import answer
-
-StartWorkers = Callable[..., list[Worker]]
 
 
 @pytest.fixture
@@ -77,7 +74,19 @@ def test_a_failover_loses_nothing_that_was_kept_and_the_worker_goes_on(
     start_workers: StartWorkers,
     journal: Journal,
 ) -> None:
-    """A task that executes meanwhile, and is acknowledged late, is neither lost nor run twice."""
+    """A task that executes meanwhile, and is acknowledged late, is neither lost nor run twice. And
+    `celery toc` works over such a URL."""
+    sent = sentinel_app.tasks["e2e.note"].apply_async(("later",), countdown=3600)
+    status = answer(sentinel_app, "status", "--json")
+    assert status.code == 0, status.err
+    assert {t["queue"]: t["scheduled"] for t in status.json["topics"]} == {"celery": 1}
+    assert status.json["broker"] == deployment.toc_url
+    listed = answer(sentinel_app, "list", "--json").json["messages"]
+    assert [message["id"] for message in listed] == [sent.id]
+    assert answer(sentinel_app, "cancel", sent.id, "--yes").code == 0
+    wrong = make_app(deployment.toc_url.replace("mymaster", "nosuch"), "disabled://")
+    answer(wrong, "status").fails(1, "know no master 'nosuch', but 'mymaster'", "set master_name")
+    wrong.close()
     [worker] = start_workers(
         1,
         *("-c", "3"),
@@ -109,19 +118,3 @@ def test_a_failover_loses_nothing_that_was_kept_and_the_worker_goes_on(
     runs = Counter(entry["name"] for entry in journal.entries("long"))
     assert runs == {"long": 1, "long-done": 1}
     assert worker.container.status == "running"
-
-
-def test_celery_toc_works_over_a_sentinel_url(
-    deployment: Deployment, sentinel_app: Celery, journal: Journal
-) -> None:
-    sent = sentinel_app.tasks["e2e.note"].apply_async(("later",), countdown=3600)
-    status = answer(sentinel_app, "status", "--json")
-    assert status.code == 0, status.err
-    assert {t["queue"]: t["scheduled"] for t in status.json["topics"]} == {"celery": 1}
-    assert status.json["broker"] == deployment.toc_url
-    listed = answer(sentinel_app, "list", "--json").json["messages"]
-    assert [message["id"] for message in listed] == [sent.id]
-    assert answer(sentinel_app, "cancel", sent.id, "--yes").code == 0
-    wrong = make_app(deployment.toc_url.replace("mymaster", "nosuch"), "disabled://")
-    answer(wrong, "status").fails(1, "know no master 'nosuch', but 'mymaster'", "set master_name")
-    wrong.close()

@@ -10,7 +10,6 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import celery.worker
@@ -23,12 +22,7 @@ import kombu_toc
 
 from ..support.inspection import slot_keys
 from ..support.nodes import Worker
-from ..support.workers import POOLS, Journal, wait_until
-
-StartWorkers = Callable[..., list[Worker]]
-
-#: Workers are started often here: without what costs a second each time.
-QUICK = ("--without-mingle", "--without-gossip", "--without-heartbeat")
+from ..support.workers import EACH_POOL, POOLS, QUICK, Journal, StartWorkers, wait_until
 
 #: Pools of one process, thread or greenlet.
 ONE_AT_A_TIME = {
@@ -138,8 +132,7 @@ def assert_each_once(journal: Journal) -> None:
     assert set(runs(journal).values()) == {1}, runs(journal)
 
 
-@pytest.mark.every_pool
-@pytest.mark.parametrize("pool", list(POOLS))
+@pytest.mark.parametrize("pool", EACH_POOL)
 def test_a_warm_shutdown_gives_back_at_once_what_was_not_begun(
     start_workers: StartWorkers,
     app: Celery,
@@ -161,7 +154,13 @@ def test_a_warm_shutdown_gives_back_at_once_what_was_not_begun(
     assert slot_keys(client) == []
 
 
-@pytest.mark.parametrize(("pool", "late"), [("prefork", True), *((pool, False) for pool in POOLS)])
+@pytest.mark.parametrize(
+    ("pool", "late"),
+    [
+        ("prefork", True),
+        *(pytest.param(pool, False, marks=pytest.mark.nightly) for pool in POOLS),
+    ],
+)
 def test_a_cold_shutdown_gives_back_at_once_what_was_not_begun(
     start_workers: StartWorkers,
     app: Celery,
@@ -193,8 +192,7 @@ def test_a_cold_shutdown_gives_back_at_once_what_was_not_begun(
 
 
 @SOFT
-@pytest.mark.every_pool
-@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+@pytest.mark.parametrize("pool", [pytest.param("gevent", marks=pytest.mark.every_pool), "eventlet"])
 def test_a_greenlet_that_a_cold_shutdown_kills_is_not_acknowledged(
     start_workers: StartWorkers,
     app: Celery,
@@ -215,6 +213,10 @@ def test_a_greenlet_that_a_cold_shutdown_kills_is_not_acknowledged(
 
 
 @SOFT
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_shutdown.py::"
+    "test_a_cold_shutdown_gives_back_at_once_what_was_not_begun"
+)
 @pytest.mark.parametrize("pool", QUEUING)
 def test_a_soft_shutdown_gives_back_at_once_what_was_not_begun(
     start_workers: StartWorkers,
@@ -241,6 +243,10 @@ def test_a_soft_shutdown_gives_back_at_once_what_was_not_begun(
 
 
 @SOFT
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_shutdown.py::"
+    "test_a_cold_shutdown_gives_back_at_once_what_was_not_begun"
+)
 @pytest.mark.parametrize("remap", [False, True], ids=["SIGQUIT", "REMAP_SIGTERM"])
 def test_a_task_that_has_succeeded_does_not_run_again_after_a_cold_shutdown(
     start_workers: StartWorkers,
@@ -265,6 +271,10 @@ def test_a_task_that_has_succeeded_does_not_run_again_after_a_cold_shutdown(
 
 
 @SOFT
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_shutdown.py::"
+    "test_a_cold_shutdown_gives_back_at_once_what_was_not_begun"
+)
 def test_a_second_ctrl_c_gives_back_what_was_begun_too(
     start_workers: StartWorkers,
     app: Celery,
@@ -285,23 +295,6 @@ def test_a_second_ctrl_c_gives_back_what_was_begun_too(
     assert second["at"] - told_at < AT_ONCE + 2
     assert ended(worker)
     other.container.kill()
-
-
-def test_what_ends_during_a_warm_shutdown_is_acknowledged_then(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
-) -> None:
-    """Not when the last task ends: until then its lease might end, and it would run again."""
-    worker = start(start_workers, "-c", "2", task_acks_late=True)
-    app.tasks["e2e.told"].delay("long", 2.5)
-    app.tasks["e2e.told"].delay("short", 0.7)
-    journal.wait_for("short", 1)
-    journal.wait_for("long", 1)
-    tell(worker, signal.SIGTERM)
-    journal.wait_for("short-done", 1)
-    wait_until(lambda: toc.counts("celery").in_flight == 1, 2)
-    assert not journal.entries("long-done")
-    assert ended(worker)
-    assert_each_once(journal)
 
 
 @pytest.mark.alone
@@ -340,13 +333,13 @@ def test_processes_that_are_replaced_after_each_task_or_two_lose_and_repeat_noth
     for late, each in (True, 1), (False, 2):
         settings = {"task_acks_late": late, "worker_max_tasks_per_child": each}
         worker = start(start_workers, "-c", "2", **settings)
-        for i in range(25):
+        for i in range(12):
             app.tasks["e2e.told"].delay(f"task-{each}-{i}")
-        journal.wait_for(f"task-{each}-", 50, timeout=60)
+        journal.wait_for(f"task-{each}-", 24, timeout=60)
         wait_until(lambda: slot_keys(client) == [])
         worker.container.kill()
     entries = [e for e in journal.entries("task-") if not e["name"].endswith("-done")]
-    assert len({e["pid"] for e in entries}) >= 25 + 13
+    assert len({e["pid"] for e in entries}) >= 12 + 6
     assert_unchanged(entries)
     assert_each_once(journal)
 

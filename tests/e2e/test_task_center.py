@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -17,12 +16,9 @@ from celery_toc import TaskCenter, timeout_center
 from kombu_toc import DEAD, WAITING
 
 from ..support.inspection import slot_keys
-from ..support.nodes import Worker
 from ..support.proxy import Proxy
 from ..support.tasks import make_app
-from ..support.workers import Journal, wait_until
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.workers import Journal, StartWorkers, wait_until
 
 HOUR = 3600
 

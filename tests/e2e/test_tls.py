@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ..support.certificates import Authority, TLSServer, tls_program
-from ..support.nodes import Worker
 from ..support.tasks import make_app
-from ..support.workers import LOOPS, POOLS, Journal, wait_until
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.workers import LOOPS, POOLS, Journal, StartWorkers, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +44,17 @@ def test_a_worker_whose_broker_speaks_tls_works_on_after_its_connections_are_cut
     start_workers(1, *POOLS[pool], broker=url, **settings)
     with make_app(url, "disabled://", **settings) as app, secure.client() as client:
         for when in ("before", "after"):
-            for number in range(60):
+            for number in range(30):
                 # At once, all together, and one by one; some larger than a record of TLS.
                 app.tasks["e2e.note"].apply_async(
                     (f"{when}-{number}",),
                     countdown=(0.0, 0.5, number / 40)[number % 3],
                     headers={"padding": "x" * 50_000 if number % 10 == 0 else ""},
                 )
-            journal.wait_for(f"{when}-", 60)
+            journal.wait_for(f"{when}-", 30)
             wait_until(lambda: not [*client.scan_iter("toc:{celery:*}:body")])
             client.client_kill_filter(_type="normal", skipme=True)
         runs = Counter(entry["name"] for entry in journal.entries())
-        assert len(runs) == 120
+        assert len(runs) == 60
         assert set(runs.values()) == {1}
         wait_until(lambda: len(app.control.ping(timeout=1)) == 1)

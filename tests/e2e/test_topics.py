@@ -12,11 +12,9 @@ from celery import Celery
 import kombu_toc
 
 from ..support.cases import each
-from ..support.nodes import Worker
-from ..support.workers import Journal, wait_until
+from ..support.workers import Journal, StartWorkers, wait_until
 from .test_cli import Answer, answer
 
-StartWorkers = Callable[..., list[Worker]]
 Run = Callable[..., Answer]
 
 #: Seconds within which everybody knows what was changed.

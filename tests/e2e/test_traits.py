@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,10 +12,7 @@ from kombu import Queue
 import kombu_toc
 from kombu_toc import DEAD
 
-from ..support.nodes import Worker
-from ..support.workers import Journal, wait_until
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.workers import Journal, StartWorkers, wait_until
 
 
 @pytest.mark.versions

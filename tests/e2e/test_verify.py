@@ -93,6 +93,10 @@ def test_who_interrupts_it_leaves_nothing_in_the_broker_either(server: Server) -
         assert client.keys("*verify-*") == []
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_verify.py::"
+    "test_a_run_keeps_all_promises_and_leaves_nothing_in_the_broker"
+)
 @pytest.mark.one_server("its clock is set")
 def test_clocks_that_drift_and_are_set_break_nothing(own_server: SteppedServer) -> None:
     """The clock of clients goes a second a minute too fast; the server is set an hour and 30 days
@@ -129,7 +133,7 @@ def freeze(proxy: Proxy) -> None:
 
 
 @pytest.mark.one_server("a proxy is between")
-@pytest.mark.parametrize("fault", [one_way, flap, freeze])
+@pytest.mark.parametrize("fault", [one_way, flap, pytest.param(freeze, marks=pytest.mark.nightly)])
 def test_a_network_that_parts_breaks_nothing(
     fault: Callable[[Proxy], None], own_server: Server
 ) -> None:

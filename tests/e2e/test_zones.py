@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
 import pytest
 from celery import Celery
 
-from ..support.nodes import Worker
-from ..support.workers import Journal
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.workers import Journal, StartWorkers
 
 
 def own(entry: dict[str, Any], workers: dict[str, str]) -> bool:

@@ -10,7 +10,6 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 
 import psutil
 import pytest
@@ -23,9 +22,7 @@ from ..e2e.test_reconnect import cut_connections
 from ..support.inspection import slot_keys
 from ..support.nodes import Worker
 from ..support.proxy import Proxy
-from ..support.workers import Journal, wait_until
-
-StartWorkers = Callable[..., list[Worker]]
+from ..support.workers import Journal, StartWorkers, wait_until
 
 
 def pool_of(worker: Worker) -> list[int]:
@@ -70,7 +67,13 @@ def test_what_processes_were_sent_runs_once_although_their_worker_stops(
     assert slot_keys(client) == []
 
 
-@pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL], ids=["slow", "killed"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(signal.SIGCONT, id="slow"),
+        pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.nightly),
+    ],
+)
 def test_what_processes_were_sent_runs_once_although_the_connection_is_cut(
     start_workers: StartWorkers,
     app: Celery,

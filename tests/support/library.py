@@ -72,9 +72,15 @@ def library_url(new_url) -> str:
     return url
 
 
-def on_engines(*names: str) -> pytest.MarkDecorator:
-    """Has a test run on these engines, where they are installed."""
-    return pytest.mark.parametrize("engine", names, indirect=True, scope="session")
+def on_engines(first: str, *others: str) -> pytest.MarkDecorator:
+    """Has a test run on these engines, where they are installed; by day on the first."""
+    night = [pytest.param(name, marks=pytest.mark.nightly) for name in others]
+    return pytest.mark.parametrize("engine", [first, *night], indirect=True, scope="session")
+
+
+def statuses(library: Any, id: str) -> list[str]:
+    """What has become of a task, the earliest first."""
+    return [record.status for record in library.history(id)]
 
 
 def close_libraries() -> None:

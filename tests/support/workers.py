@@ -36,6 +36,16 @@ POOLS = {
     "eventlet": ("-P", "eventlet", "-c", "20"),
 }
 
+#: Options of workers that need not wait for each other, and of those that start often: without
+#: what costs a second each time.
+ALONE = ("--without-mingle", "--without-gossip")
+QUICK = (*ALONE, "--without-heartbeat")
+
+#: All pools, for what each does in a way of its own: by day in prefork and solo.
+EACH_POOL = [
+    pytest.param(name, marks=pytest.mark.every_pool) if name == "solo" else name for name in POOLS
+]
+
 #: One pool of each way in which a worker asks the broker: with Kombu's event loop (prefork,
 #: threads, solo), or blocking, in patched threads (gevent, eventlet). Enough for what depends on
 #: the broker alone. TOC_TEST_ALL=1 runs all. By day it is prefork that runs (tests/conftest.py).
@@ -181,7 +191,10 @@ def start_workers(
         yield start
 
 
-@pytest.fixture(scope="module", params=list(POOLS))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in POOLS],
+)
 def pool(request: pytest.FixtureRequest) -> str:
     return request.param
 
