@@ -213,7 +213,9 @@ def away(start_cluster: Callable[..., Cluster]) -> Away:
     return Away(start_cluster("--cluster-require-full-coverage", "no"))
 
 
-@pytest.mark.parametrize("owed", [0, 1, 2])
+@pytest.mark.parametrize(
+    "owed", [2, *(pytest.param(number, marks=pytest.mark.nightly) for number in (0, 1))]
+)
 def test_a_node_that_is_away_keeps_nothing_on_the_others_from_being_renewed(
     away: Away, owed: int
 ) -> None:

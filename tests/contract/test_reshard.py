@@ -408,7 +408,13 @@ def mortal(client: redis.Redis, lives: int) -> TimeoutCenter:
 
 
 @moves
-@pytest.mark.parametrize(("before", "after"), [(1, 8), (8, 1), (4, 16), (16, 4)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        *((1, 8), (8, 1)),
+        *(pytest.param(*both, marks=pytest.mark.nightly) for both in ((4, 16), (16, 4))),
+    ],
+)
 def test_killed_at_any_step_it_leaves_everything_right_and_goes_on(center, client, before, after):
     lives = 1
     while True:
@@ -462,11 +468,12 @@ steps = st.lists(
 
 
 @moves
-def test_whatever_happens_meanwhile_each_message_is_delivered_until_it_is_settled(client):
+@pytest.mark.parametrize("examples", [40, pytest.param(150, marks=pytest.mark.nightly)])
+def test_whatever_happens_meanwhile_each_message_is_delivered_until_it_is_settled(client, examples):
     """Producers that have and have not heard of it, consumers, and a resharder that is killed."""
 
     @settings(
-        max_examples=150,
+        max_examples=examples,
         deadline=None,  # a server's pace is not the code's
         phases=(Phase.reuse, Phase.generate),
         suppress_health_check=list(HealthCheck),

@@ -140,8 +140,9 @@ def test_what_was_asked_before_the_server_stood_still_takes_nothing_from_who_liv
     assert center.ack(holder.held) == 1
 
 
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_who_keeps_topics_up_takes_nothing_from_who_lives_after_the_server_stood_still(
-    own: Server, process: Callable[[str], Process]
+    own: Server, process: Callable[[str], Process], times: int
 ) -> None:
     holder, keeper = process(own.toc_url), process(own.toc_url)
     for i in range(20):
@@ -151,7 +152,7 @@ def test_who_keeps_topics_up_takes_nothing_from_who_lives_after_the_server_stood
     keeper.keep_up()
     until(lambda: keeper.heartbeat.keeps_up)
     time.sleep(2.5)  # it knows by now that the server is there
-    for _ in range(2):
+    for _ in range(times):
         os.kill(own.pid, signal.SIGSTOP)
         time.sleep(VISIBILITY + 1)
         os.kill(own.pid, signal.SIGCONT)
@@ -313,8 +314,9 @@ def test_a_message_of_its_own_visibility_comes_back_in_time_whoever_polls(
     assert time.monotonic() - began < 1 + 3 + (0.5 if who == "late" else 0)
 
 
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.nightly)])
 def test_a_short_lease_of_a_queue_with_long_ones_outlasts_a_silence_that_nobody_sees(
-    own: Server, process: Callable[[str], Process]
+    own: Server, process: Callable[[str], Process], times: int
 ) -> None:
     holder, keeper = process(own.toc_url), process(own.toc_url)
     holder.center.put("mail", "m", BODY, visibility=1)
@@ -322,7 +324,7 @@ def test_a_short_lease_of_a_queue_with_long_ones_outlasts_a_silence_that_nobody_
     keeper.keep_up()
     until(lambda: keeper.heartbeat.keeps_up)
     time.sleep(2.5)  # it knows by now that the server is there
-    for _ in range(3):
+    for _ in range(times):
         os.kill(own.pid, signal.SIGSTOP)
         time.sleep(2.5)  # the lease ends meanwhile
         os.kill(own.pid, signal.SIGCONT)
