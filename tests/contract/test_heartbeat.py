@@ -403,7 +403,7 @@ print("ends", flush=True)
 """
 
 
-@pytest.mark.parametrize("library", ["none", "gevent"])
+@pytest.mark.parametrize("library", ["none", pytest.param("gevent", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("reachable", [True, False])
 def test_a_process_says_what_it_owes_before_it_ends_and_waits_no_longer_than_it_must(
     server: Server, center: TimeoutCenter, library: str, reachable: bool

@@ -194,7 +194,9 @@ def test_a_clock_that_is_set_forward_takes_nothing_from_who_lives(
     assert center.ack(living.held) == 1
 
 
-@pytest.mark.parametrize("way", ["center", "basic_get", "drain_events"])
+@pytest.mark.parametrize(
+    "way", ["center", "drain_events", pytest.param("basic_get", marks=pytest.mark.nightly)]
+)
 def test_after_a_restart_nobody_takes_from_who_lives(
     own: Server, process: Callable[[str], Process], way: str
 ) -> None:
@@ -273,7 +275,13 @@ def test_who_comes_rarely_gives_back_what_the_one_before_saw_ended(server: Serve
     center.client.close()
 
 
-@pytest.mark.parametrize("who", ["center", "keeper", "next", "others", "late"])
+@pytest.mark.parametrize(
+    "who",
+    [
+        *("center", "next", "late"),
+        *(pytest.param(who, marks=pytest.mark.nightly) for who in ("keeper", "others")),
+    ],
+)
 def test_a_message_of_its_own_visibility_comes_back_in_time_whoever_polls(
     server: Server, process: Callable[[str], Process], who: str
 ) -> None:
@@ -390,7 +398,7 @@ def test_a_message_whose_announcement_was_lost_starts_within_a_second(
             assert time.monotonic() < deadline
             _drain(connection, 0.1)
         _drain(connection, 1.5)
-        for number in range(8):
+        for number in range(3):
             due = time.monotonic() + 0.5
             center.put("mail", f"m{number}", BODY, delay=0.5)
             # Claimed by now; and whoever has claimed it forgets it.
