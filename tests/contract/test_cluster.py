@@ -299,7 +299,7 @@ class OneAway:
         self.center.queues.names()
 
 
-@pytest.fixture(params=["dead", "frozen"])
+@pytest.fixture
 def one_away(request: Any, start_cluster: Callable[..., Cluster]) -> Iterator[OneAway]:
     away = OneAway(start_cluster("--cluster-require-full-coverage", "no"))
     if request.param == "dead":
@@ -367,7 +367,7 @@ def what_is_not_found_may_be_on_a_node_that_is_away(one_away: OneAway) -> None:
         center.put("mail", one_away.there[0], b"", if_exists="keep")
 
 
-def what_is_done_to_many_is_done_on_the_others(one_away: OneAway) -> None:
+def what_is_done_to_many_is_done(one_away: OneAway) -> None:
     center, here = one_away.center, one_away.here
     done: dict[str, Any] = {}
     asked: dict[str, Callable[[], Any]] = {
@@ -401,7 +401,10 @@ def _toc(cluster: Cluster, *words: str) -> Any:
         return CliRunner(**APART).invoke(toc, words, obj=context, catch_exceptions=False)
 
 
-def commands_show_what_the_others_have_and_say_what_is_missing(one_away: OneAway) -> None:
+@pytest.mark.parametrize(
+    "one_away", ["dead", pytest.param("frozen", marks=pytest.mark.nightly)], indirect=True
+)
+def test_commands_show_what_the_others_have_and_say_what_is_missing(one_away: OneAway) -> None:
     cluster, here, there = one_away.cluster, one_away.here, one_away.there
     expected = {
         ("list", "-n", "100"): lambda told: len(told["messages"]) == len(here) + 1,
@@ -434,21 +437,19 @@ def commands_show_what_the_others_have_and_say_what_is_missing(one_away: OneAway
     assert fine.exit_code == 0 and here[0] in fine.stdout, fine
 
 
+@pytest.mark.parametrize("one_away", ["dead", "frozen"], indirect=True)
 def test_while_a_node_is_away_the_others_answer_and_it_is_named(
     one_away: OneAway, subtests: pytest.Subtests
 ) -> None:
     for part in (
-        what_is_read_of_the_others,
-        ids_of_the_others_are_found_and_cancelled,
-        what_is_not_found_may_be_on_a_node_that_is_away,
-        commands_show_what_the_others_have_and_say_what_is_missing,
-        what_is_done_to_many_is_done_on_the_others,
+        *(what_is_read_of_the_others, ids_of_the_others_are_found_and_cancelled),
+        *(what_is_not_found_may_be_on_a_node_that_is_away, what_is_done_to_many_is_done),
     ):
         with subtests.test(part.__name__):
             part(one_away)
 
 
-@pytest.mark.parametrize("how", ["dead", "frozen"])
+@pytest.mark.parametrize("how", ["dead", pytest.param("frozen", marks=pytest.mark.nightly)])
 def test_while_the_node_with_the_wake_index_is_away_centers_and_http_serve_what_lies_elsewhere(
     start_cluster: Callable[..., Cluster], how: str
 ) -> None:

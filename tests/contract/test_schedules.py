@@ -693,12 +693,11 @@ def test_who_has_read_a_schedule_before_others_went_on_with_it_changes_nothing(
     assert (found.runs, found.next) == (2, made.next + timedelta(hours=2))
 
 
-@pytest.mark.parametrize("firings", [1000, pytest.param(3000, marks=pytest.mark.nightly)])
 def test_a_firing_is_one_message_whoever_dies_when(
-    server: Server | Cluster, client: redis.Redis, firings: int
+    server: Server | Cluster, client: redis.Redis
 ) -> None:
-    found = chaos(server.toc_url, firings, seed=2, seconds=60)
-    assert found.firings >= 0.93 * firings
+    found = chaos(server.toc_url, 3000, seed=2, seconds=60)
+    assert found.firings >= 2800
     assert (found.duplicates, found.missed, found.never_run) == ([], [], [])
     assert found.unfollowed == [] and found.purges > 5
     # Now and then one dies at a command between these, as when it asks for its queue.
