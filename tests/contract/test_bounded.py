@@ -347,9 +347,9 @@ def fill_limited(center: TimeoutCenter, others: int, **limits: object) -> None:
         {"key_concurrency": 1},
         {"key_order": "serial", "concurrency": 10**6},
         # A rate that always lets start, and one that does once: neither depends on the clock.
-        {"key_fair": True, "key_rate": "1000000/s"},
+        pytest.param({"key_fair": True, "key_rate": "1000000/s"}, marks=pytest.mark.nightly),
         {"key_fair": True, "key_rate": "1/h"},
-        {"rate": "1000/s", "rate_burst": 10**6},
+        pytest.param({"rate": "1000/s", "rate_burst": 10**6}, marks=pytest.mark.nightly),
     ],
     ids=lambda limits: "-".join(limits),
 )

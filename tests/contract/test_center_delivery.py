@@ -520,7 +520,7 @@ def test_others_are_not_overtaken_by_more_than_must_be(one, client):
 
 
 @pytest.mark.one_server("commands are counted at it")
-@pytest.mark.parametrize("there", [1000, 62_000, 600_000])
+@pytest.mark.parametrize("there", [1000, 62_000, pytest.param(600_000, marks=pytest.mark.nightly)])
 def test_a_put_takes_a_bounded_number_of_commands_however_many_have_its_time(one, client, there):
     topic = one.registry.topic("one")
     fill(client, topic.slot(0), there)

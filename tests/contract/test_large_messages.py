@@ -220,8 +220,16 @@ def test_messages_are_moved_in_bounded_parts(client: redis.Redis) -> None:
 
 
 @one_server
-@pytest.mark.parametrize("known", [True, False], ids=["script known", "script unknown"])
-@pytest.mark.parametrize("options", [{}, {"max_connections": 4}], ids=["", "pool"])
+@pytest.mark.parametrize(
+    ("known", "options"),
+    [
+        (True, {}),
+        (False, {"max_connections": 4}),
+        pytest.param(True, {"max_connections": 4}, marks=pytest.mark.nightly),
+        pytest.param(False, {}, marks=pytest.mark.nightly),
+    ],
+    ids=["script known", "script unknown, pool", "script known, pool", "script unknown"],
+)
 def test_what_takes_longer_than_the_sockets_timeout_is_published(
     proxy: Proxy, center: TimeoutCenter, client: redis.Redis, known: bool, options: dict[str, int]
 ) -> None:

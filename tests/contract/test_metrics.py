@@ -386,7 +386,7 @@ center.metrics.send(center.runner)
 """
 
 
-@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+@pytest.mark.parametrize("library", ["gevent", pytest.param("eventlet", marks=pytest.mark.nightly)])
 def test_greenlets_count_as_threads_do(server: Server, client: redis.Redis, library: str) -> None:
     run(GREEN, library, server.toc_url)
     assert read_metrics(TimeoutCenter(client))["mail"].totals["put"] == 200

@@ -187,7 +187,7 @@ def let_die(patch: pytest.MonkeyPatch, lives: int) -> None:
     patch.setattr(redis.connection.AbstractConnection, "send_packed_command", send_or_die)
 
 
-@pytest.mark.parametrize("worked", [False, True])
+@pytest.mark.parametrize("worked", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
     old: Connect,
     move: Move,
