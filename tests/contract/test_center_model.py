@@ -38,6 +38,7 @@ from kombu_toc.model import scores
 from kombu_toc.model.delivery import trait
 from kombu_toc.model.topic import base_of
 
+from ..support.cases import night
 from ..support.inspection import aged, birth_of, check_slots, now_us, older, residue, time_passes
 
 TOPIC = "model"
@@ -770,7 +771,7 @@ def test_what_expires_while_it_waits_for_its_back_off_is_delivered_to_nobody(cli
     model.teardown()
 
 
-@pytest.mark.parametrize("examples", [12, pytest.param(60, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("examples", [12, night(60)])
 def test_whatever_is_done_in_whatever_order_no_message_is_lost_and_none_left_behind(
     client, examples
 ):

@@ -28,6 +28,7 @@ from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter, center_for
 from kombu_toc.client.errors import BROKEN
 from kombu_toc.migrate import migrate_broker
 
+from ..support.cases import night
 from ..support.cluster import Cluster
 from ..support.fixtures import drain
 from ..support.http_server import HttpServer
@@ -401,9 +402,7 @@ def _toc(cluster: Cluster, *words: str) -> Any:
         return CliRunner(**APART).invoke(toc, words, obj=context, catch_exceptions=False)
 
 
-@pytest.mark.parametrize(
-    "one_away", ["dead", pytest.param("frozen", marks=pytest.mark.nightly)], indirect=True
-)
+@pytest.mark.parametrize("one_away", ["dead", night("frozen")], indirect=True)
 def test_commands_show_what_the_others_have_and_say_what_is_missing(one_away: OneAway) -> None:
     cluster, here, there = one_away.cluster, one_away.here, one_away.there
     expected = {
@@ -449,7 +448,7 @@ def test_while_a_node_is_away_the_others_answer_and_it_is_named(
             part(one_away)
 
 
-@pytest.mark.parametrize("how", ["dead", pytest.param("frozen", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("how", ["dead", night("frozen")])
 def test_while_the_node_with_the_wake_index_is_away_centers_and_http_serve_what_lies_elsewhere(
     start_cluster: Callable[..., Cluster], how: str
 ) -> None:
@@ -586,7 +585,7 @@ def test_a_publish_that_a_primary_answers_when_it_was_replaced_is_sent_to_its_su
 @pytest.mark.parametrize(
     "coverage",
     # That the others go on without it is the promise of the tests of a node that is away.
-    ["yes", pytest.param("no", marks=pytest.mark.nightly)],
+    ["yes", night("no")],
 )
 def test_whether_one_dead_node_stops_the_others_is_warned_of(
     start_cluster: Callable[..., Cluster], coverage: str

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ..support.cases import night
 from ..support.http_server import HttpServer
 from ..support.servers import Server
 
@@ -35,7 +36,7 @@ app = Celery("shop", broker={broker!r}, backend={backend!r})
 
 
 #: How many requests each operation is sent.
-examples = pytest.mark.parametrize("examples", [2, pytest.param(6, marks=pytest.mark.nightly)])
+examples = pytest.mark.parametrize("examples", [2, night(6)])
 
 
 def check(api: HttpServer, document: dict[str, Any], folder: Path, examples: int) -> None:

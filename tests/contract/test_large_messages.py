@@ -15,6 +15,7 @@ from kombu_toc import MessageError, TimeoutCenter, center_for
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.scripts.call import ScriptCall
 
+from ..support.cases import night
 from ..support.fixtures import drain
 from ..support.inspection import check_slots, residue
 from ..support.proxy import Proxy
@@ -225,8 +226,8 @@ def test_messages_are_moved_in_bounded_parts(client: redis.Redis) -> None:
     [
         (True, {}),
         (False, {"max_connections": 4}),
-        pytest.param(True, {"max_connections": 4}, marks=pytest.mark.nightly),
-        pytest.param(False, {}, marks=pytest.mark.nightly),
+        night(True, {"max_connections": 4}),
+        night(False, {}),
     ],
     ids=["script known", "script unknown, pool", "script known, pool", "script unknown"],
 )

@@ -35,6 +35,7 @@ from kombu_toc.notify import Notifier, new_secret
 from kombu_toc.notify.targets import LEASE, Keeper, Settler
 
 from ..support import waiting
+from ..support.cases import night
 from ..support.cluster import Cluster
 from ..support.http_server import HttpServer
 from ..support.loops import in_loop
@@ -658,11 +659,7 @@ def test_what_was_answered_while_one_stood_still_is_not_sent_again(
         assert target.received.empty()
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [{}, pytest.param({"concurrency": 20}, marks=pytest.mark.nightly)],
-    ids=["any", "limited"],
-)
+@pytest.mark.parametrize("limits", [{}, night({"concurrency": 20})], ids=["any", "limited"])
 def test_what_one_has_under_way_it_does_not_send_again_although_its_leases_have_ended(
     server: Anywhere, center: TimeoutCenter, limits: dict[str, Any]
 ) -> None:

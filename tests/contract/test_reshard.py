@@ -20,6 +20,7 @@ from kombu_toc.center.reshard import BATCH, Resharded, reshard_topic
 from kombu_toc.model import message as envelope
 from kombu_toc.model.results import DEAD, IN_FLIGHT, WAITING
 
+from ..support.cases import night
 from ..support.fixtures import drain
 from ..support.inspection import announced, check_slots, keys_left, put_call, slot_keys
 
@@ -317,9 +318,7 @@ def test_more_than_one_call_can_move_are_moved(center, client):
 
 @moves
 @pytest.mark.parametrize(
-    "changes",
-    [(1, 32, 2), pytest.param((1, 32, 2, 64, 16, 128, 4), marks=pytest.mark.nightly)],
-    ids=["few", "many"],
+    "changes", [(1, 32, 2), night((1, 32, 2, 64, 16, 128, 4))], ids=["few", "many"]
 )
 def test_a_lookup_by_id_finds_what_is_moved_in_that_moment(center, client, server, changes):
     """And a cancellation is told the truth."""
@@ -413,13 +412,7 @@ def mortal(client: redis.Redis, lives: int) -> TimeoutCenter:
 
 
 @moves
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        *((1, 8), (8, 1)),
-        *(pytest.param(*both, marks=pytest.mark.nightly) for both in ((4, 16), (16, 4))),
-    ],
-)
+@pytest.mark.parametrize(("before", "after"), [(1, 8), (8, 1), night(4, 16), night(16, 4)])
 def test_killed_at_any_step_it_leaves_everything_right_and_goes_on(center, client, before, after):
     lives = 1
     while True:
@@ -473,7 +466,7 @@ steps = st.lists(
 
 
 @moves
-@pytest.mark.parametrize("examples", [40, pytest.param(150, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("examples", [40, night(150)])
 def test_whatever_happens_meanwhile_each_message_is_delivered_until_it_is_settled(client, examples):
     """Producers that have and have not heard of it, consumers, and a resharder that is killed."""
 

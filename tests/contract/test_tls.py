@@ -16,7 +16,7 @@ from kombu import Connection
 
 import kombu_toc
 
-from ..support.cases import each
+from ..support.cases import each, night
 from ..support.certificates import Authority, TLSServer, tls_options, tls_program
 from ..support.sentinels import NAME, Deployment
 from .test_connections import round_trip
@@ -120,9 +120,7 @@ def test_an_expired_certificate_is_told_for_what_it_is(
         server.stop()
 
 
-@pytest.mark.parametrize(
-    "host", [pytest.param("127.0.0.1", marks=pytest.mark.nightly), "localhost"]
-)
+@pytest.mark.parametrize("host", [night("127.0.0.1"), "localhost"])
 def test_a_certificate_for_another_host_is_told_for_what_it_is(
     authority: Authority, tmp_path: Path, host: str
 ) -> None:

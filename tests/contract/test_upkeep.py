@@ -23,6 +23,7 @@ from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.consumer.upkeeper import LEASE
 from kombu_toc.model.results import Delivery
 
+from ..support.cases import night
 from ..support.inspection import announced, check_slots
 from ..support.servers import Server, SteppedServer
 
@@ -140,7 +141,7 @@ def test_what_was_asked_before_the_server_stood_still_takes_nothing_from_who_liv
     assert center.ack(holder.held) == 1
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("times", [1, night(2)])
 def test_who_keeps_topics_up_takes_nothing_from_who_lives_after_the_server_stood_still(
     own: Server, process: Callable[[str], Process], times: int
 ) -> None:
@@ -194,9 +195,7 @@ def test_a_clock_that_is_set_forward_takes_nothing_from_who_lives(
     assert center.ack(living.held) == 1
 
 
-@pytest.mark.parametrize(
-    "way", ["center", "drain_events", pytest.param("basic_get", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("way", ["center", "drain_events", night("basic_get")])
 def test_after_a_restart_nobody_takes_from_who_lives(
     own: Server, process: Callable[[str], Process], way: str
 ) -> None:
@@ -275,13 +274,7 @@ def test_who_comes_rarely_gives_back_what_the_one_before_saw_ended(server: Serve
     center.client.close()
 
 
-@pytest.mark.parametrize(
-    "who",
-    [
-        *("center", "next", "late"),
-        *(pytest.param(who, marks=pytest.mark.nightly) for who in ("keeper", "others")),
-    ],
-)
+@pytest.mark.parametrize("who", ["center", "next", "late", night("keeper"), night("others")])
 def test_a_message_of_its_own_visibility_comes_back_in_time_whoever_polls(
     server: Server, process: Callable[[str], Process], who: str
 ) -> None:
@@ -322,7 +315,7 @@ def test_a_message_of_its_own_visibility_comes_back_in_time_whoever_polls(
     assert time.monotonic() - began < 1 + 3 + (0.5 if who == "late" else 0)
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("times", [1, night(3)])
 def test_a_short_lease_of_a_queue_with_long_ones_outlasts_a_silence_that_nobody_sees(
     own: Server, process: Callable[[str], Process], times: int
 ) -> None:

@@ -21,6 +21,7 @@ from kombu_toc.library.records import Event, Row, now_us
 from kombu_toc.library.shards import Database
 from kombu_toc.library.store import Store
 
+from ..support.cases import night
 from ..support.library import engine, new_url, options, store
 
 __all__ = ("engine", "new_url", "options", "store")  # fixtures
@@ -224,9 +225,7 @@ def test_what_is_asked_reads_no_more_of_a_library_that_has_grown(server, new_url
 
 
 @pytest.mark.every_engine
-@pytest.mark.parametrize(
-    "limits", [(2,), pytest.param((1, 3, 5), marks=pytest.mark.nightly)], ids=str
-)
+@pytest.mark.parametrize("limits", [(2,), night((1, 3, 5))], ids=str)
 def test_pages_of_a_search_have_every_record_once(store, options, server, limits):
     """Whatever is due at once, in whatever place and with whatever end, on whatever day."""
     now, day = now_us(), 86_400_000_000

@@ -24,7 +24,7 @@ from celery_toc.schedules.rules import (
 )
 from celery_toc.schedules.state import Record
 
-from ..support.cases import each
+from ..support.cases import each, night
 
 UTC = timezone.utc
 MINUTE = 60_000_000
@@ -155,7 +155,7 @@ def expected(minutes: Minutes, text: str) -> list[int]:
     [
         # By day one whose clock changes by an hour, and one with half an hour.
         *(("Europe/Berlin", 2), ("Australia/Lord_Howe", 2)),
-        *(pytest.param(zone, 10, marks=pytest.mark.nightly) for zone in ZONES),
+        *(night(zone, 10) for zone in ZONES),
     ],
 )
 def test_years_of_minutes_are_as_the_reference_has_them(zone: str, years: int) -> None:

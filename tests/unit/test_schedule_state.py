@@ -23,7 +23,7 @@ from celery_toc.schedules.state import (
     read_line,
 )
 
-from ..support.cases import each
+from ..support.cases import each, night
 
 PERIOD = 10 * SECOND_US
 START = 1_700_000_000 * SECOND_US
@@ -272,9 +272,7 @@ FAR = "set_clock_far"
 PEOPLE = ("pause", "resume", "skip", "put_again")
 
 #: Histories of the day, and those of the night.
-seeds = pytest.mark.parametrize(
-    "seeds", [range(8), pytest.param(range(8, 40), marks=pytest.mark.nightly)], ids=str
-)
+seeds = pytest.mark.parametrize("seeds", [range(8), night(range(8, 40))], ids=str)
 
 
 @seeds
