@@ -621,9 +621,8 @@ def test_a_publish_that_is_repeated_after_the_change_stays_one_message(connect, 
         center = TimeoutCenter(client)
         assert center.ack(center.pop("mail", 10).messages) == 1
         now(center, "mail", 64)
-        channel.center.registry.forget(
-            "mail"
-        )  # a channel of a new connection reads the declaration
+        # A channel of a new connection reads the declaration.
+        channel.center.registry.forget("mail")
         publish()
         assert center.counts("mail").waiting == 0, i
         now(center, "mail", 1)

@@ -44,11 +44,8 @@ def test_pages_have_every_name_once_in_order(center: TimeoutCenter, client: redi
     assert center.queues.names(prefix="a", after="a%b", limit=10) == ["a?", "ab"]
     assert center.queues.names(prefix="a", after="b", limit=10) == []
     assert center.queues.names(prefix="b", after="a", limit=10) == ["b{c}"]
-    assert center.queues.names(prefix="a", after="a b") == [
-        "a%b",
-        "a?",
-        "ab",
-    ]  # without a limit, too
+    # Without a limit, too.
+    assert center.queues.names(prefix="a", after="a b") == ["a%b", "a?", "ab"]
     center.queues.delete("a%b")
     center.queues.delete("täsk")
     assert kept(client) == center.queues.names()
