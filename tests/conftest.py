@@ -39,10 +39,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 Connection("toc+redis://").transport  # noqa: B018 - made here
 
 
-# How long an example takes says nothing on a machine that does other things.
-hypothesis.settings.register_profile("toc", deadline=None)
-hypothesis.settings.load_profile("toc")
-
 #: Whether tests that are for one server as well as for a cluster run on the latter.
 ON_CLUSTER = os.environ.get("TOC_TEST_CLUSTER", "") not in ("", "0")
 
@@ -122,6 +118,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)  # pytest's cache is there
 def pytest_configure(config: pytest.Config) -> None:
+    # How long an example takes says nothing on a machine that does other things.
+    examples = 100 if config.getoption("nightly", False) else 40
+    hypothesis.settings.register_profile("toc", deadline=None, max_examples=examples)
+    hypothesis.settings.load_profile("toc")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Estimate(config))
     # For what all processes of a run share, and other users must read. ./run-tests has made one.

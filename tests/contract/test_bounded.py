@@ -19,7 +19,7 @@ from kombu_toc.center.calls import read_call, written_call
 from kombu_toc.center.schedules import RecurringCommands
 from kombu_toc.metrics.counters import Metrics
 
-from ..support.cases import each
+from ..support.cases import each, night
 from ..support.inspection import put_call
 from ..support.servers import Server
 
@@ -347,9 +347,9 @@ def fill_limited(center: TimeoutCenter, others: int, **limits: object) -> None:
         {"key_concurrency": 1},
         {"key_order": "serial", "concurrency": 10**6},
         # A rate that always lets start, and one that does once: neither depends on the clock.
-        {"key_fair": True, "key_rate": "1000000/s"},
+        night({"key_fair": True, "key_rate": "1000000/s"}),
         {"key_fair": True, "key_rate": "1/h"},
-        {"rate": "1000/s", "rate_burst": 10**6},
+        night({"rate": "1000/s", "rate_burst": 10**6}),
     ],
     ids=lambda limits: "-".join(limits),
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
+from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.asynchronous import Hub
 
 from kombu_toc import TimeoutCenter
@@ -21,25 +21,11 @@ from ..support.fixtures import drain
 from ..support.inspection import keys_left
 from ..support.proxy import Proxy
 from ..support.servers import Server, SteppedServer
+from .test_transport import Inbox
 
 Connect = Callable[..., Connection]
 
 EVERYONE = Exchange("everyone", "fanout")
-
-
-class Inbox:
-    """What a consumer got."""
-
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-
-    def __call__(self, body: Any, message: Message) -> None:
-        self.messages.append(message)
-        message.ack()
-
-    @property
-    def bodies(self) -> list[Any]:
-        return [message.payload for message in self.messages]
 
 
 def consume(connection: Connection, *queues: Queue) -> Inbox:
@@ -466,15 +452,20 @@ def test_a_queue_gets_what_all_exchanges_broadcast_that_it_is_bound_to(
     assert sorted(inbox.bodies) == [1, 2]
 
 
+def consuming(connect: Connect, lives: dict[str, Any]) -> tuple[Connection, Queue, Inbox]:
+    """A queue that is consumed, and gets what happens to workers."""
+    connection = connect()
+    queue = Queue("q", EVENTS, "worker.#", **lives)(connection.channel())
+    inbox = Inbox()
+    Consumer(queue.channel, [queue], callbacks=[inbox]).consume()
+    return connection, queue, inbox
+
+
 def test_a_queue_that_is_consumed_gets_what_it_is_bound_to_afterwards(
     connect: Connect, lives: dict[str, Any]
 ) -> None:
-    connection = connect()
-    channel = connection.channel()
-    inbox = Inbox()
-    queue = Queue("q", EVENTS, "worker.#", **lives)(channel)
-    Consumer(channel, [queue], callbacks=[inbox]).consume()
-    EVERYONE(channel).declare()
+    connection, queue, inbox = consuming(connect, lives)
+    EVERYONE(queue.channel).declare()
     queue.bind_to(EVERYONE)
     queue.bind_to(EVENTS, "task.#")
     broadcast(connection, 1, EVENTS, "worker.online")
@@ -487,12 +478,8 @@ def test_a_queue_that_is_consumed_gets_what_it_is_bound_to_afterwards(
 def test_a_queue_gets_no_more_of_what_it_is_unbound_from(
     connect: Connect, lives: dict[str, Any]
 ) -> None:
-    connection = connect()
-    channel = connection.channel()
-    inbox = Inbox()
-    queue = Queue("q", EVENTS, "worker.#", **lives)(channel)
-    Consumer(channel, [queue], callbacks=[inbox]).consume()
-    EVERYONE(channel).declare()
+    connection, queue, inbox = consuming(connect, lives)
+    EVERYONE(queue.channel).declare()
     queue.bind_to(EVERYONE)
     queue.bind_to(EVENTS, "task.#")
     # Somebody else is bound, so that the exchanges have streams.
@@ -514,14 +501,10 @@ def test_a_queue_gets_no_more_of_what_it_is_unbound_from(
 def test_an_exchange_that_is_deleted_has_no_bindings_any_more(
     connect: Connect, client: redis.Redis, lives: dict[str, Any]
 ) -> None:
-    connection = connect()
-    channel = connection.channel()
-    inbox = Inbox()
-    queue = Queue("q", EVENTS, "worker.#", **lives)(channel)
-    Consumer(channel, [queue], callbacks=[inbox]).consume()
+    connection, queue, inbox = consuming(connect, lives)
     broadcast(connection, 1, EVENTS, "worker.online")
     drain(connection)
-    channel.exchange_delete("events")
+    queue.channel.exchange_delete("events")
     connection.transport.lease_keeper._beat.run(connection.transport.center, time.monotonic())
     broadcast(connection, 2, EVENTS, "worker.online")
     drain(connection)

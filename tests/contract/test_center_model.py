@@ -38,6 +38,7 @@ from kombu_toc.model import scores
 from kombu_toc.model.delivery import trait
 from kombu_toc.model.topic import base_of
 
+from ..support.cases import night
 from ..support.inspection import aged, birth_of, check_slots, now_us, older, residue, time_passes
 
 TOPIC = "model"
@@ -770,13 +771,16 @@ def test_what_expires_while_it_waits_for_its_back_off_is_delivered_to_nobody(cli
     model.teardown()
 
 
-def test_whatever_is_done_in_whatever_order_no_message_is_lost_and_none_left_behind(client):
+@pytest.mark.parametrize("examples", [12, night(60)])
+def test_whatever_is_done_in_whatever_order_no_message_is_lost_and_none_left_behind(
+    client, examples
+):
     """A5: a message is in one place, with its body, until it is acknowledged or deleted"""
 
     run_state_machine_as_test(
         model_on(client),
         settings=settings(
-            max_examples=60,
+            max_examples=examples,
             stateful_step_count=40,
             deadline=None,  # a server's pace is not the code's
             # Not Phase.shrink, which takes minutes: add it to see the shortest way to a failure.

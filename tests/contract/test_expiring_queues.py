@@ -63,40 +63,55 @@ def test_a_queue_that_nobody_uses_goes_to_the_second_with_its_messages(
     assert any(not keys_left(client) or time.sleep(0.01) for _ in running(GONE))
 
 
-def test_who_asks_whether_it_is_there_need_not_wait_for_another(
+def test_who_asks_for_one_that_has_expired_need_not_wait_for_another(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is not there for who asks, and new for who declares it."""
     connection = connect()
     keeper = connection.transport.lease_keeper
     monkeypatch.setattr(keeper, "look_after", lambda queue, expires_ms: None)
     declared(connection)
+    declared(connection, "again")
+    publish(connection, "old", "again")
     time.sleep(EXPIRES + 0.6)  # the server's own clock decides what has expired
     with pytest.raises(ChannelError, match="NOT_FOUND"):
         connection.default_channel.queue_declare("brief", passive=True)
+    assert declared(connection, "again").queue_declare(passive=True).message_count == 0
 
 
-@pytest.mark.parametrize("use", ["declare", "put", "put elsewhere", "get"])
 def test_whoever_uses_it_has_it_expire_that_much_later(
-    connect: Connect, client: redis.Redis, use: str
+    connect: Connect, client: redis.Redis
 ) -> None:
+    """It is declared again, put to, also by another process, or asked for a message."""
     connection, elsewhere = connect(), connect()
-    queue = declared(connection)
+    queues = {use: declared(connection, use) for use in ("declare", "put", "elsewhere", "get")}
     until = time.monotonic() + 1.5 * EXPIRES
-    last, number = 0.0, 0
-    while (now := time.monotonic()) < until:
-        if use == "declare":
-            queue.declare()
-        elif use == "get":
-            queue.get()
-        else:
-            number += 1
-            publish(connection if use == "put" else elsewhere, number, "brief")
-        last = now
-        assert is_there(client)
+    last: dict[str, float] = {}
+    number = 0
+    while time.monotonic() < until:
+        number += 1
+        for use, queue in queues.items():
+            last[use] = time.monotonic()
+            if use == "declare":
+                queue.declare()
+            elif use == "get":
+                queue.get()
+            else:
+                publish(connection if use == "put" else elsewhere, number, use)
+            assert is_there(client, use)
         time.sleep(EXPIRES / 5)
-    if number:
-        assert connection.transport.center.counts("brief").ready == number
-    wait_until_gone(client, last)
+    for use in ("put", "elsewhere"):
+        assert connection.transport.center.counts(use).ready == number
+    gone: dict[str, float] = {}
+    for _ in running(EXPIRES + GONE):
+        for use in queues.keys() - gone.keys():
+            if not is_there(client, use):
+                gone[use] = time.monotonic()
+        if len(gone) == len(queues):
+            break
+        time.sleep(0.01)
+    assert gone.keys() == queues.keys(), "a second after its time"
+    assert all(gone[use] - last[use] > EXPIRES - 0.05 for use in queues)
 
 
 def test_a_consumer_keeps_it_and_it_expires_when_the_last_one_leaves(
@@ -211,17 +226,6 @@ def test_a_worker_deletes_what_others_have_left(connect: Connect, client: redis.
         center.expiring.touch(topic)
         turns = running(EXPIRES + 3)  # it reads what is declared every two
         assert any(not is_there(client) or drain(worker, timeout=0.05) for _ in turns)
-
-
-def test_a_queue_is_new_when_it_is_declared_after_it_has_expired(
-    connect: Connect, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connection = connect()
-    monkeypatch.setattr(connection.transport.lease_keeper, "look_after", lambda *args: None)
-    declared(connection)
-    publish(connection, "old", "brief")
-    time.sleep(EXPIRES + 0.6)  # the server's own clock decides what has expired
-    assert declared(connection).queue_declare(passive=True).message_count == 0
 
 
 @pytest.mark.parametrize("expires", [0, -5, "soon", 1.5])

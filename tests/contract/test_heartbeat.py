@@ -19,6 +19,7 @@ from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.model.results import Delivery
 from kombu_toc.model.topic import slot_of
 
+from ..support.cases import night
 from ..support.cluster import Cluster
 from ..support.ports import free_port
 from ..support.servers import Server
@@ -213,7 +214,7 @@ def away(start_cluster: Callable[..., Cluster]) -> Away:
     return Away(start_cluster("--cluster-require-full-coverage", "no"))
 
 
-@pytest.mark.parametrize("owed", [0, 1, 2])
+@pytest.mark.parametrize("owed", [2, night(0), night(1)])
 def test_a_node_that_is_away_keeps_nothing_on_the_others_from_being_renewed(
     away: Away, owed: int
 ) -> None:
@@ -401,7 +402,7 @@ print("ends", flush=True)
 """
 
 
-@pytest.mark.parametrize("library", ["none", "gevent"])
+@pytest.mark.parametrize("library", ["none", night("gevent")])
 @pytest.mark.parametrize("reachable", [True, False])
 def test_a_process_says_what_it_owes_before_it_ends_and_waits_no_longer_than_it_must(
     server: Server, center: TimeoutCenter, library: str, reachable: bool

@@ -11,6 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ..support.cases import night
 from ..support.http_server import HttpServer
 from ..support.servers import Server
 
@@ -32,14 +35,18 @@ app = Celery("shop", broker={broker!r}, backend={backend!r})
 """
 
 
-def check(api: HttpServer, document: dict[str, Any], folder: Path) -> None:
+#: How many requests each operation is sent.
+examples = pytest.mark.parametrize("examples", [2, night(6)])
+
+
+def check(api: HttpServer, document: dict[str, Any], folder: Path, examples: int) -> None:
     """Ask a server for what a document says."""
     (folder / "openapi.json").write_text(json.dumps(document))
     done = subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli", "run", str(folder / "openapi.json")),
             *("--url", api.url, "--checks", ",".join(CHECKS), "--phases", "fuzzing"),
-            *("--max-examples", "6", "--seed", "1", "--workers", "2", "--no-color"),
+            *("--max-examples", str(examples), "--seed", "1", "--workers", "2", "--no-color"),
         ],
         cwd=folder,
         capture_output=True,
@@ -51,7 +58,10 @@ def check(api: HttpServer, document: dict[str, Any], folder: Path) -> None:
     assert "Selected: " in done.stdout
 
 
-def test_every_answer_is_as_the_document_says(single_server: Server, tmp_path: Path) -> None:
+@examples
+def test_every_answer_is_as_the_document_says(
+    single_server: Server, tmp_path: Path, examples: int
+) -> None:
     with single_server.client() as client:
         client.flushall()
     with HttpServer(single_server.toc_url) as api:
@@ -60,10 +70,13 @@ def test_every_answer_is_as_the_document_says(single_server: Server, tmp_path: P
         del document["components"]["schemas"]["Lease"]["properties"]["wait"]
         parameters = document["paths"]["/v1/queues/{queue}"]["delete"]["parameters"]
         parameters[:] = [one for one in parameters if one["name"] != "ifEmpty"]
-        check(api, document, tmp_path)
+        check(api, document, tmp_path, examples)
 
 
-def test_so_is_every_answer_of_what_knows_celery(single_server: Server, tmp_path: Path) -> None:
+@examples
+def test_so_is_every_answer_of_what_knows_celery(
+    single_server: Server, tmp_path: Path, examples: int
+) -> None:
     with single_server.client() as client:
         client.flushall()
     text = APP.format(broker=single_server.toc_url, backend=single_server.url)
@@ -85,4 +98,4 @@ def test_so_is_every_answer_of_what_knows_celery(single_server: Server, tmp_path
                 for one in operation.get("parameters", ()):
                     if one["name"] == "app":  # any other one is not found
                         one["schema"] = {"type": "string", "enum": ["shop"]}
-        check(api, document, tmp_path)
+        check(api, document, tmp_path, examples)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -306,16 +305,21 @@ def test_a_token_that_is_removed_ends_and_one_that_is_added_counts_without_a_res
     assert "line 2" in said and "the tokens stay as they were" in said
 
 
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[str, str]:
+    """The files of a certificate and of its key."""
+    return Authority(tmp_path).certificate("server")
+
+
 def test_who_says_nothing_while_tls_begins_is_cut_off(
-    server: Server | Cluster, tmp_path: Path
+    server: Server | Cluster, pair: tuple[str, str]
 ) -> None:
-    made = Authority(tmp_path)
-    certificate, key = made.certificate("server")
+    certificate, key = pair
     program = (
         "import sys; from kombu_toc.http import serving; serving.HANDSHAKE_WITHIN = 0.3;"
         "from kombu_toc.http.__main__ import main; sys.exit(main())"
     )
-    options = ("--certificate", str(certificate), "--key", str(key))
+    options = ("--certificate", certificate, "--key", key)
     with (
         HttpServer(server.toc_url, *options, command=("-c", program)) as api,
         socket.create_connection(("127.0.0.1", api.port), timeout=10) as client,
@@ -334,12 +338,12 @@ def test_who_says_nothing_while_tls_begins_is_cut_off(
     ],
 )
 def test_files_that_are_no_use_for_tls_are_named(
-    server: Server | Cluster, tmp_path: Path, options: list[str], said: str
+    server: Server | Cluster, pair: tuple[str, str], options: list[str], said: str
 ) -> None:
-    certificate, key = Authority(tmp_path).certificate("server")
-    files = {"CERTIFICATE": str(certificate), "KEY": str(key)}
+    certificate, key = pair
+    files = {"CERTIFICATE": certificate, "KEY": key}
     command = [sys.executable, "-m", "kombu_toc.http", "--broker", server.toc_url, "--port", "0"]
-    done = subprocess.run(
+    done = nursery.run(
         [*command, *(files.get(one, one) for one in options)],
         capture_output=True,
         text=True,

@@ -15,6 +15,7 @@ from kombu_toc import MessageError, TimeoutCenter, center_for
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.scripts.call import ScriptCall
 
+from ..support.cases import night
 from ..support.fixtures import drain
 from ..support.inspection import check_slots, residue
 from ..support.proxy import Proxy
@@ -220,8 +221,16 @@ def test_messages_are_moved_in_bounded_parts(client: redis.Redis) -> None:
 
 
 @one_server
-@pytest.mark.parametrize("known", [True, False], ids=["script known", "script unknown"])
-@pytest.mark.parametrize("options", [{}, {"max_connections": 4}], ids=["", "pool"])
+@pytest.mark.parametrize(
+    ("known", "options"),
+    [
+        (True, {}),
+        (False, {"max_connections": 4}),
+        night(True, {"max_connections": 4}),
+        night(False, {}),
+    ],
+    ids=["script known", "script unknown, pool", "script known, pool", "script unknown"],
+)
 def test_what_takes_longer_than_the_sockets_timeout_is_published(
     proxy: Proxy, center: TimeoutCenter, client: redis.Redis, known: bool, options: dict[str, int]
 ) -> None:

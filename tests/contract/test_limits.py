@@ -377,8 +377,7 @@ def test_what_is_put_off_of_a_key_holds_up_no_other_key(declare: Any) -> None:
     center = declare(key_fair=True)
     names = [f"l{number}" for number in range(2500)]
     center.put_many("mail", [{"id": name, "body": b"", "key": "large"} for name in names])
-    for name in names[:-1]:
-        center.reschedule(name, delay=3600, topic="mail")
+    center.reschedule(names[:-1], delay=3600, topic="mail")
     put(center, "s", "small")
     lanes, got, left = center.registry.topic("mail").slot(0).lane_keys[0], [], [len(names) + 1]
     for _ in range(5):

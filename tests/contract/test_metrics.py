@@ -18,6 +18,7 @@ from kombu_toc import TimeoutCenter, read_metrics, read_script_times
 from kombu_toc.metrics.counters import COUNTERS, INTERVAL, Metrics, _all
 from kombu_toc.model.keys import MINUTES
 
+from ..support.cases import night
 from ..support.fixtures import drain
 from ..support.inspection import keys_left
 from ..support.servers import Server
@@ -386,7 +387,7 @@ center.metrics.send(center.runner)
 """
 
 
-@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+@pytest.mark.parametrize("library", ["gevent", night("eventlet")])
 def test_greenlets_count_as_threads_do(server: Server, client: redis.Redis, library: str) -> None:
     run(GREEN, library, server.toc_url)
     assert read_metrics(TimeoutCenter(client))["mail"].totals["put"] == 200

@@ -23,6 +23,7 @@ from kombu_toc.center.upkeep import carry_on
 from kombu_toc.model import message as envelope
 from kombu_toc.model.results import DEAD, IN_FLIGHT, WAITING
 
+from ..support.cases import night
 from ..support.fixtures import drain
 from ..support.inspection import announced, check_slots, keys_left, put_call, slot_keys
 
@@ -307,7 +308,10 @@ def test_more_than_one_call_can_move_are_moved(center, client):
     assert min(by_slot) > 0
 
 
-def test_a_lookup_by_id_finds_what_is_moved_in_that_moment(center, client, server):
+@pytest.mark.parametrize(
+    "changes", [(1, 32, 2), night((1, 32, 2, 64, 16, 128, 4))], ids=["few", "many"]
+)
+def test_a_lookup_by_id_finds_what_is_moved_in_that_moment(center, client, server, changes):
     """And a cancellation is told the truth."""
     center.queues.declare("mail", slots=64)
     number = 2000
@@ -331,7 +335,7 @@ def test_a_lookup_by_id_finds_what_is_moved_in_that_moment(center, client, serve
     looker = threading.Thread(target=look)
     looker.start()
     moved = 0
-    for slots in (1, 32, 2, 64, 16, 128, 4):
+    for slots in changes:
         # As long as a lookup may take that began by the old declaration.
         moved += reshard_topic(center, "mail", slots, settle=0.3).moved
     stop.set()
@@ -413,7 +417,7 @@ def keep_up(center: TimeoutCenter) -> None:
     carry_on(center.runner, center.context, center.registry.topic("mail"))
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 8), (8, 1), (4, 16), (16, 4)])
+@pytest.mark.parametrize(("before", "after"), [(1, 8), (8, 1), night(4, 16), night(16, 4)])
 def test_killed_at_any_step_it_leaves_everything_right_and_goes_on(center, client, before, after):
     lives = 1
     while True:
@@ -536,11 +540,12 @@ steps = st.lists(
 )
 
 
-def test_whatever_happens_meanwhile_each_message_is_delivered_until_it_is_settled(client):
+@pytest.mark.parametrize("examples", [40, night(150)])
+def test_whatever_happens_meanwhile_each_message_is_delivered_until_it_is_settled(client, examples):
     """Producers that have and have not heard of it, consumers, and a resharder that is killed."""
 
     @settings(
-        max_examples=150,
+        max_examples=examples,
         deadline=None,  # a server's pace is not the code's
         phases=(Phase.reuse, Phase.generate),
         suppress_health_check=list(HealthCheck),
@@ -690,9 +695,8 @@ def test_a_publish_that_is_repeated_after_the_change_stays_one_message(connect, 
         center = TimeoutCenter(client)
         assert center.ack(center.pop("mail", 10).messages) == 1
         now(center, "mail", 64)
-        channel.center.registry.forget(
-            "mail"
-        )  # a channel of a new connection reads the declaration
+        # A channel of a new connection reads the declaration.
+        channel.center.registry.forget("mail")
         publish()
         assert center.counts("mail").waiting == 0, i
         now(center, "mail", 1)

@@ -16,7 +16,7 @@ from kombu import Connection
 
 import kombu_toc
 
-from ..support.cases import each
+from ..support.cases import each, night
 from ..support.certificates import Authority, TLSServer, tls_options, tls_program
 from ..support.sentinels import NAME, Deployment
 from .test_connections import round_trip
@@ -67,9 +67,15 @@ def test_an_authority_of_ones_own_is_named_in_the_transport_options(
     round_trip(Connection(url(secure), transport_options={"ssl_ca_certs": authority.file}))
 
 
-@each("prefix", ["", "ssl_"])
-@each("requirement", [ssl.CERT_REQUIRED, "CERT_REQUIRED", "required"])
-@each("scheme", ["toc+redis", "toc+rediss"])
+@each(
+    ("prefix", "requirement", "scheme"),
+    [
+        ("", ssl.CERT_REQUIRED, "toc+redis"),
+        ("", "required", "toc+rediss"),
+        ("ssl_", "CERT_REQUIRED", "toc+redis"),
+        ("ssl_", ssl.CERT_REQUIRED, "toc+rediss"),
+    ],
+)
 def test_broker_use_ssl_is_understood_as_celerys_users_write_it(
     secure: TLSServer, authority: Authority, prefix: str, requirement: object, scheme: str
 ) -> None:
@@ -84,14 +90,14 @@ def test_certificates_are_not_checked_if_the_url_says_so(
     round_trip(Connection(url(secure, f"?ssl_cert_reqs={requirement}")))
 
 
-@each("requirement", [ssl.CERT_NONE, "CERT_NONE", "none", None])
+@each("requirement", [ssl.CERT_NONE, "CERT_NONE", None])
 def test_certificates_are_not_checked_if_broker_use_ssl_says_so(
     secure: TLSServer, requirement: object
 ) -> None:
     round_trip(Connection(url(secure), ssl={"ssl_cert_reqs": requirement}))
 
 
-@each("ssl", [False, True, {"ssl_cert_reqs": "required"}])
+@each("ssl", [True, {"ssl_cert_reqs": "required"}])
 def test_an_unknown_authority_is_not_trusted(secure: TLSServer, ssl: object) -> None:
     text = said(url(secure), ssl=ssl)
     assert f"127.0.0.1:{secure.tls_port}: the server's certificate is not trusted (" in text
@@ -114,7 +120,7 @@ def test_an_expired_certificate_is_told_for_what_it_is(
         server.stop()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("host", [night("127.0.0.1"), "localhost"])
 def test_a_certificate_for_another_host_is_told_for_what_it_is(
     authority: Authority, tmp_path: Path, host: str
 ) -> None:

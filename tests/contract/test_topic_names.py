@@ -44,11 +44,8 @@ def test_pages_have_every_name_once_in_order(center: TimeoutCenter, client: redi
     assert center.queues.names(prefix="a", after="a%b", limit=10) == ["a?", "ab"]
     assert center.queues.names(prefix="a", after="b", limit=10) == []
     assert center.queues.names(prefix="b", after="a", limit=10) == ["b{c}"]
-    assert center.queues.names(prefix="a", after="a b") == [
-        "a%b",
-        "a?",
-        "ab",
-    ]  # without a limit, too
+    # Without a limit, too.
+    assert center.queues.names(prefix="a", after="a b") == ["a%b", "a?", "ab"]
     center.queues.delete("a%b")
     center.queues.delete("täsk")
     assert kept(client) == center.queues.names()
@@ -88,7 +85,7 @@ def test_a_page_of_queues_costs_no_more_of_many_queues(tmp_path: Path) -> None:
         for number in range(30):
             center.queues.declare(f"queue-{number:05}")
         few = look()
-        for number in range(30, 3000):
+        for number in range(30, 1000):
             center.queues.declare(f"queue-{number:05}")
         assert look() < 1.5 * few
         client.config_resetstat()
@@ -98,12 +95,12 @@ def test_a_page_of_queues_costs_no_more_of_many_queues(tmp_path: Path) -> None:
             page = api.get(f"/v1/queues?limit=200{more}").json
             names += [one["name"] for one in page["queues"]]
             after = page["nextPageToken"]
-        assert names == [f"queue-{number:05}" for number in range(3000)]
+        assert names == [f"queue-{number:05}" for number in range(1000)]
         used = {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
         client.hset(center.keys.topics, "queue-older", '{"slots":1,"retries":16}')
-        client.hdel(center.keys.topics, "queue-02999")
+        client.hdel(center.keys.topics, "queue-00999")
         client.zadd(center.keys.names, {"queue-nobody": 0})
-        last = api.get("/v1/queues?after=queue-02997").json
-        assert [one["name"] for one in last["queues"]] == ["queue-02998", "queue-older"]
+        last = api.get("/v1/queues?after=queue-00997").json
+        assert [one["name"] for one in last["queues"]] == ["queue-00998", "queue-older"]
     own.stop()
     assert used.isdisjoint({"hkeys", "hgetall", "hscan", "keys", "scan", "zscan"})

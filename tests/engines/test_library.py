@@ -336,7 +336,6 @@ def test_tables_are_created_once_and_told_apart(server, new_url):
         fewer.find()
 
 
-@pytest.mark.every_engine
 def test_a_newer_schema_is_refused_and_an_older_one_names_the_command(server, options, store):
     database = store.shards.databases[0]
     library = center_for(server.toc_url, **options).library
@@ -412,7 +411,6 @@ def lose(client: Any, center: Any, id: str) -> None:
     client.zrem(slot.stores[found.step], id)
 
 
-@pytest.mark.every_engine
 def test_check_finds_and_mends_every_disagreement(
     server, client, broker, store, options, center, at_once
 ):

@@ -89,7 +89,6 @@ def logs(center: TimeoutCenter) -> list[bytes]:
     return list(center.client.scan_iter(match="*:log"))
 
 
-@pytest.mark.every_engine
 def test_a_publish_asks_no_database_and_its_row_follows(mail, store, center, behind, monkeypatch):
     recorder = mail.default_channel.recorder
     monkeypatch.setattr(recorder.store.shards, "of", None)
@@ -768,7 +767,6 @@ def test_a_message_that_no_row_can_have_is_put_and_said(mail, store, center, beh
     assert logs(center) == []
 
 
-@pytest.mark.every_engine
 def test_a_row_that_a_database_refuses_keeps_no_other_waiting(
     mail, store, center, behind, caplog, monkeypatch
 ):

@@ -89,7 +89,6 @@ def test_a_countdown_is_counted_by_redis_in_its_row_as_well(
     assert all(abs(back[id] - found[id]) < 60_000_000 for id in ("sent", "put"))
 
 
-@pytest.mark.every_engine
 def test_a_server_is_asked_for_its_time_now_and_then(server, client):
     asked: list[float] = []
 

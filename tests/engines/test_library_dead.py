@@ -44,7 +44,6 @@ def dead(center: TimeoutCenter) -> dict[str, Any]:
     return {one.id: one for one in center.scan("mail", state=DEAD).messages}
 
 
-@pytest.mark.every_engine
 def test_dead_letters_come_back_as_they_were(client, broker, store, center, recorded):
     die(broker, "order-1", "order-2")
     before = dead(center)

@@ -427,7 +427,6 @@ def test_it_is_found_by_its_id(queue, asked, store):
     assert not there.far
 
 
-@pytest.mark.every_engine
 def test_it_is_listed_in_the_order_of_time_page_by_page(queue, asked, store):
     for number in range(6):
         send(queue, f"near-{number}", 60_000 + number)

@@ -21,15 +21,12 @@ from kombu_toc.library.records import Event, Row, now_us
 from kombu_toc.library.shards import Database
 from kombu_toc.library.store import Store
 
+from ..support.cases import night
 from ..support.library import engine, new_url, options, store
 
 __all__ = ("engine", "new_url", "options", "store")  # fixtures
 
-pytestmark = [
-    pytest.mark.every_engine,
-    pytest.mark.one_server,
-    pytest.mark.usefixtures("client"),
-]
+pytestmark = [pytest.mark.one_server, pytest.mark.usefixtures("client")]
 
 #: Rows of each kind before and after.
 FEW, MANY = 300, 3000
@@ -211,6 +208,7 @@ def fill(store: Store, first: int, last: int) -> None:
         )
 
 
+@pytest.mark.every_engine
 def test_what_is_asked_reads_no_more_of_a_library_that_has_grown(server, new_url):
     center = center_for(server.toc_url, toc_library=new_url())
     center.library.create()
@@ -226,7 +224,9 @@ def test_what_is_asked_reads_no_more_of_a_library_that_has_grown(server, new_url
     assert grown == {}
 
 
-def test_pages_of_a_search_have_every_record_once(store, options, server):
+@pytest.mark.every_engine
+@pytest.mark.parametrize("limits", [(2,), night((1, 3, 5))], ids=str)
+def test_pages_of_a_search_have_every_record_once(store, options, server, limits):
     """Whatever is due at once, in whatever place and with whatever end, on whatever day."""
     now, day = now_us(), 86_400_000_000
     rows = rows_of(0, 4)
@@ -249,7 +249,7 @@ def test_pages_of_a_search_have_every_record_once(store, options, server):
     ):
         every = library.find(status=wanted, limit=100)
         assert (len(every.records), every.after) == (number, None)
-        for limit in (1, 2, 3, 5):
+        for limit in limits:
             found, after = [], None
             while True:
                 page = library.find(status=wanted, limit=limit, after=after)
@@ -261,6 +261,7 @@ def test_pages_of_a_search_have_every_record_once(store, options, server):
             assert found == every.records, (wanted, limit)
 
 
+@pytest.mark.every_engine
 def test_rows_that_are_due_at_once_are_read_page_by_page(store):
     rows = [row for row in rows_of(0, 40) if row.id.endswith("same")]
     store.insert(rows)
@@ -273,6 +274,7 @@ def test_rows_that_are_due_at_once_are_read_page_by_page(store):
         assert [row.key for row in found] == here
 
 
+@pytest.mark.every_engine
 def test_a_queue_is_read_page_by_page(store, monkeypatch):
     """In whatever state its messages are, and although rows disappear meanwhile."""
     monkeypatch.setattr(store_module, "CHUNK", 3)
@@ -297,6 +299,7 @@ def test_a_queue_is_read_page_by_page(store, monkeypatch):
     assert sorted(read) == sorted(wanted)
 
 
+@pytest.mark.every_engine
 def test_what_is_far_ahead_at_one_moment_is_read_page_by_page(store):
     rows = [row._replace(action_us=SAME) for row in rows_of(0, 40) if row.place == statuses.FAR]
     store.insert(rows)
@@ -394,6 +397,7 @@ LOCKS = {
 }
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("asked", ["counts", "rows of a queue"])
 def test_what_reads_all_rows_may_take_longer_than_a_statement(server, new_url, asked):
     center = center_for(server.toc_url, toc_library=new_url(), toc_library_timeout=0.3)
@@ -423,6 +427,7 @@ def test_what_reads_all_rows_may_take_longer_than_a_statement(server, new_url, a
     assert found == [40]
 
 
+@pytest.mark.every_engine
 def test_a_day_of_history_is_dropped_a_little_at_a_time(server, options, store, monkeypatch):
     """Where that means to delete its rows, whoever writes meanwhile does not wait for all."""
     monkeypatch.setattr(db, "ROWS_PER_DELETE", 2)

@@ -175,7 +175,6 @@ def test_a_message_that_is_got_one_by_one_is_asked_about_as_well(guarded, store,
     assert queue.get() is None
 
 
-@pytest.mark.every_engine
 def test_one_statement_for_each_table_answers_for_many_deliveries(guarded, store, monkeypatch):
     publish(guarded, "order-0")
     guarded.default_channel.recorder.flush()
@@ -330,7 +329,6 @@ def test_a_database_that_stands_still_keeps_what_another_knows_from_nobody(
     recorder.close()
 
 
-@pytest.mark.every_engine
 def test_who_is_asked_of_an_id_with_a_number_sign_is_the_database_that_has_its_row(
     guarded, store, center, put_again, monkeypatch
 ):

@@ -65,7 +65,6 @@ def test_what_is_idle_is_asked_with_a_few_statements_a_second(center: Any) -> No
         assert counted[database.number] <= (SECONDS + 1) * (2 + PRUNED * 2), counted
 
 
-@pytest.mark.every_engine
 def test_what_is_not_put_is_put_from_whichever_table(center: Any, monkeypatch: Any) -> None:
     """Also where one turn does not look at all of them."""
     monkeypatch.setattr("kombu_toc.library.keeper.TABLES", 5)

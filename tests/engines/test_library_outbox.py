@@ -70,7 +70,6 @@ def wait_for(center: TimeoutCenter, id: str) -> None:
         time.sleep(0.01)  # a thread puts it
 
 
-@pytest.mark.every_engine
 @pytest.mark.parametrize("how", ["connection", "session"])
 def test_a_task_is_sent_when_the_transaction_is_committed(broker, store, center, database, how):
     opened: Any = database.connect() if how == "connection" else Session(database)
@@ -88,7 +87,6 @@ def test_a_task_is_sent_when_the_transaction_is_committed(broker, store, center,
     assert center.get("order-43")
 
 
-@pytest.mark.every_engine
 def test_a_task_is_not_sent_when_the_transaction_is_rolled_back(broker, store, center, database):
     with database.connect() as connection, outbox(connection):
         connection.execute(ORDER, {"id": 1})

@@ -36,7 +36,7 @@ from ..support.library import (
     store,
 )
 
-pytestmark = [pytest.mark.every_engine, pytest.mark.usefixtures("client")]
+pytestmark = pytest.mark.usefixtures("client")
 
 __all__ = ("away", "broker", "engine", "new_url", "options", "store")  # fixtures
 
@@ -122,6 +122,7 @@ def test_a_row_stays_in_the_table_of_its_business_id_to_its_end(broker, store):
         assert status in ("done", "dead")
 
 
+@pytest.mark.every_engine
 def test_a_search_by_business_id_is_one_statement(broker, said):
     for number in range(9):
         send(broker, f"task-{number}", f"customer-{number % 3}")
@@ -200,6 +201,7 @@ def test_a_search_of_all_tables_says_which_databases_are_away(broker, away):
         library.find(task="remind")
 
 
+@pytest.mark.every_engine
 def test_what_has_ended_is_found_by_its_id(broker, store, said):
     """The locator is written behind the row, and what it does not know is asked of all tables."""
     ids = [f"order-{number}" for number in range(12)]
@@ -424,6 +426,7 @@ def lie(options: dict[str, Any]) -> None:
     assert there
 
 
+@pytest.mark.every_engine
 def test_a_library_gets_another_layout_while_it_is_used(server, broker, options, changed, client):
     waiting = fill(broker, "before", 30)
     for n in range(12):

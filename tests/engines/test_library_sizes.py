@@ -18,12 +18,13 @@ from ..support.library import engine, new_url, options, status_of, store
 
 __all__ = ("engine", "new_url", "options", "store")  # fixtures
 
-pytestmark = [pytest.mark.every_engine, pytest.mark.usefixtures("client")]
+pytestmark = pytest.mark.usefixtures("client")
 
 #: More than MariaDB takes in one statement, as it is configured, in hexadecimal digits.
 LARGE = b"\xff" * 9_000_000
 
 
+@pytest.mark.every_engine
 @pytest.mark.parametrize("required", [True, False], ids=["required", "not required"])
 def test_a_message_that_is_too_large_for_a_database_says_so_and_holds_up_no_other(
     server, store, center, options, engine, required
@@ -45,6 +46,7 @@ def test_a_message_that_is_too_large_for_a_database_says_so_and_holds_up_no_othe
     assert recorded.recorder.recorder.backlog == 0
 
 
+@pytest.mark.every_engine
 def test_ends_with_long_errors_are_recorded_together(store):
     now = now_us()
     events = [

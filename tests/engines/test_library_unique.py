@@ -51,7 +51,6 @@ def test_it_ends_like_every_task(broker, store):
     assert store.count() == {"done": 2, "not put": 0}
 
 
-@pytest.mark.every_engine
 @pytest.mark.parametrize("conflict", ["replace", "push_back"])
 def test_what_is_replaced_has_ended_and_what_replaces_it_comes_back(
     server, client, broker, store, options, center, conflict, recorded

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+#: As `pytest.param`, a case of the night.
+night = functools.partial(pytest.param, marks=pytest.mark.nightly)
+
 
 def each(
     names: str | tuple[str, ...], values: Iterable[Any], ids: Any = None

@@ -336,11 +336,11 @@ def test_what_a_cut_connection_had_delivered_is_given_back_if_it_is_far_from_due
     assert len(held.starts) == 1
 
 
-def test_hours_pass_and_each_task_starts_within_milliseconds_of_its_time() -> None:
+def test_an_hour_passes_and_each_task_starts_within_milliseconds_of_its_time() -> None:
     fleet = Fleet(QUEUES)
     for _ in range(3):
         fleet.add(2)
-    tasks = [fleet.put(QUEUES[n % 3], 24.3 * n, 0.005) for n in range(300)]
+    tasks = [fleet.put(QUEUES[n % 3], 61.3 * n, 0.005) for n in range(75)]
     fleet.finish()
     server = fleet.network.server
     late = sorted(task.starts[0] - (task.due_us - server.ahead) / 1e6 for task in tasks)

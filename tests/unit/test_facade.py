@@ -9,6 +9,8 @@ import weakref
 import pytest
 import redis
 import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from kombu_toc import ConfigurationError, Limits, TimeoutCenter
 from kombu_toc.center.center import Delegate
@@ -46,7 +48,7 @@ def test_a_subclass_may_have_a_method_of_its_own() -> None:
             seen.append(id)
 
     seen: list[str] = []
-    Own(redis.Redis(port=1)).get("x")
+    Own(redis.Redis(port=1, retry=Retry(NoBackoff(), 0))).get("x")
     assert seen == ["x"]
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 
+import pytest
+
 from celery_toc.schedules import state
 from celery_toc.schedules.rules import SECOND_US, Every, to_us
 from celery_toc.schedules.state import (
@@ -21,7 +23,7 @@ from celery_toc.schedules.state import (
     read_line,
 )
 
-from ..support.cases import each
+from ..support.cases import each, night
 
 PERIOD = 10 * SECOND_US
 START = 1_700_000_000 * SECOND_US
@@ -269,13 +271,17 @@ TAKES = ("pass_time", "pop", "change", "change", "die", "slow")
 FAR = "set_clock_far"
 PEOPLE = ("pause", "resume", "skip", "put_again")
 
+#: Histories of the day, and those of the night.
+seeds = pytest.mark.parametrize("seeds", [range(8), night(range(8, 40))], ids=str)
 
+
+@seeds
 @each("misfire", state.MISFIRES)
 @each("overlap", state.OVERLAPS)
 def test_whatever_happens_a_firing_is_one_message_and_the_schedule_goes_on(
-    misfire: str, overlap: str
+    misfire: str, overlap: str, seeds: range
 ) -> None:
-    for seed in range(40):
+    for seed in seeds:
         history = History(seed, misfire=misfire, overlap=overlap)
         history.run((*TAKES, *PEOPLE, "cancel", "purge", "follow", "follow", "set_clock", FAR))
 
@@ -307,8 +313,9 @@ def test_a_purge_at_any_moment_loses_the_next_firing_and_no_other(seed: int) -> 
         assert not (id in history.lost and id in there)
 
 
-def test_what_was_left_out_by_a_rule_is_not_run_when_it_comes_again() -> None:
-    for seed in range(40):
+@seeds
+def test_what_was_left_out_by_a_rule_is_not_run_when_it_comes_again(seeds: range) -> None:
+    for seed in seeds:
         history = History(seed, misfire="skip", grace_us=SECOND_US)
         history.run((*TAKES, "pass_time"))
         assert history.dropped
