@@ -16,8 +16,6 @@ import kombu_toc
 
 from ..support.cases import each
 
-pytestmark = pytest.mark.versions
-
 KOMBU_TOC = Path(kombu_toc.__file__).parent
 CELERY_TOC = Path(celery_toc.__file__).parent
 
@@ -45,6 +43,7 @@ def imports(path: Path) -> set[str]:
 # -- registration
 
 
+@pytest.mark.versions
 @each("scheme", ["toc", "toc+redis", "toc+rediss"])
 def test_a_program_that_imports_only_celery_has_the_transport(scheme):
     """K1: change the URL, nothing else."""
@@ -57,6 +56,7 @@ print(type(transport).__module__, transport.driver_type)
     assert python(program) == "kombu_toc.transport.transport redis"
 
 
+@pytest.mark.versions
 def test_a_program_that_sends_a_task_needs_no_import_of_ours(server):
     """K1"""
     program = f"""
@@ -69,6 +69,7 @@ with app.connection() as connection:
     assert python(program) == "1"
 
 
+@pytest.mark.versions
 def test_a_program_that_produces_with_kombu_imports_the_package_first(server):
     program = f"""
 import kombu_toc
@@ -80,6 +81,7 @@ with Connection("{server.toc_url}") as connection:
     assert python(program) == "1"
 
 
+@pytest.mark.versions
 def test_the_page_of_errors_has_what_kombu_says_without_it():
     """There is no public way by which Kombu would find a transport in another package."""
     program = """
@@ -143,6 +145,7 @@ except ConfigurationError as exc:
     assert python(program) == f"{needs}: pip install 'celery-toc[library]'"
 
 
+@pytest.mark.versions
 def test_once_kombu_has_serialized_anything_the_schemes_are_known():
     program = """
 from kombu import Connection
@@ -163,6 +166,7 @@ print(sorted(heavy & set(sys.modules)))
     assert python(program) == "[]"
 
 
+@pytest.mark.versions
 def test_kombu_alone_does_not_load_celery_through_us(server):
     program = f"""
 import sys, kombu_toc
@@ -185,6 +189,7 @@ print("celery_toc.flower" in sys.modules)
     assert python(program) == "False"
 
 
+@pytest.mark.versions
 def test_the_registered_serializer_changes_nothing_for_others():
     program = """
 from kombu.serialization import dumps, loads
@@ -239,6 +244,7 @@ app.connection().transport
 """
 
 
+@pytest.mark.versions
 def test_a_message_tells_whether_its_time_was_a_countdown():
     program = """
 print(marked(app.amqp, countdown=3), marked(app.amqp, countdown=-3))
@@ -247,6 +253,7 @@ print(marked(app.amqp, eta="2100-01-01"), marked(app.amqp, countdown=0), marked(
     assert python(COUNTDOWNS + program).splitlines() == ["True True", "False False False"]
 
 
+@pytest.mark.versions
 def test_a_message_of_protocol_1_shows_its_id_and_its_eta():
     program = """
 old = Celery(set_as_current=False)
@@ -258,6 +265,7 @@ print(old.amqp.create_task_message("id", "name").headers)
     assert python(COUNTDOWNS + program).splitlines() == ["True True", "{'id': 'id'}"]
 
 
+@pytest.mark.versions
 def test_who_makes_messages_in_another_way_still_can():
     program = """
 app.amqp.create_task_message = lambda *args, **options: ({}, {}, (args, options), None)
@@ -303,6 +311,7 @@ def test_celery_toc_uses_only_the_public_names_of_kombu_toc():
     assert {path: names for path, names in used.items() if names} == {}
 
 
+@pytest.mark.versions
 def test_every_public_name_is_there():
     for package in (kombu_toc, celery_toc):
         for name in package.__all__:
