@@ -61,8 +61,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m versions`, or `-m cluster`, a file without such a mark is not even imported."""
-    wanted = config.option.markexpr
+    """With `-m versions`, alone or `and ...`, or `-m cluster`: a file without that mark is not even
+    imported."""
+    wanted = config.option.markexpr.partition(" ")[0]
     if wanted not in ("versions", "cluster") or collection_path.suffix != ".py":
         return None
     return f"mark.{wanted}" not in collection_path.read_text() or None
@@ -70,6 +71,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # How a pool is looked into is held by tests/meta/test_compat.py for each of them.
+    prefork = "versions" in config.option.markexpr
     for item in items:
         if re.search("0x[0-9a-f]{8}", item.nodeid):
             raise pytest.UsageError(
@@ -79,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("one_server")
         if mark is not None and ON_CLUSTER:
             item.add_marker(pytest.mark.skip(reason=f"of one server: {mark.args[0]}"))
-        if _another_pool(item) and item.get_closest_marker("every_pool") is None:
+        if _another_pool(item) and (prefork or item.get_closest_marker("every_pool") is None):
             item.add_marker("nightly")  # its guard is prefork's
     night = [item for item in items if item.get_closest_marker("nightly") is not None]
     if not any("::" in argument for argument in config.args):  # whole files

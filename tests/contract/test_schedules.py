@@ -34,8 +34,6 @@ from ..support.cluster import Cluster
 from ..support.loops import in_loop, watched
 from ..support.servers import Server, SteppedServer
 
-pytestmark = pytest.mark.cluster
-
 UTC = timezone.utc
 
 
@@ -96,6 +94,7 @@ def bring_forward(center: TaskCenter, name: str) -> None:
     center.run_now(found.next_id)
 
 
+@pytest.mark.cluster
 def test_the_next_firing_waits_as_a_message_of_its_own(center: TaskCenter) -> None:
     made = center.schedules.put("nightly", "shop.remind", crontab(hour=3, minute=0), args=(7,))
     assert made.text == "0 3 * * *"
@@ -112,6 +111,7 @@ def test_the_next_firing_waits_as_a_message_of_its_own(center: TaskCenter) -> No
     assert center.schedules.get("daily") is None
 
 
+@pytest.mark.cluster
 def test_who_takes_a_firing_puts_the_next_one_once(center: TaskCenter) -> None:
     made = center.schedules.put("often", "shop.remind", timedelta(hours=1))
     first = made.next_id
@@ -150,6 +150,7 @@ def test_another_time_replaces_the_firing_that_waits(center: TaskCenter) -> None
     assert waiting(center) == [changed.next_id]
 
 
+@pytest.mark.cluster
 def test_many_schedules_are_put_in_few_round_trips(center: TaskCenter, client: redis.Redis) -> None:
     center.schedules.put("there", "shop.remind", 3600, args=(0,))
     center.schedules.put("changes", "shop.remind", 3600, args=(0,))
@@ -184,6 +185,7 @@ def test_many_schedules_are_put_in_few_round_trips(center: TaskCenter, client: r
     assert center.schedules.get("x") is None
 
 
+@pytest.mark.cluster
 def test_firings_that_come_together_are_taken_together(
     center: TaskCenter, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +232,7 @@ def test_firings_that_come_together_are_taken_together(
     assert together.take([changed]) == ([], [])
 
 
+@pytest.mark.cluster
 def test_pause_resume_skip_and_delete(center: TaskCenter) -> None:
     schedules = center.schedules
     made = schedules.put("a", "shop.remind", timedelta(hours=1))
@@ -254,6 +257,7 @@ def test_pause_resume_skip_and_delete(center: TaskCenter) -> None:
             change("a")
 
 
+@pytest.mark.cluster
 def test_schedules_are_listed_page_by_page(center: TaskCenter) -> None:
     for number in range(7):
         center.schedules.put(f"n{number}", "shop.remind", 3600 + number)
@@ -278,6 +282,7 @@ def test_schedules_are_listed_page_by_page(center: TaskCenter) -> None:
     assert [one.name for one in center.schedules.list(queue="other").schedules] == names[7:]
 
 
+@pytest.mark.cluster
 def test_run_now_sends_a_task_beside(center: TaskCenter) -> None:
     made = center.schedules.put("a", "shop.remind", 3600, args=(1,))
     id = center.schedules.run_now("a")
@@ -290,6 +295,7 @@ def test_run_now_sends_a_task_beside(center: TaskCenter) -> None:
     assert center.schedules.get("a").runs == 0
 
 
+@pytest.mark.cluster
 def test_a_schedule_moves_to_another_queue(center: TaskCenter) -> None:
     made = center.schedules.put("a", "shop.remind", 3600)
     moved = center.schedules.put("a", "shop.remind", 3600, queue="other")
@@ -298,6 +304,7 @@ def test_a_schedule_moves_to_another_queue(center: TaskCenter) -> None:
     assert center.schedules.count() == 1
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("dies_after", range(5))
 def test_who_moves_a_schedule_and_dies_leaves_it_in_one_queue(
     center: TaskCenter, monkeypatch: pytest.MonkeyPatch, dies_after: int
@@ -397,6 +404,7 @@ def test_a_schedule_that_fired_while_the_clock_was_ahead_goes_on(
         server.stop()
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("overlap", ["allow", "skip", "wait", "cancel"])
 def test_a_firing_that_meets_the_former_one(center: TaskCenter, overlap: str) -> None:
     center.schedules.put("a", "shop.remind", 3600, overlap=overlap)
@@ -426,6 +434,7 @@ def test_a_firing_that_meets_the_former_one(center: TaskCenter, overlap: str) ->
     assert center.schedules.get("a").runs == 2
 
 
+@pytest.mark.cluster
 def test_a_reshard_leaves_schedules_where_they_are(
     center: TaskCenter, server: Server | Cluster
 ) -> None:
@@ -482,6 +491,7 @@ def test_a_queue_that_cannot_be_looked_after_holds_up_no_other(
     assert look() == []
 
 
+@pytest.mark.cluster
 def test_looking_for_firings_that_are_gone_costs_the_same_whatever_waits(
     center: TaskCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -500,6 +510,7 @@ def test_looking_for_firings_that_are_gone_costs_the_same_whatever_waits(
     assert costs == [1, 1]
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("how", ["cancel", "purge", "cancel what was found"])
 def test_a_firing_that_is_cancelled_or_purged_is_lost_and_the_next_one_comes(
     center: TaskCenter, monkeypatch: pytest.MonkeyPatch, how: str
@@ -705,6 +716,7 @@ def test_a_firing_is_one_message_whoever_dies_when(
     assert found.deaths.keys() >= set(steps)
 
 
+@pytest.mark.cluster
 def test_schedules_are_put_and_changed_from_an_event_loop(
     app: Celery, server: Server | Cluster, client: redis.Redis
 ) -> None:
@@ -810,6 +822,7 @@ def test_a_firing_that_comes_back_while_the_next_one_runs_does_not_run_beside_it
     assert counted(center) == before
 
 
+@pytest.mark.cluster
 def test_a_firing_that_is_due_moves_along_with_its_schedule(center: TaskCenter) -> None:
     made = center.schedules.put("a", "shop.remind", 0.2)
     time.sleep(0.3)  # the server's clock must go on
@@ -883,6 +896,7 @@ def test_a_range_of_the_past_is_back_filled_once_and_at_a_rate(center: TaskCente
     assert center.schedules.backfill("a", start) == []
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("end", ["pause", "delete"])
 def test_what_waits_of_back_fills_goes_with_a_pause_and_a_deletion(
     center: TaskCenter, end: str
