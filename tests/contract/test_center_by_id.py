@@ -513,6 +513,7 @@ def test_an_announced_time_that_was_rescheduled_away_leaves_nothing_behind(cente
 # -- what is to be seen of it
 
 
+@pytest.mark.cluster
 def test_the_latest_cancelled_ids_are_remembered_for_a_while(center, client):
     center.notes.remember_cancelled((f"{n}" for n in range(1200)), most=1000, seconds=60)
     assert (

@@ -803,6 +803,7 @@ def test_a_pop_by_id_knows_what_runs_of_the_key_in_its_former_slot(
     assert ids(center.pop("mail", ids=wanted).messages) == ["second"]
 
 
+@pytest.mark.cluster
 def test_what_is_given_again_after_a_lost_reply_keeps_its_start(declare: Any) -> None:
     center = declare(rate="100/s")
     for number in range(5):

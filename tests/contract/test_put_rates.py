@@ -297,6 +297,7 @@ def test_of_many_so_many_are_put_as_the_queue_takes(center: TimeoutCenter) -> No
     assert center.counts("mail").ready == 1200
 
 
+@pytest.mark.cluster
 def test_of_many_with_ids_that_are_taken_none_is_put_beyond_the_rate(center: TimeoutCenter) -> None:
     center.queues.declare("mail", put_rate="4/h", slots=1)
     center.put("mail", "a", b"1")
