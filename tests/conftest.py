@@ -162,9 +162,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest) -> Server | Cluster:
-    """A real server, shared by the whole run; a cluster if TOC_TEST_CLUSTER is set."""
-    return request.getfixturevalue("cluster" if ON_CLUSTER else "single_server")
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server | Cluster]:
+    """A real server, shared by the whole run, or a test's own (`own_server`); the shared cluster if
+    TOC_TEST_CLUSTER is set."""
+    if ON_CLUSTER or not hasattr(request, "param"):
+        yield request.getfixturevalue("cluster" if ON_CLUSTER else "single_server")
+        return
+    made = Server(tmp_path_factory.mktemp("own")).start()
+    yield made
+    gc.collect()
+    made.stop()
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ import redis
 from kombu_toc import ConfigurationError, Delivery, Taken, TimeoutCenter, center_for
 
 from ..support.cluster import Cluster
+from ..support.fixtures import own_server
 from ..support.inspection import announced, now_us
 from ..support.servers import Server
 from ..support.waiting import wait_until
@@ -259,6 +260,7 @@ def program(server: Server | Cluster) -> subprocess.Popen[str]:
     )
 
 
+@own_server
 def test_a_program_that_consumes_is_interrupted_without_harm(
     server: Server | Cluster, center: TimeoutCenter, client: redis.Redis
 ) -> None:

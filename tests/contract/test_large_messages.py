@@ -15,7 +15,7 @@ from kombu_toc import MessageError, TimeoutCenter, center_for
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.scripts.call import ScriptCall
 
-from ..support.fixtures import drain
+from ..support.fixtures import drain, own_server
 from ..support.inspection import check_slots, residue
 from ..support.proxy import Proxy
 from ..support.servers import Server
@@ -106,6 +106,7 @@ def test_the_bound_is_an_option(server: Server, client: redis.Redis) -> None:
     center.client.close()
 
 
+@own_server
 def test_what_fits_is_not_asked_for_its_size_if_only_one_is_wanted(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:

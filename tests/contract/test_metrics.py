@@ -18,7 +18,7 @@ from kombu_toc import TimeoutCenter, read_metrics, read_script_times
 from kombu_toc.metrics.counters import COUNTERS, INTERVAL, Metrics, _all
 from kombu_toc.model.keys import MINUTES
 
-from ..support.fixtures import drain
+from ..support.fixtures import drain, own_server
 from ..support.inspection import keys_left
 from ..support.servers import Server
 
@@ -215,6 +215,7 @@ def test_a_deleted_topic_leaves_no_counters_and_gets_none(
     assert keys_left(client) == []
 
 
+@own_server
 def test_nothing_is_sent_where_nothing_has_changed(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:

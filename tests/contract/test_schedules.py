@@ -31,6 +31,7 @@ from kombu_toc import WAITING
 from ..chaos.firings import chaos
 from ..support.cases import each
 from ..support.cluster import Cluster
+from ..support.fixtures import own_server
 from ..support.loops import in_loop, watched
 from ..support.servers import Server, SteppedServer
 
@@ -150,6 +151,7 @@ def test_another_time_replaces_the_firing_that_waits(center: TaskCenter) -> None
     assert waiting(center) == [changed.next_id]
 
 
+@own_server
 @pytest.mark.cluster
 def test_many_schedules_are_put_in_few_round_trips(center: TaskCenter, client: redis.Redis) -> None:
     center.schedules.put("there", "shop.remind", 3600, args=(0,))

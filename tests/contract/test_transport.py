@@ -29,7 +29,7 @@ from kombu_toc.model import message as envelope
 from kombu_toc.transport.publisher import BatchPublishError
 
 from ..support.cases import each
-from ..support.fixtures import drain
+from ..support.fixtures import drain, own_server
 from ..support.inspection import keys_left, slot_keys
 from ..support.proxy import Proxy
 from ..support.servers import Server
@@ -791,6 +791,7 @@ def test_a_consumer_goes_on_after_its_links_broke(connect: Connect, client: redi
     assert inbox.bodies == ["afterwards"]
 
 
+@own_server
 def test_a_claim_goes_to_the_channel_that_has_room(connection: Connection) -> None:
     full, idle = Inbox(ack=False), Inbox()
     channels = connection.channel(), connection.channel()
@@ -1011,6 +1012,7 @@ def test_what_was_delivered_goes_back_at_once_although_all_connections_were_cut(
     assert center.counts("mail").ready == 1
 
 
+@own_server
 @pytest.mark.alone
 def test_broadcasts_that_are_not_urgent_are_read_together_and_keep_nobody_waiting(
     connect: Connect, client: redis.Redis

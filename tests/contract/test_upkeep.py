@@ -23,6 +23,7 @@ from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.consumer.upkeeper import LEASE
 from kombu_toc.model.results import Delivery
 
+from ..support.fixtures import own_server
 from ..support.inspection import announced, check_slots
 from ..support.servers import Server, SteppedServer
 
@@ -547,6 +548,7 @@ def test_a_key_of_no_queue_that_another_program_has_written_stops_only_what_need
 # -- what idle consumers ask for
 
 
+@own_server
 def test_an_idle_consumer_looks_rarely_while_somebody_keeps_the_topics_up(
     connect: Connect, client: redis.Redis
 ) -> None:

@@ -28,6 +28,7 @@ from kombu_toc.center.pop_wait import WakeConnection
 from kombu_toc.scripts.call import load
 
 from ..support.cluster import Cluster
+from ..support.fixtures import own_server
 from ..support.inspection import announced, blocked, check_slots, now_us, time_passes
 from ..support.proxy import Proxy
 from ..support.sentinels import Deployment
@@ -330,6 +331,7 @@ def test_who_waits_asks_the_server_next_to_nothing(quiet: Server) -> None:
     assert calls <= 2 + 1.2 * seconds  # both may come just after the count begins
 
 
+@own_server
 @pytest.mark.one_server("on a Cluster a look is one call for each slot")
 def test_threads_that_share_a_center_share_the_looks(quiet: Server) -> None:
     with quiet.client() as client, quiet.client() as shared, ExitStack() as stack:
@@ -630,6 +632,7 @@ def test_an_exception_after_one_topic_was_popped_gives_its_messages_back(
     check_slots(center, "first")
 
 
+@own_server
 def test_connections_that_wait_for_nothing_are_used_again(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
