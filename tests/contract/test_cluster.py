@@ -503,7 +503,7 @@ def test_a_publish_to_a_node_that_hangs_takes_as_long_as_connecting_may(
             began = time.monotonic()
             with pytest.raises(connection.connection_errors):
                 producer.publish("x", routing_key="mail")
-            assert 1 < time.monotonic() - began < 4
+            assert 1 < time.monotonic() - began < 12
         finally:
             os.kill(hangs.pid, signal.SIGCONT)
 

@@ -260,7 +260,7 @@ def test_the_lease_of_what_is_on_its_way_is_held(
 ) -> None:
     """Another consumer looks for leases that have ended all the while."""
     with Connection(
-        proxy.toc_url, transport_options={"socket_timeout": 2, "visibility_timeout": 1}
+        proxy.toc_url, transport_options={"socket_timeout": 2, "visibility_timeout": 3}
     ) as connection:
         queue = Queue("mail")(connection.default_channel)
         queue.declare()
@@ -272,7 +272,7 @@ def test_the_lease_of_what_is_on_its_way_is_held(
             drain(connection)
             proxy.throttle(MB)
             direct = Connection(f"toc+redis://127.0.0.1:{proxy.target_port}/0")
-            direct.Producer().publish(b"x" * 4 * MB, routing_key="mail")
+            direct.Producer().publish(b"x" * 5 * MB, routing_key="mail")
             direct.release()
             rolled_back = []
             stop = threading.Event()
@@ -292,7 +292,7 @@ def test_the_lease_of_what_is_on_its_way_is_held(
             finally:
                 stop.set()
                 looking.join()
-            assert time.monotonic() - began > 2
+            assert time.monotonic() - began > 4
             assert rolled_back == []
             [message] = got
             assert "redelivered" not in message.delivery_info

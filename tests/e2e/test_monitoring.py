@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 import redis
@@ -329,12 +330,15 @@ def test_a_suspended_workers_lost_leases_are_logged_with_the_tasks_name(
 
 
 def test_counting_costs_an_idle_worker_next_to_no_commands(
-    start_workers: StartWorkers, client: redis.Redis
+    start_workers: StartWorkers, tmp_path: Path
 ) -> None:
     """Nothing but empty pops is new: they are told once a minute."""
-    start_workers(1, "-P", "solo", *ALONE)
-    time.sleep(6)  # what it has counted while it started is told within five seconds
-    client.config_resetstat()
-    time.sleep(12)  # idleness takes time to measure
-    calls = client.info("commandstats").get("cmdstat_hincrby", {"calls": 0})["calls"]
+    own = Server(tmp_path).start()  # nobody else's commands are counted
+    with own.client() as client:
+        start_workers(1, "-P", "solo", *ALONE, broker=own.toc_url)
+        time.sleep(6)  # what it has counted while it started is told within five seconds
+        client.config_resetstat()
+        time.sleep(12)  # idleness takes time to measure
+        calls = client.info("commandstats").get("cmdstat_hincrby", {"calls": 0})["calls"]
+    own.stop()
     assert calls == 0

@@ -95,7 +95,6 @@ def celery_message() -> dict:
 ids = st.text(st.characters(codec=None), max_size=40) | st.just("ü" * 128) | st.just("i" * 255)
 
 
-@pytest.mark.versions
 @given(messages, st.booleans(), ids, ids)
 @example(message(), True, "7", "")
 @example(message(b"x" * 99), True, "", "7")
