@@ -1058,15 +1058,16 @@ def test_a_loop_that_has_just_connected_leaves_others_the_time_to_renew_their_le
 ) -> None:
     """A5: all leases have ended while the server was away, and their holders live."""
     publish(connect(), "x")
-    held = center.pop("mail", visibility=1).messages
-    time.sleep(1.1)  # the lease ends
-    connection = connect(visibility_timeout=1)
+    held = center.pop("mail", visibility=12).messages
+    assert center.extend(held, 0.05) == []
+    time.sleep(0.1)  # the lease ends
+    connection = connect(visibility_timeout=12)
     hub = Hub()
     inbox = Inbox()
     connection.register_with_event_loop(hub)
     Consumer(connection, [Queue("mail")], callbacks=[inbox]).consume()
     connected = time.monotonic()
-    while time.monotonic() < connected + 1:  # a grace is two seconds
+    while time.monotonic() < connected + 1:  # a grace is four seconds
         hub.run_once()
     assert inbox.bodies == []
     assert center.extend(held, 1) == []  # the holder is back
