@@ -39,6 +39,7 @@ def counted(center: TimeoutCenter, topic: str = "mail") -> dict[str, int]:
     return {name: n for name, n in read_metrics(center)[topic].totals.items() if n}
 
 
+@own_server
 def test_the_counters_agree_with_what_was_done(center: TimeoutCenter) -> None:
     for i in range(10):
         center.put("mail", f"now-{i}", b"x", token="once")

@@ -331,7 +331,6 @@ def test_who_waits_asks_the_server_next_to_nothing(quiet: Server) -> None:
     assert calls <= 2 + 1.2 * seconds  # both may come just after the count begins
 
 
-@own_server
 @pytest.mark.one_server("on a Cluster a look is one call for each slot")
 def test_threads_that_share_a_center_share_the_looks(quiet: Server) -> None:
     with quiet.client() as client, quiet.client() as shared, ExitStack() as stack:
