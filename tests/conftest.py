@@ -66,6 +66,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # How a pool is looked into is held by tests/meta/test_compat.py for each of them.
+    prefork = config.option.markexpr == "versions"
     for item in items:
         if re.search("0x[0-9a-f]{8}", item.nodeid):
             raise pytest.UsageError(
@@ -75,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("one_server")
         if mark is not None and ON_CLUSTER:
             item.add_marker(pytest.mark.skip(reason=f"of one server: {mark.args[0]}"))
-        if _another_pool(item) and item.get_closest_marker("every_pool") is None:
+        if _another_pool(item) and (prefork or item.get_closest_marker("every_pool") is None):
             item.add_marker("nightly")  # its guard is prefork's
     night = [item for item in items if item.get_closest_marker("nightly") is not None]
     if not any("::" in argument for argument in config.args):  # whole files
@@ -160,9 +162,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest) -> Server | Cluster:
-    """A real server, shared by the whole run; a cluster if TOC_TEST_CLUSTER is set."""
-    return request.getfixturevalue("cluster" if ON_CLUSTER else "single_server")
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server | Cluster]:
+    """A real server, shared by the whole run, or a test's own (`own_server`); the shared cluster if
+    TOC_TEST_CLUSTER is set."""
+    if ON_CLUSTER or not hasattr(request, "param"):
+        yield request.getfixturevalue("cluster" if ON_CLUSTER else "single_server")
+        return
+    made = Server(tmp_path_factory.mktemp("own")).start()
+    yield made
+    gc.collect()
+    made.stop()
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,6 @@ from celery_toc.beat.sync import Outcome, Sync, import_entries
 from ..support.cluster import Cluster
 from ..support.servers import Server
 
-pytestmark = pytest.mark.cluster
-
 HOUR = timedelta(hours=1)
 
 MakeApp = Callable[..., Celery]
@@ -64,6 +62,7 @@ def kept(app: Celery) -> dict[str, Any]:
     return {one.name: one for one in timeout_center(app).schedules.each()}
 
 
+@pytest.mark.cluster
 def test_what_is_new_is_put_what_changed_is_changed_and_what_is_gone_is_removed(make_app):
     old = make_app(a={}, b={"args": (1,)}, c={})
     assert Worker(old, "one").look().put == ["a", "b", "c"]
@@ -189,6 +188,7 @@ def test_arguments_whose_text_is_never_the_same_make_no_new_edition(make_app):
     assert len(editions) == 1
 
 
+@pytest.mark.cluster
 def test_where_a_task_is_routed_belongs_to_the_edition(make_app):
     old, new = make_app(a={}), make_app(a={})
     new.conf.task_routes = {"shop.tidy": {"queue": "slow"}}
@@ -244,6 +244,7 @@ def entry(name: str, **more: Any) -> Entry:
     return Entry(name, "shop.tidy", timedelta(minutes=5), **more)
 
 
+@pytest.mark.cluster
 def test_an_import_can_be_tried_and_repeated(make_app):
     app = make_app()
     entries = (entry("a"), entry("b", args=(1,), paused=True))

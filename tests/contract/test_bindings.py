@@ -17,6 +17,7 @@ from kombu_toc import TimeoutCenter
 from kombu_toc.center.exchanges import MAX_FOUND, MAX_TABLES, Bindings, Table, binding
 from kombu_toc.transport.queues import TopicExchange
 
+from ..support.fixtures import own_server
 from ..support.inspection import keys_left
 
 Connect = Callable[..., Connection]
@@ -97,6 +98,7 @@ def test_as_many_bindings_as_before_are_seen_to_be_others(
     assert waiting(center, "stays", "goes", "comes") == [2, 1, 1]
 
 
+@own_server
 @pytest.mark.parametrize("options", [{"exclusive": True}, {"auto_delete": True}, {"expires": 60}])
 def test_to_delete_a_transient_queue_looks_through_no_keys(
     connect: Connect, client: redis.Redis, options: dict[str, Any]
@@ -128,6 +130,7 @@ def test_an_exchange_that_was_deleted_and_is_bound_again_routes_as_it_is_bound_n
     assert keys_left(client) == []
 
 
+@own_server
 @pytest.mark.one_server("what is sent to it is counted there")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_publish_asks_for_the_version_and_reads_no_bindings(

@@ -12,6 +12,7 @@ import pytest
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, ActionTimeError, TimeoutCenter, TocError, center_for
 
 from ..support.cases import each
+from ..support.fixtures import own_server
 from ..support.inspection import (
     announced,
     check_slots,
@@ -212,6 +213,7 @@ def test_a_topic_that_was_declared_anew_is_asked_as_it_is_now(center):
     assert len(center.scan("mail").messages) == 20
 
 
+@own_server
 @pytest.mark.one_server("whose commands are counted")
 @pytest.mark.parametrize(("topics", "most"), [(20, 22), (1000, 1002)])
 def test_each_topic_is_asked_once_for_an_id(server, client, topics, most):
@@ -513,6 +515,7 @@ def test_an_announced_time_that_was_rescheduled_away_leaves_nothing_behind(cente
 # -- what is to be seen of it
 
 
+@pytest.mark.cluster
 def test_the_latest_cancelled_ids_are_remembered_for_a_while(center, client):
     center.notes.remember_cancelled((f"{n}" for n in range(1200)), most=1000, seconds=60)
     assert (

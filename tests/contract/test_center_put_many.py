@@ -28,6 +28,7 @@ from kombu_toc.center import put_many
 from kombu_toc.model import message as envelope
 
 from ..support.cases import each
+from ..support.fixtures import own_server
 from ..support.inspection import check_slots, residue, script_calls
 from ..support.proxy import Proxy
 from ..support.servers import Server
@@ -314,6 +315,7 @@ def test_what_an_expired_slot_left_is_no_trait_of_a_later_message(center, client
 # -- how
 
 
+@own_server
 @pytest.mark.one_server("commands are counted at it")
 def test_a_slot_takes_one_call_and_all_leave_together(center, client):
     center.queues.declare("mail", slots=4)
@@ -558,6 +560,7 @@ def test_it_waits_for_replicas_and_says_if_they_are_too_few(client, server, tmp_
 # -- acknowledging many
 
 
+@own_server
 @pytest.mark.one_server("commands are counted at it")
 def test_many_are_acknowledged_in_calls_of_a_bounded_size(center, client):
     center.put_many("mail", numbered(5000))

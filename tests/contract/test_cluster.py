@@ -39,8 +39,6 @@ from .test_migrate import at, hold, send, source_keys
 from .test_reshard import Killed
 from .test_schedule_commands import APART
 
-pytestmark = pytest.mark.versions
-
 
 @pytest.fixture
 def center(cluster: Cluster) -> TimeoutCenter:
@@ -64,6 +62,7 @@ def crossed(cluster: Cluster) -> int:
 # -- every operation
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("slots", [1, 8, 64])
 def test_every_operation_works_whatever_the_slots(
     cluster: Cluster, center: TimeoutCenter, slots: int
@@ -141,6 +140,7 @@ def test_every_operation_works_whatever_the_slots(
     assert crossed(cluster) == before
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("slots", [8, 64])
 def test_kombus_operations_work_whatever_the_slots(
     cluster: Cluster, center: TimeoutCenter, slots: int
@@ -203,6 +203,7 @@ def test_the_slots_of_a_topic_lie_evenly_on_the_nodes(
 # -- slots that move
 
 
+@pytest.mark.versions
 def test_operations_wait_while_what_they_need_is_at_two_nodes(cluster: Cluster) -> None:
     """Some keys of a slot are here and some there: nobody can run a script until it is over."""
     with cluster.client() as client:
@@ -506,6 +507,7 @@ def test_while_the_node_with_the_wake_index_is_away_centers_and_http_serve_what_
         served(here.pop(), 0.5)
 
 
+@pytest.mark.versions
 def test_a_publish_to_a_node_that_hangs_takes_as_long_as_connecting_may(
     start_cluster: Callable[..., Cluster],
 ) -> None:
@@ -524,13 +526,13 @@ def test_a_publish_to_a_node_that_hangs_takes_as_long_as_connecting_may(
             began = time.monotonic()
             with pytest.raises(connection.connection_errors):
                 producer.publish("x", routing_key="mail")
-            assert 1 < time.monotonic() - began < 4
+            assert 1 < time.monotonic() - began < 12
             began = time.monotonic()
             for _ in range(10):
                 time.sleep(0.11)  # sooner it is not asked at all
                 for client in clients:
                     client.refresh()
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 15
         finally:
             os.kill(hangs.pid, signal.SIGCONT)
 
@@ -745,6 +747,7 @@ def test_a_database_number_on_a_cluster_says_what_to_change(cluster: Cluster, ho
     refused(how.format(cluster.toc_url), "database", "global_keyprefix")
 
 
+@pytest.mark.versions
 def test_when_no_node_can_be_reached_the_error_names_each() -> None:
     ports = [free_port(), free_port()]
     url = "toc+cluster://" + ",".join(f"127.0.0.1:{port}" for port in ports)
@@ -777,6 +780,7 @@ def test_a_cluster_whose_slots_nobody_has_is_one_clear_error(tmp_path_factory) -
         cluster.stop()
 
 
+@pytest.mark.versions
 def test_a_wrong_password_is_an_error_that_does_not_print_it(
     start_cluster: Callable[..., Cluster],
 ) -> None:

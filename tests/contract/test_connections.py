@@ -22,7 +22,7 @@ from kombu_toc.consumer.upkeeper import sweep
 
 from ..support.servers import Server
 
-pytestmark = [pytest.mark.one_server("the URLs are those of one"), pytest.mark.versions]
+pytestmark = [pytest.mark.one_server("the URLs are those of one")]
 
 
 def round_trip(connection: Connection) -> None:
@@ -42,6 +42,7 @@ def by_socket(tmp_path: Path) -> Iterator[tuple[Server, Path]]:
     server.stop()
 
 
+@pytest.mark.versions
 def test_a_unix_socket_leads_to_a_server(by_socket: tuple[Server, Path]) -> None:
     server, path = by_socket
     round_trip(Connection(f"toc+unix://{path}?db=3"))
@@ -49,6 +50,7 @@ def test_a_unix_socket_leads_to_a_server(by_socket: tuple[Server, Path]) -> None
         assert client.hexists("toc:{toc}:topics", "trip")
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("url", ["toc://127.0.0.1:{port}/4", "toc+redis://127.0.0.1:{port}/4"])
 def test_a_url_names_the_database(server: Server, url: str) -> None:
     round_trip(Connection(url.format(port=server.port)))
@@ -57,6 +59,7 @@ def test_a_url_names_the_database(server: Server, url: str) -> None:
         client.flushdb()
 
 
+@pytest.mark.versions
 def test_a_database_that_the_server_has_not_is_named(single_server: Server) -> None:
     """To whoever connects as a broker, and to a center alone."""
     url = f"toc+redis://127.0.0.1:{single_server.port}/99"
@@ -72,6 +75,7 @@ def test_a_database_that_the_server_has_not_is_named(single_server: Server) -> N
         kombu_toc.center_for(url).put("mail", "order-7", b"remind")
 
 
+@pytest.mark.versions
 def test_an_acl_user_gets_in_by_name_and_password(server: Server, client: redis.Redis) -> None:
     password = "p@ss:w/rd"
     client.execute_command("ACL", "SETUSER", "app", "on", f">{password}", "~*", "&*", "+@all")
@@ -105,6 +109,7 @@ if "credential_provider" in signature(Connection.__init__).parameters:
     PLACES.append("connection")
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("bound", ["", "max_connections=5"])
 def test_a_new_password_reaches_new_connections(
@@ -138,6 +143,7 @@ def test_a_new_password_reaches_new_connections(
         client.execute_command("ACL", "DELUSER", "rotating")
 
 
+@pytest.mark.versions
 def test_who_was_let_in_otherwise_before_has_his_queues_kept(
     server: Server, client: redis.Redis
 ) -> None:
@@ -183,6 +189,7 @@ def test_prefixes_keep_apps_apart(server: Server, client: redis.Redis) -> None:
     assert all(key.startswith(b"shop:center:") for key in keys)
 
 
+@pytest.mark.versions
 def test_kombus_failover_goes_on_to_the_next_url(server: Server, client: redis.Redis) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
@@ -193,6 +200,7 @@ def test_kombus_failover_goes_on_to_the_next_url(server: Server, client: redis.R
         round_trip(connection)
 
 
+@pytest.mark.versions
 def test_an_embedded_server_leads_to_itself(tmp_path: Path) -> None:
     url = f"toc+embedded://{tmp_path / 'data'}"
     round_trip(Connection(url))

@@ -20,6 +20,7 @@ import redis
 from kombu_toc import ConfigurationError, Delivery, Taken, TimeoutCenter, center_for
 
 from ..support.cluster import Cluster
+from ..support.fixtures import own_server
 from ..support.inspection import announced, now_us
 from ..support.servers import Server
 from ..support.waiting import wait_until
@@ -68,7 +69,7 @@ def test_the_loop_waits_for_messages_and_ends_when_nothing_came_for_long_enough(
     put(center, "never", delay=HOUR)
     with center.consume("mail", idle=2) as messages:
         assert [message.id for message in messages] == ["soon", "later"]
-    assert 2.6 <= time.monotonic() - began < 5.3
+    assert 2.6 <= time.monotonic() - began < 15
     assert len(announced(center, "mail")) == 1
 
 
@@ -259,6 +260,7 @@ def program(server: Server | Cluster) -> subprocess.Popen[str]:
     )
 
 
+@own_server
 def test_a_program_that_consumes_is_interrupted_without_harm(
     server: Server | Cluster, center: TimeoutCenter, client: redis.Redis
 ) -> None:

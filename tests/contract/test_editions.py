@@ -7,8 +7,6 @@ import redis
 
 from kombu_toc import ConfigurationError, Edition, TimeoutCenter
 
-pytestmark = pytest.mark.cluster
-
 
 def verdict(center: TimeoutCenter, edition: str, process: str = "", **options: object) -> str:
     return center.editions.edition("shop", edition, process or f"{edition}@host", **options).verdict
@@ -26,6 +24,7 @@ def age(center: TimeoutCenter, client: redis.Redis, seconds: int) -> None:
         client.hset(key, field, int(client.hget(key, field) or 0) - seconds * 1000)
 
 
+@pytest.mark.cluster
 def test_of_many_processes_one_puts_an_edition_and_the_others_have_nothing_to_do(center):
     assert verdict(center, "old", "first") == "put"
     told = center.editions.edition("shop", "old", "second")
@@ -69,6 +68,7 @@ def test_an_edition_that_takes_a_later_release_keeps_it(center):
     )
 
 
+@pytest.mark.cluster
 def test_a_former_edition_comes_back_when_nobody_has_used_the_latest_for_a_while(center, client):
     """A release that was taken back."""
     put(center, "old")
@@ -96,6 +96,7 @@ def test_an_edition_can_be_put_whatever_is_in_force(center):
     assert center.editions.edition("shop", "old", "it").generation == 3
 
 
+@pytest.mark.cluster
 def test_who_dies_while_it_puts_is_followed_by_another(center, client):
     assert verdict(center, "new", "dies") == "put"
     age(center, client, 31)
@@ -122,11 +123,13 @@ def test_while_one_edition_is_put_the_next_one_waits(center):
     put(center, "new", "second")
 
 
+@pytest.mark.cluster
 def test_apps_do_not_know_of_each_other(center):
     put(center, "old")
     assert center.editions.edition("blog", "other", "it").verdict == "put"
 
 
+@pytest.mark.cluster
 def test_a_hundred_former_editions_are_remembered(center, client):
     for number in range(103):
         put(center, f"edition-{number}")

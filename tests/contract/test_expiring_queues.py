@@ -114,6 +114,7 @@ def test_whoever_uses_it_has_it_expire_that_much_later(
     assert all(gone[use] - last[use] > EXPIRES - 0.05 for use in queues)
 
 
+@pytest.mark.cluster
 def test_a_consumer_keeps_it_and_it_expires_when_the_last_one_leaves(
     connect: Connect, client: redis.Redis
 ) -> None:
@@ -214,6 +215,7 @@ def test_of_a_consumer_that_was_killed_it_is_known_for_as_long_as_of_others(
     assert keys_left(client) == []
 
 
+@pytest.mark.cluster
 def test_a_worker_deletes_what_others_have_left(connect: Connect, client: redis.Redis) -> None:
     """The elected one looks every second, if there is such a queue."""
     worker = connect()

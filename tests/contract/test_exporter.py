@@ -275,6 +275,7 @@ def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
         taken |= cells
 
 
+@pytest.mark.cluster
 def test_the_exporter_tells_how_schedules_stand(
     server: Server | Cluster, center: TimeoutCenter
 ) -> None:

@@ -17,7 +17,7 @@ from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.model.results import STRAY_TOKEN
 from kombu_toc.scripts.call import load
 
-from ..support.fixtures import drain
+from ..support.fixtures import drain, own_server
 from ..support.inspection import check_slots, residue
 from ..support.proxy import Proxy
 from ..support.servers import Server
@@ -427,6 +427,7 @@ def acks_of(client: redis.Redis, id: str) -> int:
     return sum(sha in words and id.encode() in words for words in entries)
 
 
+@own_server
 @pytest.mark.one_server("the proxy that loses the reply stands before one server")
 def test_a_retry_is_not_lost_to_the_repeated_ack_of_the_run_before(
     server: Server, center: TimeoutCenter, client: redis.Redis

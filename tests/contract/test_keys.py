@@ -18,8 +18,6 @@ from ..support.cases import each
 from ..support.inspection import check_slots, slot_keys, time_passes
 from ..support.loops import in_loop
 
-pytestmark = pytest.mark.cluster
-
 Connect = Callable[..., Connection]
 
 
@@ -53,6 +51,7 @@ KEYS: list[tuple[Any, str | None]] = [
 ]
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("way", ["put", "put_many"])
 def test_a_message_keeps_the_key_that_it_is_put_with(center: TimeoutCenter, way: str) -> None:
     """And it lies in the slot that the key picks, where it is found by its id."""
@@ -75,6 +74,7 @@ def test_a_message_keeps_the_key_that_it_is_put_with(center: TimeoutCenter, way:
     assert slot_keys(center.client) == []
 
 
+@pytest.mark.cluster
 def test_a_slot_basis_goes_before_the_key(center: TimeoutCenter) -> None:
     slots = center.registry.topic("mail").slots
     center.put("mail", "one", b"", key="customer", basis="elsewhere")
@@ -85,6 +85,7 @@ def test_a_slot_basis_goes_before_the_key(center: TimeoutCenter) -> None:
     assert keys_of(center) == {"one": "customer", "two": "customer"}
 
 
+@pytest.mark.cluster
 def test_a_key_stays_with_its_message_through_every_way_back(center: TimeoutCenter) -> None:
     center.queues.declare("mail", slots=1, retries=5)
     center.put("mail", "x", b"", key="k 1", visibility=100)
@@ -102,6 +103,7 @@ def test_a_key_stays_with_its_message_through_every_way_back(center: TimeoutCent
     assert {one.key for one in center.pop("mail").messages} <= {"k 1"}
 
 
+@pytest.mark.cluster
 def test_a_receipt_has_the_key(center: TimeoutCenter) -> None:
     center.put("mail", "x", b"", key="customer-42")
     [one] = center.pop("mail").messages
@@ -192,6 +194,7 @@ def test_the_key_still_picks_the_slot_when_a_topic_is_resharded(
 # -- Celery's
 
 
+@pytest.mark.cluster
 @each(
     "options",
     [

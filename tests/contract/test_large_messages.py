@@ -16,7 +16,7 @@ from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.scripts.call import ScriptCall
 
 from ..support.cases import night
-from ..support.fixtures import drain
+from ..support.fixtures import drain, own_server
 from ..support.inspection import check_slots, residue
 from ..support.proxy import Proxy
 from ..support.servers import Server
@@ -107,6 +107,7 @@ def test_the_bound_is_an_option(server: Server, client: redis.Redis) -> None:
     center.client.close()
 
 
+@own_server
 def test_what_fits_is_not_asked_for_its_size_if_only_one_is_wanted(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
@@ -268,7 +269,7 @@ def test_the_lease_of_what_is_on_its_way_is_held(
 ) -> None:
     """Another consumer looks for leases that have ended all the while."""
     with Connection(
-        proxy.toc_url, transport_options={"socket_timeout": 2, "visibility_timeout": 1}
+        proxy.toc_url, transport_options={"socket_timeout": 2, "visibility_timeout": 3}
     ) as connection:
         queue = Queue("mail")(connection.default_channel)
         queue.declare()
@@ -280,7 +281,7 @@ def test_the_lease_of_what_is_on_its_way_is_held(
             drain(connection)
             proxy.throttle(MB)
             direct = Connection(f"toc+redis://127.0.0.1:{proxy.target_port}/0")
-            direct.Producer().publish(b"x" * 4 * MB, routing_key="mail")
+            direct.Producer().publish(b"x" * 5 * MB, routing_key="mail")
             direct.release()
             rolled_back = []
             stop = threading.Event()
@@ -300,7 +301,7 @@ def test_the_lease_of_what_is_on_its_way_is_held(
             finally:
                 stop.set()
                 looking.join()
-            assert time.monotonic() - began > 2
+            assert time.monotonic() - began > 4
             assert rolled_back == []
             [message] = got
             assert "redelivered" not in message.delivery_info

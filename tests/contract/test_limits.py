@@ -36,8 +36,6 @@ from kombu_toc.model.topic import slot_of
 
 from ..support.inspection import announced, now_us, time_passes
 
-pytestmark = pytest.mark.cluster
-
 
 def put(center: TimeoutCenter, id: str, key: str = "", topic: str = "mail", **more: Any) -> None:
     body = more.pop("body", b"body of " + id.encode())
@@ -76,6 +74,7 @@ def declare(center: TimeoutCenter, slots: int) -> Any:
 # -- how many run
 
 
+@pytest.mark.cluster
 def test_of_a_key_no_more_run_at_once_than_it_may(declare: Any) -> None:
     center = declare(key_concurrency=2)
     for number in range(5):
@@ -89,6 +88,7 @@ def test_of_a_key_no_more_run_at_once_than_it_may(declare: Any) -> None:
     assert ids(pop(center)) == ["a2"]
 
 
+@pytest.mark.cluster
 def test_of_a_queue_no_more_run_at_once_than_it_may(declare: Any) -> None:
     center = declare(concurrency=3)
     for number in range(6):
@@ -100,6 +100,7 @@ def test_of_a_queue_no_more_run_at_once_than_it_may(declare: Any) -> None:
     assert ids(pop(center)) == ["m3", "m4", "m5"]
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("how", ["reject", "dead", "release", "lease"])
 def test_a_place_comes_free_however_its_delivery_ends(declare: Any, client: Any, how: str) -> None:
     center = declare(key_concurrency=1)
@@ -119,6 +120,7 @@ def test_a_place_comes_free_however_its_delivery_ends(declare: Any, client: Any,
     assert len(pop(center)) == (0 if how == "dead" else 1)
 
 
+@pytest.mark.cluster
 def test_who_frees_a_place_announces_what_may_start_instead(declare: Any, client: Any) -> None:
     center = declare(key_concurrency=1)
     for number in range(2):
@@ -134,6 +136,7 @@ def test_who_frees_a_place_announces_what_may_start_instead(declare: Any, client
 # -- rates
 
 
+@pytest.mark.cluster
 def test_starts_of_a_queue_are_spaced_by_its_rate(declare: Any, client: Any) -> None:
     center = declare(rate="200/s")
     for number in range(10):
@@ -174,6 +177,7 @@ def test_a_pop_of_a_queue_without_a_rate_does_not_look_ahead(declare: Any) -> No
             center.pop("mail", 5, ahead=wrong)
 
 
+@pytest.mark.cluster
 def test_starts_of_a_key_are_spaced_by_its_rate(declare: Any) -> None:
     center = declare(key_rate="100/s", key_burst=2)
     for number in range(6):
@@ -228,6 +232,7 @@ def test_a_clock_that_is_set_back_lets_keys_of_which_many_start_at_once_wait_no_
 # -- order
 
 
+@pytest.mark.cluster
 def test_a_key_that_is_served_in_order_is_held_by_what_comes_back(declare: Any) -> None:
     center = declare(key_order="serial", retry_backoff=100)
     for number in range(3):
@@ -284,6 +289,7 @@ def put_again(center: TimeoutCenter, id: str, body: bytes, **more: Any) -> None:
     center.runner.run(center.commands.put(center.registry.topic("mail"), request))
 
 
+@pytest.mark.cluster
 def test_what_is_sent_again_under_its_id_holds_the_key_in_its_place(declare: Any) -> None:
     center = declare(key_order="serial")
     for number in range(3):
@@ -301,6 +307,7 @@ def test_what_is_sent_again_under_its_id_holds_the_key_in_its_place(declare: Any
     assert ids(pop(center)) == ["a1"]
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("how", ["replaces", "goes_on"])
 def test_what_takes_the_place_of_what_runs_holds_its_key(declare: Any, how: str) -> None:
     center = declare(key_order="serial")
@@ -335,6 +342,7 @@ def test_a_message_that_has_the_id_of_what_holds_a_key_does_not_hold_it(
     assert ids(pop(center)) == ["a1"]
 
 
+@pytest.mark.cluster
 def test_who_cancels_what_holds_a_key_lets_the_others_go_on(declare: Any) -> None:
     center = declare(key_order="serial", retry_backoff=100)
     for number in range(3):
@@ -349,6 +357,7 @@ def test_who_cancels_what_holds_a_key_lets_the_others_go_on(declare: Any) -> Non
 # -- turns
 
 
+@pytest.mark.cluster
 def test_keys_take_turns(declare: Any) -> None:
     """X11"""
     center = declare(key_fair=True)
@@ -389,6 +398,7 @@ def test_what_is_put_off_of_a_key_holds_up_no_other_key(declare: Any) -> None:
     assert max(before - after for before, after in itertools.pairwise(left)) < 1200
 
 
+@pytest.mark.cluster
 def test_what_is_cancelled_leaves_nothing_in_its_lane(declare: Any) -> None:
     center = declare(key_fair=True)
     for number in range(10):
@@ -401,6 +411,7 @@ def test_what_is_cancelled_leaves_nothing_in_its_lane(declare: Any) -> None:
     assert center.client.zcard(lanes) == 0
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("by", ["pop", "upkeep"])
 def test_what_expires_while_it_waits_leaves_nothing_in_its_lane(declare: Any, by: str) -> None:
     center = declare(key_concurrency=1, message_ttl=500)
@@ -496,6 +507,7 @@ def test_what_is_due_later_stays_announced_beside_a_burst_in_another_slot(
     )
 
 
+@pytest.mark.cluster
 def test_what_takes_turns_is_found_by_its_id_cancelled_and_put_off(declare: Any) -> None:
     """Although it went to its lane at once."""
     center = declare(key_fair=True, key_concurrency=1)
@@ -513,6 +525,7 @@ def test_what_takes_turns_is_found_by_its_id_cancelled_and_put_off(declare: Any)
     assert center.admin.check("mail") == []
 
 
+@pytest.mark.cluster
 def test_keys_take_turns_where_puts_are_limited_and_keys_unique(declare: Any) -> None:
     center = declare(key_fair=True, put_rate="1000/s", key_put_rate="20/h")
     large = [{"id": f"l{n}", "body": b"", "key": "large"} for n in range(20)]
@@ -543,6 +556,7 @@ def test_a_key_with_a_weight_has_more_turns(declare: Any) -> None:
 # -- check and repair
 
 
+@pytest.mark.cluster
 def test_a_limited_topic_has_no_faults_whatever_waits(declare: Any) -> None:
     center = declare(key_concurrency=1, concurrency=2)
     for number in range(4):
@@ -557,6 +571,7 @@ def test_a_limited_topic_has_no_faults_whatever_waits(declare: Any) -> None:
     assert center.admin.check("mail") == []
 
 
+@pytest.mark.cluster
 def test_what_is_lost_of_lanes_and_counts_is_found_and_mended(declare: Any, client: Any) -> None:
     center = declare(key_concurrency=1)
     for number in range(3):
@@ -631,6 +646,7 @@ def test_a_key_goes_on_in_order_while_its_topic_is_resharded(
 # -- pops that wait
 
 
+@pytest.mark.cluster
 def test_a_pop_that_waits_gets_what_a_freed_place_lets_start(declare: Any) -> None:
     center = declare(key_concurrency=1)
     put(center, "a0", "a")
@@ -649,6 +665,7 @@ def test_a_pop_that_waits_gets_what_a_freed_place_lets_start(declare: Any) -> No
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.cluster
 def test_a_pop_that_waits_gets_what_a_rate_lets_start(declare: Any) -> None:
     center = declare(rate="10/s")
     for number in range(3):
@@ -676,6 +693,7 @@ def test_what_has_expired_uses_nothing_of_a_rate(declare: Any) -> None:
     assert ids(ahead(center).messages) == ["live"]
 
 
+@pytest.mark.cluster
 def test_a_pop_of_thousands_of_keys_that_take_turns_gives_a_part_of_them(declare: Any) -> None:
     center = declare(key_fair=True)
     center.put_many("mail", [{"id": f"m{n}", "body": b"", "key": f"k{n % 7}"} for n in range(6000)])
@@ -784,6 +802,7 @@ def test_a_pop_by_id_knows_what_runs_of_the_key_in_its_former_slot(
     assert ids(center.pop("mail", ids=wanted).messages) == ["second"]
 
 
+@pytest.mark.cluster
 def test_what_is_given_again_after_a_lost_reply_keeps_its_start(declare: Any) -> None:
     center = declare(rate="100/s")
     for number in range(5):
@@ -856,6 +875,7 @@ def test_a_schedule_that_goes_leaves_what_is_announced_for_the_whole_queue(
     assert announced(center, "mail") >= soon
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("others", [1, 25])
 def test_a_firing_that_held_its_key_and_is_taken_out_lets_it_go(declare: Any, others: int) -> None:
     center = declare(key_order="serial", retry_backoff=100)
@@ -879,6 +899,7 @@ def test_a_firing_that_held_its_key_and_is_taken_out_lets_it_go(declare: Any, ot
     assert ids(some) == ["second"]
 
 
+@pytest.mark.cluster
 def test_who_purges_a_part_of_a_slot_lets_go_what_waited_for_that(
     declare: Any, monkeypatch: Any
 ) -> None:
@@ -967,6 +988,7 @@ def test_delayed_messages_become_due_and_take_their_place_while_all_waits(declar
 # -- an acknowledgement that is late
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("ends", ["ack", "lease", "reject", "release"])
 @pytest.mark.parametrize("limit", ["concurrency", "key_concurrency", "key_order"])
 def test_an_acknowledgement_that_is_late_leaves_the_place_to_who_runs_the_message_now(
@@ -1107,6 +1129,7 @@ def test_a_failure_that_is_told_after_an_early_acknowledgement_frees_nothing_eit
     assert center.admin.check("mail") == []
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("how", ["ack", *LATE])
 def test_who_knows_of_no_limit_and_is_late_frees_no_place(
     center: TimeoutCenter, client: Any, how: str

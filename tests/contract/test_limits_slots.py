@@ -21,8 +21,6 @@ from ..support.inspection import keys_left, time_passes
 from .test_limits import ids, pop, put
 from .test_reshard import packed
 
-pytestmark = pytest.mark.cluster
-
 #: Slots of which another one than the first is very likely.
 MANY = 64
 
@@ -42,6 +40,7 @@ def reshard(center: TimeoutCenter, slots: int) -> bool:
 # -- another number of slots
 
 
+@pytest.mark.cluster
 @reshards
 def test_a_key_that_has_used_its_rate_has_used_it_in_its_new_slot(
     center: TimeoutCenter, before: int, after: int
@@ -64,6 +63,7 @@ def test_a_key_that_has_used_its_rate_has_used_it_in_its_new_slot(
     assert len(pop(center)) == len(KEYS[::2])
 
 
+@pytest.mark.cluster
 @reshards
 def test_a_key_that_was_put_as_often_as_it_may_be_is_refused_in_its_new_slot(
     center: TimeoutCenter, before: int, after: int
@@ -175,6 +175,7 @@ def test_no_more_of_a_key_run_at_once_than_it_may(
     assert set(got.values()) == {1}
 
 
+@pytest.mark.cluster
 @reshards
 def test_keys_take_turns_before_during_and_after(
     center: TimeoutCenter, before: int, after: int
@@ -255,6 +256,7 @@ def test_who_has_not_read_of_new_slots_yet_starts_nothing_beside_what_runs_there
     assert pauses == [reshard_module.KNOWN]
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("limits", [{}, {"key_concurrency": 1}])
 def test_only_the_consumers_of_a_limited_queue_are_told_of_new_slots_before(
     center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any]

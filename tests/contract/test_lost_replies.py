@@ -17,7 +17,6 @@ from ..support.servers import Server
 
 pytestmark = [
     pytest.mark.one_server("the proxy that loses replies stands before one"),
-    pytest.mark.versions,
 ]
 
 POLICY = {"max_retries": 5, "interval_start": 0.3, "interval_step": 0}
@@ -72,6 +71,7 @@ def test_it_is_one_message_also_if_it_was_acknowledged_before_the_repetition(
     assert center.counts("mail").waiting == (1 if taken else 2)
 
 
+@pytest.mark.versions
 def test_a_broadcast_is_one_message_too(
     proxy: Proxy, connection: Connection, server: Server
 ) -> None:
@@ -98,6 +98,7 @@ def test_a_broadcast_is_one_message_too(
     assert got == ["before", "only once", "after"]
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("fault", ["cut", "freeze"])
 def test_a_publish_during_a_fault_is_repeated_until_it_is_kept_once(
     proxy: Proxy, connection: Connection, center: TimeoutCenter, fault: str
@@ -112,6 +113,7 @@ def test_a_publish_during_a_fault_is_repeated_until_it_is_kept_once(
     assert center.counts("mail").waiting == 2
 
 
+@pytest.mark.versions
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_child_and_its_parent_publish_messages_of_their_own(
     connection: Connection, center: TimeoutCenter

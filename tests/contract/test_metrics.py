@@ -19,7 +19,7 @@ from kombu_toc.metrics.counters import COUNTERS, INTERVAL, Metrics, _all
 from kombu_toc.model.keys import MINUTES
 
 from ..support.cases import night
-from ..support.fixtures import drain
+from ..support.fixtures import drain, own_server
 from ..support.inspection import keys_left
 from ..support.servers import Server
 
@@ -40,6 +40,7 @@ def counted(center: TimeoutCenter, topic: str = "mail") -> dict[str, int]:
     return {name: n for name, n in read_metrics(center)[topic].totals.items() if n}
 
 
+@own_server
 def test_the_counters_agree_with_what_was_done(center: TimeoutCenter) -> None:
     for i in range(10):
         center.put("mail", f"now-{i}", b"x", token="once")
@@ -216,6 +217,7 @@ def test_a_deleted_topic_leaves_no_counters_and_gets_none(
     assert keys_left(client) == []
 
 
+@own_server
 def test_nothing_is_sent_where_nothing_has_changed(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:

@@ -42,8 +42,6 @@ from ..support.loops import in_loop
 from ..support.notifier import OK, SECRET, NotifierProcess, Received, Reply, Target, signatures
 from ..support.servers import Server
 
-pytestmark = pytest.mark.cluster
-
 Anywhere = Server | Cluster
 
 #: A target may be tried again after many seconds.
@@ -54,6 +52,7 @@ def dead(center: TimeoutCenter, queue: str = "mail") -> list[Found]:
     return center.scan(queue, state=DEAD).messages
 
 
+@pytest.mark.cluster
 def test_a_due_message_is_sent_to_the_target_of_its_queue_and_acknowledged(
     server: Anywhere, center: TimeoutCenter
 ) -> None:
@@ -87,6 +86,7 @@ def test_messages_wait_for_their_time_and_are_sent_soon_after(
         assert notifier.process.poll() is None
 
 
+@pytest.mark.cluster
 def test_an_argument_of_a_queue_names_its_target(
     server: Anywhere, center: TimeoutCenter, connect: Callable[..., Connection]
 ) -> None:
@@ -146,6 +146,7 @@ def test_what_fails_comes_again_by_the_back_off_of_its_queue_and_is_dead_at_last
         assert "does not take messages" in notifier.wait_for("queue mail")
 
 
+@pytest.mark.cluster
 def test_without_a_back_off_of_its_queue_that_of_the_notifier_holds(
     server: Anywhere, center: TimeoutCenter
 ) -> None:
@@ -198,6 +199,7 @@ def test_a_target_that_says_when_to_come_again_is_left_alone_until_then(
         wait_until(lambda: center.counts("mail") == (0, 0, 0, 0))
 
 
+@pytest.mark.cluster
 def test_410_stops_the_target_until_somebody_names_one_again(
     server: Anywhere, center: TimeoutCenter
 ) -> None:
@@ -499,6 +501,7 @@ def test_who_wants_no_signatures_has_to_say_so(server: Anywhere, center: Timeout
 # -- many of them
 
 
+@pytest.mark.cluster
 def test_several_share_the_work_and_each_message_is_sent_once(
     server: Anywhere, center: TimeoutCenter
 ) -> None:
@@ -529,6 +532,7 @@ def test_several_share_the_work_and_each_message_is_sent_once(
         assert signed == set(secrets)
 
 
+@pytest.mark.cluster
 def test_a_notifier_is_among_the_consumers_of_the_queues_that_it_sends(
     server: Anywhere, center: TimeoutCenter
 ) -> None:
@@ -849,6 +853,7 @@ class Meter:
         return OK
 
 
+@pytest.mark.cluster
 def test_the_limits_of_a_queue_are_those_of_its_target(
     server: Anywhere, center: TimeoutCenter
 ) -> None:
@@ -973,6 +978,7 @@ def test_a_message_keeps_its_webhook_id_when_its_queue_is_resharded(
         assert ids == [ids[0]] * 4
 
 
+@pytest.mark.cluster
 def test_messages_that_share_an_id_have_webhook_ids_of_their_own(
     server: Anywhere, center: TimeoutCenter
 ) -> None:
@@ -1033,6 +1039,7 @@ def test_messages_that_are_small_while_they_wait_do_not_fill_the_memory(
         assert answer.most <= 3  # 32 MiB, and the one that goes beyond
 
 
+@pytest.mark.cluster
 def test_a_paused_queue_is_not_sent_until_it_is_resumed(
     server: Anywhere, center: TimeoutCenter
 ) -> None:
@@ -1068,6 +1075,7 @@ def test_it_goes_on_when_the_broker_is_back(tmp_path: Path) -> None:
         server.stop()
 
 
+@pytest.mark.cluster
 def test_a_server_of_the_http_api_may_send_too(
     server: Anywhere, center: TimeoutCenter, tmp_path: Path
 ) -> None:

@@ -41,8 +41,6 @@ from ..support.library import close_libraries
 from ..support.servers import Server
 from ..support.telemetry import Spans, attributes, linked, spans_of_this_process
 
-pytestmark = pytest.mark.cluster
-
 Connect = Callable[..., Connection]
 
 TRACER = trace.get_tracer("test")
@@ -177,6 +175,7 @@ def test_who_gets_a_message_within_a_span_has_it_there(
     assert spans.one("ack mail").parent == spans.one("receive mail").context
 
 
+@pytest.mark.cluster
 def test_a_publish_that_is_repeated_stays_one_message_of_one_trace(
     connection: Connection, center: TimeoutCenter, spans: Spans
 ) -> None:
@@ -194,6 +193,7 @@ def test_a_publish_that_is_repeated_stays_one_message_of_one_trace(
     assert message["headers"] == {"id": "one"}, "they are the caller's"
 
 
+@pytest.mark.cluster
 def test_each_queue_that_an_exchange_leads_to_has_a_span(
     connection: Connection, spans: Spans
 ) -> None:
@@ -207,6 +207,7 @@ def test_each_queue_that_an_exchange_leads_to_has_a_span(
         assert linked(receive) == [send.context.span_id]
 
 
+@pytest.mark.cluster
 def test_a_batch_has_a_span_that_links_to_each_of_its_messages(
     connection: Connection, spans: Spans
 ) -> None:
@@ -372,6 +373,7 @@ def enveloped() -> bytes:
     return pack({"headers": headers, "properties": {}, **parts}, deflate=False)
 
 
+@pytest.mark.cluster
 def test_a_center_links_a_pop_to_who_has_put_what_it_brings(
     traced: TimeoutCenter, spans: Spans
 ) -> None:
@@ -397,6 +399,7 @@ def of_request(name: str) -> bytes:
         return enveloped()
 
 
+@pytest.mark.cluster
 def test_many_messages_of_one_request_are_put_in_its_trace(
     traced: TimeoutCenter, spans: Spans
 ) -> None:
@@ -538,6 +541,7 @@ def test_bytes_of_any_kind_go_through(traced: TimeoutCenter, spans: Spans, body:
     assert spans.names == ["ack mail", "receive mail", "send mail"]
 
 
+@pytest.mark.cluster
 def test_tasks_of_a_loop_have_their_own_traces(
     server: Server | Cluster, center: TimeoutCenter, spans: Spans
 ) -> None:

@@ -26,11 +26,10 @@ from ..support.servers import Server
 from ..support.waiting import wait_until
 from .test_failures import failure
 
-pytestmark = pytest.mark.cluster
-
 VIEWS = ("", "queue?queue=mail", "failures", "dead", "limits", "limits?queue=mail", "audit")
 
 
+@pytest.mark.cluster
 def test_every_view_is_a_page_of_its_own_that_loads_nothing_from_elsewhere(
     local: Visitor, center: TimeoutCenter
 ) -> None:
@@ -67,6 +66,7 @@ def test_the_root_leads_to_the_page(page_server: HttpServer) -> None:
 NASTY = "a/../<b>\"'&?#%2F;= \n\u202e\u0000é\U0001f600"
 
 
+@pytest.mark.cluster
 def test_whatever_names_there_are_they_are_shown_as_text_and_can_be_acted_on(
     local: Visitor, center: TimeoutCenter
 ) -> None:
@@ -192,6 +192,7 @@ def test_a_target_that_is_stopped_is_seen_where_its_queue_is(
     assert b"target stopped" not in local.get("queue?queue=mail").body
 
 
+@pytest.mark.cluster
 def test_failed_tasks_are_grouped_retried_once_and_forgotten(
     local: Visitor, page_server: HttpServer, center: TimeoutCenter
 ) -> None:
@@ -245,6 +246,7 @@ def test_failed_tasks_are_grouped_retried_once_and_forgotten(
     assert page_server.ask("POST", f"{path}:forget", {"limit": 5}).json == {"deleted": 1}
 
 
+@pytest.mark.cluster
 def test_one_box_finds_ids_tasks_and_queues_and_an_id_is_headed_by_its_task(
     local: Visitor, center: TimeoutCenter
 ) -> None:
@@ -332,6 +334,7 @@ def test_a_bad_address_is_a_page_that_says_so(local: Visitor, view: str, status:
     assert b"<nav>" in reply.body
 
 
+@pytest.mark.cluster
 def test_any_of_very_many_queues_is_opened_by_its_name(
     local: Visitor, center: TimeoutCenter
 ) -> None:
@@ -433,6 +436,7 @@ def test_the_example_of_mounting_has_the_page_below_its_prefix(single_server: Se
     assert asyncio.run(get("/toc/healthz")) == 200
 
 
+@pytest.mark.cluster
 def test_the_last_hour_is_drawn_and_told_as_a_table(local: Visitor, center: TimeoutCenter) -> None:
     center.queues.declare("hourly")
     center.put_many("hourly", [(f"m{n}", b"{}") for n in range(3)])

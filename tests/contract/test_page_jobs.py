@@ -27,9 +27,8 @@ from ..support.servers import Server
 from ..support.waiting import wait_until
 from .test_failures import failure
 
-pytestmark = pytest.mark.cluster
 
-
+@pytest.mark.cluster
 def test_with_two_processes_each_shows_and_stops_what_the_other_does(
     server: Server | Cluster, local: Visitor, center: TimeoutCenter
 ) -> None:
@@ -274,6 +273,7 @@ NAMESAKES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("act", ["cancel", "run", "reschedule"])
 def test_it_is_done_to_no_namesake_of_what_was_counted(
     server: Server | Cluster, center: TimeoutCenter, act: str
@@ -308,6 +308,7 @@ def test_it_is_done_to_no_namesake_of_what_was_counted(
     run_jobs(server.toc_url, test)
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("act", ["requeue", "purge"])
 def test_of_dead_letters_it_is_done_to_no_namesake_of_what_was_counted(
     server: Server | Cluster, center: TimeoutCenter, act: str
@@ -334,6 +335,7 @@ def test_of_dead_letters_it_is_done_to_no_namesake_of_what_was_counted(
     assert center.counts("mail").ready == (19 if act == "requeue" else 0)
 
 
+@pytest.mark.cluster
 def test_of_very_many_that_match_it_is_done_to_the_first(
     server: Server | Cluster, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,6 +379,7 @@ def test_the_log_says_who_has_stopped_what_another_has_begun(
     ]
 
 
+@pytest.mark.cluster
 def test_all_that_match_are_counted_however_far_away_they_are(
     server: Server | Cluster, center: TimeoutCenter, local: Visitor
 ) -> None:
@@ -538,6 +541,7 @@ def test_a_job_is_begun_shown_listed_and_stopped_over_http(
     assert said.count(["cancel all", "mail"]) == 2
 
 
+@pytest.mark.cluster
 def test_all_failed_tasks_that_match_are_retried_by_a_job_over_http(
     server: Server | Cluster, center: TimeoutCenter
 ) -> None:

@@ -28,8 +28,6 @@ from ..support.http_server import HttpServer
 from ..support.page_visitor import Visitor, wait_for
 from ..support.servers import Server
 
-pytestmark = pytest.mark.cluster
-
 
 @pytest.mark.timeout(150)
 def test_of_many_dead_letters_those_that_died_lately_are_grouped(
@@ -57,6 +55,7 @@ def test_of_many_dead_letters_those_that_died_lately_are_grouped(
     wait_for(local, job, f"{number:,} messages match.")
 
 
+@pytest.mark.cluster
 def test_what_is_done_to_a_group_is_done_to_no_other(local: Visitor, center: TimeoutCenter) -> None:
     parts = {"content-type": "application/json", "content-encoding": "utf-8"}
     named = {"headers": {"task": "shop.a"}, "properties": {}, **parts, "body": b"[[],{},{}]"}
@@ -86,6 +85,7 @@ def test_what_is_done_to_a_group_is_done_to_no_other(local: Visitor, center: Tim
         left = now
 
 
+@pytest.mark.cluster
 def test_a_group_leads_to_its_own_messages_and_the_filters_from_there_to_others(
     local: Visitor, center: TimeoutCenter
 ) -> None:
@@ -116,6 +116,7 @@ def test_of_large_dead_letters_it_is_said_which_are_grouped(
     assert "These are the first 3 that died within the last" in shown
 
 
+@pytest.mark.cluster
 def test_of_many_queues_with_dead_letters_those_with_the_most_are_shown(
     local: Visitor, center: TimeoutCenter
 ) -> None:
@@ -227,6 +228,7 @@ def test_many_viewers_are_one_to_the_broker(
     assert looks() - before <= (took + 2) * queues * 2 * 8
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("together", [1, 3, 100])
 def test_a_look_counts_the_same_however_many_queues_are_looked_at_together(
     center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch, together: int
@@ -284,6 +286,7 @@ def test_many_viewers_of_a_filter_are_about_one_to_the_broker(
     assert calls() - before <= 5 * one  # and not 21
 
 
+@pytest.mark.cluster
 def test_what_is_done_is_seen_through_a_filter_at_once(
     local: Visitor, center: TimeoutCenter
 ) -> None:

@@ -23,8 +23,6 @@ from ..support.http_server import HttpServer, peak_of
 from ..support.page_visitor import Visitor, audit, wait_for
 from ..support.servers import Server
 
-pytestmark = pytest.mark.cluster
-
 VIEWS = ("", "queue?queue=mail", "dead", "limits", "limits?queue=mail", "audit")
 
 
@@ -241,6 +239,7 @@ def test_a_session_of_a_token_that_was_replaced_counts_no_more(
         assert visitor.get("").status == 401
 
 
+@pytest.mark.cluster
 def test_a_token_sees_and_does_what_its_roles_and_queues_allow(
     signed_in: Any, center: TimeoutCenter
 ) -> None:

@@ -34,8 +34,6 @@ from ..support.proxy import Proxy
 from ..support.servers import Server
 from .test_center_put_many import replies_lost
 
-pytestmark = pytest.mark.cluster
-
 Connect = Callable[..., Connection]
 
 
@@ -62,6 +60,7 @@ def ids(center: TimeoutCenter, topic: str = "mail") -> list[str]:
 # -- what is refused
 
 
+@pytest.mark.cluster
 def test_so_many_are_put_as_the_rate_says_and_the_next_is_told_when(center: TimeoutCenter) -> None:
     """W4"""
     center.queues.declare("mail", put_rate="3/h")
@@ -105,6 +104,7 @@ def test_one_more_may_be_put_when_it_was_said(center: TimeoutCenter) -> None:
     center.put("mail", "more", b"x")
 
 
+@pytest.mark.cluster
 def test_each_key_is_counted_by_itself_and_what_has_none_is_not(center: TimeoutCenter) -> None:
     center.queues.declare("mail", key_put_rate="2/h")
     keys = ["a", "b", None]
@@ -127,6 +127,7 @@ def test_what_one_limit_refuses_is_not_counted_by_the_other(center: TimeoutCente
         center.put("mail", "c", b"x", key="c")
 
 
+@pytest.mark.cluster
 def test_a_rate_holds_over_all_slots(center: TimeoutCenter) -> None:
     center.queues.declare("mail", put_rate="20/h")
     assert len(accepted(put_to(center), 50)) == 20
@@ -147,6 +148,7 @@ def test_a_queue_without_a_rate_keeps_nothing_of_it(center: TimeoutCenter) -> No
     assert residue(center.client) == []
 
 
+@pytest.mark.cluster
 def test_keys_that_are_used_no_more_are_forgotten(center: TimeoutCenter) -> None:
     center.queues.declare("mail", key_put_rate="1000000/s", slots=1)
     for number in range(50):
@@ -176,6 +178,7 @@ def test_what_is_there_already_is_not_counted(center: TimeoutCenter) -> None:
     assert ids(center) == []
 
 
+@pytest.mark.cluster
 def test_a_publish_that_is_repeated_is_counted_once(center: TimeoutCenter) -> None:
     center.queues.declare("mail", put_rate="2/h")
     for _ in range(5):
@@ -216,6 +219,7 @@ def test_a_tasks_retry_is_neither_counted_nor_refused(
     assert ids(center) == ["a", "b", "c"]
 
 
+@pytest.mark.cluster
 def test_a_unique_message_that_is_refused_claims_nothing_and_one_that_is_there_is_not_counted(
     center: TimeoutCenter,
 ) -> None:
@@ -251,6 +255,7 @@ def test_what_takes_the_place_of_another_is_not_counted(
 # -- while it is in use
 
 
+@pytest.mark.cluster
 def test_a_rate_is_changed_and_taken_away_at_once(center: TimeoutCenter) -> None:
     center.queues.declare("mail", put_rate="1/d")
     put = put_to(center)
@@ -265,6 +270,7 @@ def test_a_rate_is_changed_and_taken_away_at_once(center: TimeoutCenter) -> None
 # -- many at once
 
 
+@pytest.mark.cluster
 def test_of_many_those_that_are_too_many_are_named(center: TimeoutCenter) -> None:
     center.queues.declare("mail", key_put_rate="3/h")
     messages = [NewMessage(f"m-{n}", b"x", key="ab"[n % 2]) for n in range(10)]
@@ -282,6 +288,7 @@ def test_of_many_those_that_are_too_many_are_named(center: TimeoutCenter) -> Non
     check_slots(center, "mail")
 
 
+@pytest.mark.cluster
 def test_of_many_so_many_are_put_as_the_queue_takes(center: TimeoutCenter) -> None:
     """In the order of the list; over slots, and over many calls."""
     center.queues.declare("mail", put_rate="1200/d")
@@ -290,6 +297,7 @@ def test_of_many_so_many_are_put_as_the_queue_takes(center: TimeoutCenter) -> No
     assert center.counts("mail").ready == 1200
 
 
+@pytest.mark.cluster
 def test_of_many_with_ids_that_are_taken_none_is_put_beyond_the_rate(center: TimeoutCenter) -> None:
     center.queues.declare("mail", put_rate="4/h", slots=1)
     center.put("mail", "a", b"1")
@@ -375,6 +383,7 @@ def test_who_sends_tasks_in_an_event_loop_sees_it_too(app: Celery, center: Timeo
     assert center.counts("celery").ready == 4
 
 
+@pytest.mark.cluster
 def test_the_asynchronous_center_says_it(client: redis.Redis, server: Server | Cluster) -> None:
     async def put() -> None:
         async with AsyncTimeoutCenter.from_url(server.toc_url) as center:
@@ -389,6 +398,7 @@ def test_the_asynchronous_center_says_it(client: redis.Redis, server: Server | C
     in_loop(put())
 
 
+@pytest.mark.cluster
 def test_a_batch_that_is_refused_names_it_and_may_be_published_again(
     connection: Connection, center: TimeoutCenter
 ) -> None:
@@ -418,6 +428,7 @@ def test_a_batch_that_is_refused_names_it_and_may_be_published_again(
     assert ids(center) == ["m-0", "m-1", "m-2", "m-3"]
 
 
+@pytest.mark.cluster
 def test_of_puts_that_leave_together_each_is_told_by_itself(
     client: redis.Redis, server: Server | Cluster, center: TimeoutCenter
 ) -> None:

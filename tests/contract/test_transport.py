@@ -29,12 +29,10 @@ from kombu_toc.model import message as envelope
 from kombu_toc.transport.publisher import BatchPublishError
 
 from ..support.cases import each
-from ..support.fixtures import drain
+from ..support.fixtures import drain, own_server
 from ..support.inspection import keys_left, slot_keys
 from ..support.proxy import Proxy
 from ..support.servers import Server
-
-pytestmark = pytest.mark.versions
 
 Connect = Callable[..., Connection]
 
@@ -63,6 +61,7 @@ def publish(connection: Connection, body: Any, queue: str = "mail", **options: A
 # -- publishing and consuming
 
 
+@pytest.mark.versions
 def test_a_message_arrives_with_its_headers_and_properties(connection: Connection) -> None:
     inbox = Inbox()
     with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
@@ -76,6 +75,7 @@ def test_a_message_arrives_with_its_headers_and_properties(connection: Connectio
     assert message.content_type == "application/json"
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("body", [b"\x00\xff raw", "text \N{SNOWMAN}", {"k": [1, 2]}])
 def test_bodies_of_every_kind_arrive(connection: Connection, body: Any) -> None:
     with connection.SimpleQueue("kinds") as queue:
@@ -85,6 +85,7 @@ def test_bodies_of_every_kind_arrive(connection: Connection, body: Any) -> None:
         message.ack()
 
 
+@pytest.mark.versions
 def test_a_compressed_body_arrives(connection: Connection) -> None:
     with connection.SimpleQueue("small") as queue:
         queue.put({"x": "y" * 500}, compression="zlib")
@@ -93,6 +94,7 @@ def test_a_compressed_body_arrives(connection: Connection) -> None:
         message.ack()
 
 
+@pytest.mark.versions
 def test_acknowledging_several_at_once(connection: Connection, client: redis.Redis) -> None:
     inbox = Inbox(ack=False)
     with Consumer(connection, [Queue("mail")], callbacks=[inbox], prefetch_count=10):
@@ -104,6 +106,7 @@ def test_acknowledging_several_at_once(connection: Connection, client: redis.Red
     assert slot_keys(client) == []
 
 
+@pytest.mark.versions
 def test_a_rejected_message_goes_to_dead_queue(connection: Connection) -> None:
     with connection.SimpleQueue("mail") as queue:
         queue.put("x", headers={"id": "m1"})
@@ -118,6 +121,7 @@ def redelivery(message: Message) -> tuple[Any, Any, Any]:
     return (*told, message.headers.get("x-delivery-count"))
 
 
+@pytest.mark.versions
 def test_a_requeued_message_comes_again_and_says_so(connection: Connection) -> None:
     with connection.SimpleQueue("mail") as queue:
         queue.put("x")
@@ -129,6 +133,7 @@ def test_a_requeued_message_comes_again_and_says_so(connection: Connection) -> N
         second.ack()
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("ended", ["channel", "connection"])
 def test_what_was_delivered_and_comes_back_says_so_and_keeps_its_place_and_its_retries(
     connect: Connect, ended: str
@@ -268,6 +273,7 @@ def test_a_queue_may_limit_how_often_a_message_is_put_off(
     put_off(connection, 4, lambda message: message.requeue())[-1].ack()
 
 
+@pytest.mark.versions
 def test_recover_gives_back_what_is_not_settled(connection: Connection) -> None:
     inbox = Inbox(ack=False)
     channel = connection.default_channel
@@ -281,6 +287,7 @@ def test_recover_gives_back_what_is_not_settled(connection: Connection) -> None:
     assert redelivery(inbox.messages[1]) == (True, True, None)
 
 
+@pytest.mark.versions
 def test_closing_a_channel_gives_messages_back_with_their_retries_unchanged(
     connect: Connect,
 ) -> None:
@@ -297,6 +304,7 @@ def test_closing_a_channel_gives_messages_back_with_their_retries_unchanged(
     message.ack()
 
 
+@pytest.mark.versions
 def test_a_no_ack_consumer_leaves_nothing_behind(
     connection: Connection, client: redis.Redis
 ) -> None:
@@ -308,6 +316,7 @@ def test_a_no_ack_consumer_leaves_nothing_behind(
     assert slot_keys(client) == []
 
 
+@pytest.mark.versions
 @pytest.mark.one_server("on a Cluster priorities hold within a slot")
 def test_priorities_go_by_steps_zero_first(connection: Connection) -> None:
     """K3"""
@@ -319,6 +328,7 @@ def test_priorities_go_by_steps_zero_first(connection: Connection) -> None:
     assert inbox.bodies == [0, 0, 5, 3, 7, 9]
 
 
+@pytest.mark.versions
 def test_one_call_of_drain_events_delivers_one_event(connection: Connection) -> None:
     """Kombu's remote control counts replies by its calls of drain_events."""
     inbox = Inbox()
@@ -333,6 +343,7 @@ def test_one_call_of_drain_events_delivers_one_event(connection: Connection) -> 
             assert len(inbox.messages) == number
 
 
+@pytest.mark.versions
 def test_one_consumer_serves_many_queues(connection: Connection) -> None:
     inbox = Inbox()
     queues = [Queue(f"q{i}") for i in range(5)]
@@ -368,6 +379,7 @@ def test_two_messages_of_one_task_id_live_side_by_side(connection: Connection) -
 # -- action times
 
 
+@pytest.mark.versions
 def test_x_delay_holds_a_message_back(connection: Connection) -> None:
     with connection.SimpleQueue("mail") as queue:
         sent = time.monotonic()
@@ -376,6 +388,7 @@ def test_x_delay_holds_a_message_back(connection: Connection) -> None:
         assert time.monotonic() - sent >= 0.4
 
 
+@pytest.mark.versions
 def test_the_eta_header_goes_before_x_delay(connection: Connection) -> None:
     publish(connection, "x", headers={"id": "m1", "eta": "2100-01-01T00:00:00Z", "x-delay": 1})
     [found] = connection.transport.center.get("m1", topic="mail")
@@ -478,6 +491,7 @@ def test_x_slot_basis_names_the_slot(connection: Connection) -> None:
 # -- exchanges and bindings
 
 
+@pytest.mark.versions
 def test_a_direct_exchange_routes_by_key(connection: Connection) -> None:
     exchange = Exchange("work", "direct")
     inbox = Inbox()
@@ -489,6 +503,7 @@ def test_a_direct_exchange_routes_by_key(connection: Connection) -> None:
     assert sorted(inbox.bodies) == ["key-a", "key-b"]
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
     ("binding", "key", "matches"),
     [
@@ -521,6 +536,7 @@ def test_a_producer_that_declares_nothing_still_routes_by_pattern(connect: Conne
     assert len(inbox.messages) == 1
 
 
+@pytest.mark.versions
 def test_a_fanout_exchange_reaches_every_queue(connect: Connect) -> None:
     """K2"""
     exchange = Exchange("everyone", "fanout")
@@ -568,6 +584,7 @@ def test_broadcasts_survive_a_reconnect_of_the_consumer(connect: Connect) -> Non
     assert inbox.bodies == ["one", "meanwhile", "two"]
 
 
+@pytest.mark.versions
 def test_events_are_filtered_by_their_binding(connection: Connection) -> None:
     exchange = Exchange("events", "fanout")
     inbox = Inbox()
@@ -580,6 +597,7 @@ def test_events_are_filtered_by_their_binding(connection: Connection) -> None:
     assert inbox.bodies == ["worker.online"]
 
 
+@pytest.mark.versions
 def test_unbinding_and_deleting_end_the_routing(
     connection: Connection, client: redis.Redis
 ) -> None:
@@ -623,6 +641,7 @@ def test_deleting_a_queue_ends_bindings_that_other_processes_have_made(
 # -- queues
 
 
+@pytest.mark.versions
 def test_an_exclusive_queue_goes_with_its_connection(connect: Connect, client: redis.Redis) -> None:
     """K6"""
     connection = connect()
@@ -657,6 +676,7 @@ def test_what_is_published_is_found_by_its_id_in_whichever_slot_and_kind_of_queu
         assert sorted(one.topic for one in found) == ["mail"] * 5 + ["worker-1.dq"]
 
 
+@pytest.mark.versions
 def test_an_auto_delete_queue_goes_after_its_last_consumer(
     connect: Connect, client: redis.Redis
 ) -> None:
@@ -749,6 +769,7 @@ def test_messages_of_a_pop_on_its_way_are_given_back_when_the_connection_closes(
     assert connect().transport.center.counts("mail") == (5, 0, 0, 0)
 
 
+@pytest.mark.versions
 def test_a_consumer_goes_on_after_its_links_broke(connect: Connect, client: redis.Redis) -> None:
     connection = connect()
     inbox = Inbox()
@@ -770,6 +791,7 @@ def test_a_consumer_goes_on_after_its_links_broke(connect: Connect, client: redi
     assert inbox.bodies == ["afterwards"]
 
 
+@own_server
 def test_a_claim_goes_to_the_channel_that_has_room(connection: Connection) -> None:
     full, idle = Inbox(ack=False), Inbox()
     channels = connection.channel(), connection.channel()
@@ -800,6 +822,7 @@ def test_an_expiring_queue_goes_when_nobody_refreshes_it(
         sweep(center)
 
 
+@pytest.mark.versions
 def test_declaring_a_queue_passively_tells_whether_it_is_there(connection: Connection) -> None:
     channel = connection.default_channel
     with pytest.raises(ChannelError, match="NOT_FOUND"):
@@ -864,6 +887,7 @@ def test_a_declaration_that_contradicts_the_stored_one_is_one_warning(
         channel.queue_declare("a b", arguments={"x-slots": 2})
 
 
+@pytest.mark.versions
 def test_purging_deletes_what_waits_and_leaves_what_is_in_flight(
     connection: Connection,
 ) -> None:
@@ -876,6 +900,7 @@ def test_purging_deletes_what_waits_and_leaves_what_is_in_flight(
     message.ack()
 
 
+@pytest.mark.versions
 def test_basic_get_returns_one_message_that_is_due(connection: Connection) -> None:
     """K4"""
     channel = connection.default_channel
@@ -891,6 +916,7 @@ def test_basic_get_returns_one_message_that_is_due(connection: Connection) -> No
     assert connection.transport.center.counts("mail") == (0, 1, 0, 0)
 
 
+@pytest.mark.versions
 def test_a_simple_buffer_works(connection: Connection) -> None:
     with connection.SimpleBuffer("buffer") as buffer:
         buffer.put({"a": 1})
@@ -900,6 +926,7 @@ def test_a_simple_buffer_works(connection: Connection) -> None:
 # -- prefetch
 
 
+@pytest.mark.versions
 def test_prefetch_bounds_what_is_unsettled_and_may_change_meanwhile(
     connection: Connection,
 ) -> None:
@@ -923,6 +950,7 @@ def test_prefetch_bounds_what_is_unsettled_and_may_change_meanwhile(
         message.ack()
 
 
+@pytest.mark.versions
 def test_a_replaced_can_consume_is_heeded(connection: Connection) -> None:
     """Celery's worker_disable_prefetch replaces the method on the channel's QoS."""
     inbox = Inbox()
@@ -940,6 +968,7 @@ def test_a_replaced_can_consume_is_heeded(connection: Connection) -> None:
 # -- the event loop
 
 
+@pytest.mark.versions
 def test_messages_arrive_in_an_event_loop(connection: Connection) -> None:
     hub = Hub()
     inbox = Inbox()
@@ -966,6 +995,7 @@ def test_messages_arrive_in_an_event_loop(connection: Connection) -> None:
     hub.close()
 
 
+@pytest.mark.versions
 def test_what_was_delivered_goes_back_at_once_although_all_connections_were_cut(
     connection: Connection, client: redis.Redis, center: TimeoutCenter
 ) -> None:
@@ -982,6 +1012,7 @@ def test_what_was_delivered_goes_back_at_once_although_all_connections_were_cut(
     assert center.counts("mail").ready == 1
 
 
+@own_server
 @pytest.mark.alone
 def test_broadcasts_that_are_not_urgent_are_read_together_and_keep_nobody_waiting(
     connect: Connect, client: redis.Redis
@@ -1027,15 +1058,16 @@ def test_a_loop_that_has_just_connected_leaves_others_the_time_to_renew_their_le
 ) -> None:
     """A5: all leases have ended while the server was away, and their holders live."""
     publish(connect(), "x")
-    held = center.pop("mail", visibility=1).messages
-    time.sleep(1.1)  # the lease ends
-    connection = connect(visibility_timeout=1)
+    held = center.pop("mail", visibility=12).messages
+    assert center.extend(held, 0.05) == []
+    time.sleep(0.1)  # the lease ends
+    connection = connect(visibility_timeout=12)
     hub = Hub()
     inbox = Inbox()
     connection.register_with_event_loop(hub)
     Consumer(connection, [Queue("mail")], callbacks=[inbox]).consume()
     connected = time.monotonic()
-    while time.monotonic() < connected + 1:  # a grace is two seconds
+    while time.monotonic() < connected + 1:  # a grace is four seconds
         hub.run_once()
     assert inbox.bodies == []
     assert center.extend(held, 1) == []  # the holder is back
@@ -1115,6 +1147,7 @@ def test_what_may_be_handed_over_ahead_is_and_begins_when_it_is_due(connect: Con
     prepared.hub.close()
 
 
+@pytest.mark.versions
 def test_what_is_acknowledged_leaves_although_nothing_else_happens(
     connect: Connect, center: TimeoutCenter
 ) -> None:
@@ -1272,6 +1305,7 @@ def test_an_error_of_who_is_handed_a_message_ahead_does_not_bring_it_twice(
     prepared.hub.close()
 
 
+@pytest.mark.versions
 def test_the_event_loops_timer_never_holds_more_than_a_few_entries(
     connection: Connection,
 ) -> None:
@@ -1346,6 +1380,7 @@ def test_a_batch_takes_nothing_that_another_thread_publishes_on_its_channel(
     assert [center.get(id, topic="mail") != [] for id in ("alone", "batched")] == [True, False]
 
 
+@pytest.mark.versions
 def test_a_batch_is_published_as_a_whole(connection: Connection) -> None:
     producer = Producer(connection)
     if not hasattr(producer, "batch"):
@@ -1425,6 +1460,7 @@ def test_a_queue_whose_name_is_no_text_is_refused_with_the_reason(connection: Co
                 use()
 
 
+@pytest.mark.versions
 def test_a_server_that_cannot_be_reached_is_a_connection_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
@@ -1434,6 +1470,7 @@ def test_a_server_that_cannot_be_reached_is_a_connection_error() -> None:
             connection.connect()
 
 
+@pytest.mark.versions
 @pytest.mark.one_server("test_cluster does the same")
 def test_a_wrong_password_is_a_connection_error_that_does_not_print_it(
     server: Server, client: redis.Redis
@@ -1458,6 +1495,7 @@ def test_a_wrong_password_is_a_connection_error_that_does_not_print_it(
             admin.config_set("requirepass", "")
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b""])
 def test_what_is_not_a_redis_is_a_connection_error_and_never_a_hang(answer: bytes) -> None:
     import threading
@@ -1480,6 +1518,7 @@ def test_what_is_not_a_redis_is_a_connection_error_and_never_a_hang(answer: byte
             connection.connect()
 
 
+@pytest.mark.versions
 def test_a_server_that_never_answers_is_a_connection_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"toc+redis://127.0.0.1:{listener.getsockname()[1]}/0?socket_timeout=0.3"
@@ -1573,6 +1612,7 @@ def test_a_queues_arguments_set_its_limits(connect: Connect) -> None:
     assert (limits.dead_age, limits.dead_limit, limits.visibility) == (60, 8, 60)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("idle", [0.1, 1.2])
 def test_a_connection_that_was_cut_while_nobody_used_it_is_as_good_as_new(
     connection: Connection, client: redis.Redis, idle: float

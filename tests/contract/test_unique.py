@@ -34,8 +34,6 @@ from ..support.inspection import check_slots, now_us
 from ..support.servers import Server
 from .test_reshard import packed
 
-pytestmark = pytest.mark.cluster
-
 HOUR = 3600.0
 
 
@@ -78,6 +76,7 @@ def expire_lease(center: TimeoutCenter, delivery: Delivery) -> None:
 # -- what is kept
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("key", ["k", 42, "ключ, ~ und so;~@!{}", "x" * 500])
 def test_of_a_unique_key_a_queue_has_one_message_at_a_time(center, key):
     assert put(center, "a", key) == "a"
@@ -98,6 +97,7 @@ def test_a_message_tells_its_unique_key(center):
     assert found(center, "d").unique is None
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("until", "holds"), [("start", False), ("done", True), (None, True), (HOUR, True)]
 )
@@ -133,6 +133,7 @@ def test_a_throttle_lasts_no_longer_although_the_clock_is_set_back(center, clien
     assert int(ends) - int(first) == HOUR * 1e6
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("until", ["start", "done", HOUR])
 def test_what_was_cancelled_purged_or_is_dead_has_no_key(center, until):
     def end(how: str) -> None:
@@ -196,7 +197,7 @@ def test_a_dead_workers_key_is_free_for_who_asks_although_nobody_consumes(
     time.sleep(1.2)  # its lease ends
     began = time.monotonic()
     assert put(center, "b") == ("b" if acknowledged else "a")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     assert acknowledged or found(center, "a").state == WAITING
     assert bodies(center) == [b"b" if acknowledged else b"a"]
     center.client.close()
@@ -229,6 +230,7 @@ def test_a_message_that_has_started_does_not_claim_again_until_it_starts(center,
 # -- replace, push back, raise
 
 
+@pytest.mark.cluster
 def test_a_message_takes_the_place_of_the_one_that_waits_and_its_id(center, client):
     put(center, "a", delay=HOUR, priority=9)
     before = now_us(client)
@@ -256,6 +258,7 @@ def test_what_has_started_is_neither_replaced_nor_pushed_back(center):
     assert bodies(center) == [b"a"]
 
 
+@pytest.mark.cluster
 def test_a_push_back_only_makes_it_later_and_no_later_than_at_most(center, client):
     how: dict[str, Any] = {"conflict": "push_back", "at_most": 100.0}
     first = now_us(client)
@@ -326,6 +329,7 @@ def test_the_same_put_once_more_is_no_conflict(center):
     assert bodies(center) == [b"a"]
 
 
+@pytest.mark.cluster
 def test_a_message_with_another_slot_basis_has_a_claim_of_its_own(center):
     put(center, "a", basis="one")
     put(center, "b", basis="two")
@@ -340,6 +344,7 @@ def test_two_queues_have_claims_of_their_own(center):
     assert center.put("two", "b", b"", unique="k").id == "b"
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("conflict", ["keep", "raise"])
 def test_of_many_that_put_at_once_one_is_added(center, conflict):
     added, errors = [], []
@@ -362,6 +367,7 @@ def test_of_many_that_put_at_once_one_is_added(center, conflict):
     assert center.counts("mail").ready == 50
 
 
+@pytest.mark.cluster
 def test_of_many_that_replace_at_once_the_last_one_stays(center):
     def run(number: int) -> None:
         for n in range(50):
@@ -379,6 +385,7 @@ def test_of_many_that_replace_at_once_the_last_one_stays(center):
 # -- number
 
 
+@pytest.mark.cluster
 def test_claims_that_hold_no_longer_are_swept_as_others_are_put(center):
     center.queues.declare("mail", slots=1)
     for n in range(300):
@@ -412,6 +419,7 @@ def test_a_sweep_leaves_nothing_behind_of_what_is_done(center, client):
     assert sum(client.exists(slot.claims) for slot in topics[0].all_slots()) == 1
 
 
+@pytest.mark.cluster
 def test_a_sweep_goes_on_where_there_is_much_and_rests_else(center):
     center.queues.declare("mail", slots=1)
     for n in range(500):
@@ -432,6 +440,7 @@ def test_a_sweep_goes_on_where_there_is_much_and_rests_else(center):
     assert claims(center) == {}
 
 
+@pytest.mark.cluster
 def test_a_queue_that_goes_away_by_itself_takes_its_claims_along(center, client):
     center.queues.declare("mail", slots=1, expires=60_000)
     put(center, "a")
@@ -487,6 +496,7 @@ def test_who_may_not_sweep_puts_all_the_same(client):
 # -- together with limits
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("conflict", ["keep", "replace", "push_back", "raise"])
 def test_what_waits_for_its_turn_in_a_lane_has_its_unique_key(center, conflict):
     center.queues.declare("mail", key_concurrency=1)
@@ -596,6 +606,7 @@ events = st.one_of(
 )
 
 
+@pytest.mark.cluster
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(events, max_size=40))
 def test_whatever_happens_a_key_is_held_by_what_is_still_there(client, steps):
@@ -657,6 +668,7 @@ def test_whatever_happens_a_key_is_held_by_what_is_still_there(client, steps):
 # -- another number of slots
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("is_envelope", [True, False])
 @pytest.mark.parametrize("slots", [1, 16])
 def test_claims_go_along_with_another_number_of_slots(server, client, slots, is_envelope):
@@ -711,6 +723,7 @@ def test_the_example_of_a_center_runs(center, capsys):
     assert capsys.readouterr().out.splitlines() == ["r1", "kept", "replaced", "b'wednesday'", "r1"]
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     "one, other",
     [

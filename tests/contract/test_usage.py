@@ -16,6 +16,7 @@ from celery_toc.metrics import metrics_text
 from kombu_toc import RateLimitedError, TimeoutCenter, UnknownTopicError, Usage
 
 from ..support.cluster import Cluster
+from ..support.fixtures import own_server
 from ..support.inspection import script_calls
 from ..support.servers import Server
 
@@ -136,6 +137,7 @@ def test_keys_that_take_turns_are_told(center: TimeoutCenter) -> None:
     assert found.keys_waiting == 0
 
 
+@own_server
 @pytest.mark.one_server("calls are counted on one server")
 def test_it_takes_as_many_calls_whatever_waits(center: TimeoutCenter) -> None:
     center.queues.declare("mail", rate="1/h", key_rate="1/h")

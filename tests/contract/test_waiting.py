@@ -28,6 +28,7 @@ from kombu_toc.center.pop_wait import WakeConnection
 from kombu_toc.scripts.call import load
 
 from ..support.cluster import Cluster
+from ..support.fixtures import own_server
 from ..support.inspection import announced, blocked, check_slots, now_us, time_passes
 from ..support.proxy import Proxy
 from ..support.sentinels import Deployment
@@ -104,12 +105,12 @@ def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterat
 def test_a_pop_waits_until_a_message_is_due_and_no_longer(center: TimeoutCenter) -> None:
     center.put("mail", "m", b"body", delay=0.3)
     began = time.monotonic()
-    popped = center.pop("mail", wait=10)
+    popped = center.pop("mail", wait=30)
     took = time.monotonic() - began
     [message] = popped.messages
     assert (message.topic, message.id, message.body) == ("mail", "m", b"body")
     assert popped.now_us >= message.action_us
-    assert 0.25 <= took < 5
+    assert 0.25 <= took < 15
     assert center.ack([message]) == 1
 
 
@@ -129,9 +130,9 @@ def test_a_time_that_passes_without_a_message_ends_the_wait(center: TimeoutCente
     center.put("mail", "later", b"", delay=HOUR)
     began = time.monotonic()
     popped = center.pop(["mail", "sms"], wait=0.3)
-    assert 0.3 <= time.monotonic() - began < 5
+    assert 0.3 <= time.monotonic() - began < 15
     assert popped.messages == [] and not popped.more
-    assert abs(popped.now_us / 1e6 - time.time()) < 5
+    assert abs(popped.now_us / 1e6 - time.time()) < 15
     assert center.pop(["mail", "sms"]).messages == []
 
 
@@ -468,7 +469,7 @@ def test_a_server_that_is_away_ends_the_wait_with_its_error(tmp_path: Path) -> N
     began = time.monotonic()
     with pytest.raises(redis.exceptions.ConnectionError):
         center.pop("mail", wait=0.5)
-    assert 0.4 <= time.monotonic() - began < 5
+    assert 0.4 <= time.monotonic() - began < 15
 
 
 @pytest.mark.one_server("it stops the server's process")
@@ -630,6 +631,7 @@ def test_an_exception_after_one_topic_was_popped_gives_its_messages_back(
     check_slots(center, "first")
 
 
+@own_server
 def test_connections_that_wait_for_nothing_are_used_again(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import pytest
 import redis
 from kombu import Connection, Consumer, Producer, Queue
 
@@ -41,6 +42,7 @@ class Zone(threading.Thread):
         self.connection.release()
 
 
+@pytest.mark.cluster
 def test_what_was_passed_on_goes_when_its_time_has_passed(
     client: redis.Redis, center: TimeoutCenter
 ) -> None:

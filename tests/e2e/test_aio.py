@@ -20,8 +20,6 @@ from ..support.servers import Server
 from ..support.tasks import make_app
 from ..support.workers import Journal, StartWorkers
 
-pytestmark = pytest.mark.versions
-
 
 class Site:
     """A broker with a worker, and the app as who sends has it."""
@@ -72,6 +70,7 @@ def test_tasks_that_a_loop_sends_run_and_their_results_are_awaited(site: Site) -
     in_loop(use())
 
 
+@pytest.mark.versions
 def test_a_chain_a_group_and_a_chord_that_a_loop_sends_end_with_their_results(site: Site) -> None:
     """A group's members are awaited one by one: Celery has a backend for each thread."""
     add, mul, total = (site.app.tasks[f"e2e.{name}"] for name in ("add", "mul", "total"))
@@ -90,6 +89,7 @@ def test_a_chain_a_group_and_a_chord_that_a_loop_sends_end_with_their_results(si
     in_loop(use())
 
 
+@pytest.mark.versions
 def test_what_a_loop_cancels_never_runs_and_what_it_moves_runs_then(
     site: Site, journal: Journal
 ) -> None:

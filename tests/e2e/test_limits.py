@@ -83,7 +83,6 @@ def test_a_place_is_held_until_the_task_has_ended_however(
     wait_until(lambda: nothing_is_left(toc), what=worker.logs)
 
 
-@pytest.mark.cluster
 def test_a_place_is_free_when_its_process_is_ended(
     start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
 ) -> None:
@@ -351,7 +350,6 @@ def test_of_a_key_no_more_run_at_once_than_it_may_and_no_key_waits_for_another(
     wait_until(lambda: nothing_is_left(toc))
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize("pool", LOOPS)
 def test_keys_take_turns_so_that_a_large_one_delays_a_small_one_by_a_few(
     start_workers: StartWorkers,

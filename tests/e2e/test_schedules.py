@@ -196,7 +196,6 @@ def test_workers_that_are_killed_neither_double_a_firing_nor_miss_one(
     print(f"{kills} kills, {wanted} firings, {sum(ran.values()) - wanted} run again")
 
 
-@pytest.mark.cluster
 def test_what_the_sun_says_is_fired_by_a_worker_which_puts_the_next_one(
     start_workers: StartWorkers, app: Celery, journal: Journal
 ) -> None:

@@ -107,6 +107,7 @@ def test_a_publish_asks_no_database_and_its_row_follows(mail, store, center, beh
     assert logs(center) == []
 
 
+@pytest.mark.cluster
 def test_what_is_written_behind_is_rebuilt_as_it_was(
     server, mail, store, client, center, behind, options
 ):

@@ -17,6 +17,7 @@ from kombu_toc.center.calls import ScheduleChange, ScheduleFiring
 from kombu_toc.library.schedules import Schedules
 from kombu_toc.library.schema import SCHEDULES
 
+from ..support.fixtures import own_server
 from ..support.library import engine, new_url, options, store
 
 pytestmark = pytest.mark.usefixtures("client")
@@ -43,6 +44,7 @@ def rows(store: Any) -> dict[str, Any]:
     }
 
 
+@own_server
 def test_schedules_and_their_next_firings_come_back(app, client, store):
     center = timeout_center(app)
     for number in range(12):

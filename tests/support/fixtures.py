@@ -21,6 +21,10 @@ from .proxy import Proxy
 from .servers import Server
 from .waiting import MOST, running
 
+#: Gives a test a server of its own, which counts what it is asked for: threads and processes of
+#: earlier tests may still ask the shared one.
+own_server = pytest.mark.parametrize("server", ["own"], indirect=True, scope="function")
+
 
 @pytest.fixture
 def connect(server: Server | Cluster, client: redis.Redis) -> Iterator[Callable[..., Connection]]:

@@ -19,8 +19,6 @@ from kombu_toc.center.center import Delegate
 from ..support.cases import each
 from ..support.loops import in_loop
 
-pytestmark = pytest.mark.versions
-
 
 def test_whatever_a_timeout_center_offers_can_be_awaited() -> None:
     for name, value in vars(TimeoutCenter).items():
@@ -106,6 +104,7 @@ REPLIES = [
 ]
 
 
+@pytest.mark.versions
 @each("seed", range(20))
 def test_replies_are_read_however_they_are_cut(seed: int) -> None:
     chance = random.Random(seed)
@@ -120,6 +119,7 @@ def test_replies_are_read_however_they_are_cut(seed: int) -> None:
     assert reader.replies == []
 
 
+@pytest.mark.versions
 def test_an_error_takes_the_place_of_its_reply() -> None:
     reader = ReplyReader()
     reader.feed(b"-NOSCRIPT No matching script\r\n*2\r\n-ERR no\r\n:1\r\n:2\r\n")
@@ -129,6 +129,7 @@ def test_an_error_takes_the_place_of_its_reply() -> None:
     assert (one, two) == (1, 2)
 
 
+@pytest.mark.versions
 def test_what_is_no_reply_is_an_error() -> None:
     with pytest.raises(redis.exceptions.InvalidResponse, match="not Redis's protocol"):
         ReplyReader().feed(b"HTTP/1.1 400 Bad Request\r\n")

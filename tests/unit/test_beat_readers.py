@@ -17,8 +17,6 @@ from celery_toc.beat.configured import Entry, Read, is_of_a_beat
 
 from ..support.cases import each
 
-pytestmark = pytest.mark.versions
-
 NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 
 
@@ -43,6 +41,7 @@ def refusal(read: Read) -> str:
 # -- beat_schedule
 
 
+@pytest.mark.versions
 def test_an_entry_of_beat_schedule_is_read_with_all_it_says(app):
     app.conf.beat_schedule = {
         "nightly": {
@@ -60,12 +59,14 @@ def test_an_entry_of_beat_schedule_is_read_with_all_it_says(app):
     )
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("every", [30, 30.0, timedelta(seconds=30), schedule(30)])
 def test_an_interval_may_be_written_as_for_a_beat(app, every):
     app.conf.beat_schedule = {"poll": {"task": "shop.poll", "schedule": every}}
     assert only(configured.read(app)).schedule.run_every == timedelta(seconds=30)
 
 
+@pytest.mark.versions
 def test_what_is_added_when_the_app_is_configured_or_finalized_is_read(app):
     @app.task(name="shop.poll", shared=False)
     def poll(which: str) -> None: ...
@@ -84,6 +85,7 @@ def test_what_is_added_when_the_app_is_configured_or_finalized_is_read(app):
     assert (late_one.name, late_one.options) == ("late", {"queue": "slow"})
 
 
+@pytest.mark.versions
 def test_results_that_do_not_expire_by_themselves_are_cleaned_up_as_by_a_beat():
     with Celery("shop", broker="memory://", backend="db+sqlite://", set_as_current=False) as app:
         entry = only(configured.read(app))
@@ -273,6 +275,7 @@ def test_an_entry_of_redbeat_that_cannot_be_taken_is_named_with_the_reason(found
 # -- a beat that runs beside
 
 
+@pytest.mark.versions
 @each(
     ("headers", "expected"),
     [

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from kombu_toc.consumer.policy import DefaultPolicy
 from kombu_toc.transport.receiving import Capacity, capacity_of
 
 from ..support.cases import each
-
-pytestmark = pytest.mark.versions
 
 
 class Worker(DefaultPolicy):

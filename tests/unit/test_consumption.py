@@ -11,8 +11,6 @@ import redis
 from kombu_toc import Delivery, Popped, ServerError, Taken
 from kombu_toc.center.consumption import MOST_INTERVAL, RETRY, TIMES, Consumption, Held, told
 
-pytestmark = pytest.mark.versions
-
 
 def message(id: str, birth: str = "c.1") -> Taken:
     made = Taken("mail", 0, 0, id, 0, b"", 16, birth)

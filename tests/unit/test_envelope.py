@@ -19,8 +19,6 @@ from kombu_toc.model import message as envelope
 
 from ..support.cases import each
 
-pytestmark = pytest.mark.versions
-
 texts = st.text(max_size=20)
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts
 #: What JSON knows, and what Kombu's JSON adds to it.
@@ -117,6 +115,7 @@ def test_a_body_may_hold_any_bytes(body, deflate):
     assert envelope.unpack(envelope.pack(message(body), deflate=deflate))["body"] == body
 
 
+@pytest.mark.versions
 @each(
     "value",
     [
@@ -208,6 +207,7 @@ def test_the_dictionary_of_version_1_never_changes():
     assert zlib.crc32(envelope.DICTIONARY) == DICTIONARY_CRC
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("stored", STORED)
 def test_what_was_stored_in_either_deflated_form_stays_readable(stored):
     out = envelope.unpack(bytes.fromhex(stored), "an-id")

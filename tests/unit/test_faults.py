@@ -16,8 +16,6 @@ from kombu_toc.scripts.call import commands_of, load, name_of
 
 from ..support.cases import each
 
-pytestmark = pytest.mark.versions
-
 
 def pool(**more: Any) -> Any:
     where = {"host": "h", "port": 6379, "db": 20, "username": "ann"}
@@ -29,6 +27,7 @@ def test_a_reply_that_is_no_such_error_is_left_alone(reply: Any) -> None:
     assert translated(reply, pool()) is reply
 
 
+@pytest.mark.versions
 @each(
     "error",
     [
@@ -48,6 +47,7 @@ def test_what_passes_is_a_lost_connection_to_whoever_asked(error: ResponseError)
     assert translated(made, pool()) is made
 
 
+@pytest.mark.versions
 def test_a_full_server_is_named_with_what_to_do() -> None:
     made = translated(OutOfMemoryError("command not allowed"), pool())
     assert "h:6379 is full (maxmemory)" in str(made)
@@ -59,6 +59,7 @@ def test_a_database_that_is_not_there_is_a_wrong_configuration() -> None:
     assert "h:6379 has no database 20" in str(made)
 
 
+@pytest.mark.versions
 @each(
     ("said", "rule"),
     [
@@ -74,6 +75,7 @@ def test_what_an_acl_refuses_is_told_with_the_rule_to_add(said: str, rule: str) 
         raise made
 
 
+@pytest.mark.versions
 def test_a_server_is_named_by_its_socket_or_by_its_master() -> None:
     assert server_of(SimpleNamespace(connection_kwargs={"path": "/run/redis.sock"})) == (
         "/run/redis.sock"
@@ -81,6 +83,7 @@ def test_a_server_is_named_by_its_socket_or_by_its_master() -> None:
     assert server_of(pool(service_name="m", master_address=("h2", 7))) == "h2:7 (master 'm')"
 
 
+@pytest.mark.versions
 def test_each_kind_of_url_has_a_client() -> None:
     assert set(_KINDS) == set(KINDS)
 

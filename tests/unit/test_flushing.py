@@ -12,8 +12,6 @@ import pytest
 
 from celery_toc.compat.worker import SentTasks
 
-pytestmark = pytest.mark.versions
-
 
 class Process:
     def __init__(self) -> None:

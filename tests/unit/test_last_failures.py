@@ -15,8 +15,6 @@ from celery_toc.worker.failures import TEXT, TRACEBACK, dying, report
 
 from ..support.cases import each
 
-pytestmark = pytest.mark.versions
-
 
 class Message(kombu_toc.Message):
     def __init__(self) -> None:

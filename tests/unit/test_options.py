@@ -20,8 +20,6 @@ from kombu_toc.client.urls import mask_password, read_url, sentinel_url
 
 from ..support.cases import each
 
-pytestmark = pytest.mark.versions
-
 SECRET = "sesame"
 
 
@@ -116,6 +114,7 @@ def test_a_transport_option_without_effect_is_named_and_why():
     ]
 
 
+@pytest.mark.versions
 def test_an_option_of_kombus_own_is_not_said_to_be_without_effect():
     """Those that its connections and its virtual transports read, whatever the transport is."""
     general = {
@@ -133,6 +132,7 @@ def test_an_option_of_kombus_own_is_not_said_to_be_without_effect():
     assert settings(**general).ignored == []
 
 
+@pytest.mark.versions
 def test_every_option_of_kombus_redis_transport_is_known_by_name():
     """Whoever comes from it is told what each has become, in every version of Kombu."""
     ours = {**dict.fromkeys(SentinelChannel.from_transport_options, "1")}
@@ -227,6 +227,7 @@ def test_a_bad_value_for_redis_py_is_refused_and_its_option_named(name, value):
         settings({name: value})
 
 
+@pytest.mark.versions
 def test_redis_pys_own_options_reach_its_connections():
     address = read_url("toc+redis://h/3?socket_timeout=2.5&client_name=web")
     with connect(address, read(address.query, {"socket_connect_timeout": 7})) as client:
@@ -237,6 +238,7 @@ def test_redis_pys_own_options_reach_its_connections():
     assert arguments["db"] == 3
 
 
+@pytest.mark.versions
 @each("name", ["decode_responses", "protocol", "parser_class"])
 def test_options_of_redis_py_that_would_break_the_transport_are_not_known(name):
     with pytest.raises(ConfigurationError, match=name):
@@ -270,6 +272,7 @@ def test_rediss_means_tls():
         assert client.connection_pool.connection_kwargs["ssl_cert_reqs"] == "none"
 
 
+@pytest.mark.versions
 def test_broker_use_ssl_means_tls_for_the_apps_center_too():
     app = Celery(broker="toc+redis://h:6380/1", broker_use_ssl={"ssl_cert_reqs": "none"})
     pool = timeout_center(app).client.connection_pool
@@ -382,6 +385,7 @@ def test_settings_are_shown_without_secrets():
     assert "visibility_timeout=60.0" in shown
 
 
+@pytest.mark.versions
 def test_kombus_options_for_sentinel_are_understood():
     made = settings(master_name="m", min_other_sentinels="1", sentinel_kwargs={"password": "x"})
     assert (made.master_name, made.min_other_sentinels) == ("m", 1)

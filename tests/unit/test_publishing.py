@@ -13,12 +13,11 @@ from kombu_toc.transport.publisher import _countdown_to
 
 from ..support.cases import each
 
-pytestmark = pytest.mark.versions
-
 #: 2030-01-31T10:00:00Z
 MOMENT_US = 1_896_084_000_000_000
 
 
+@pytest.mark.versions
 @each(
     "eta",
     [

@@ -13,8 +13,6 @@ from kombu_toc.model import message as envelope
 from kombu_toc.model.results import Delivery
 from kombu_toc.transport.receiving import QoS, Receiver
 
-pytestmark = pytest.mark.versions
-
 
 class Poller:
     """Notes what it is to send."""

@@ -10,8 +10,6 @@ from kombu_toc.center.exchanges import Routes, binding
 from kombu_toc.model.keys import Keys
 from kombu_toc.scripts.call import ScriptCall
 
-pytestmark = pytest.mark.versions
-
 
 class Center:
     """Replies the bindings of an exchange, unless the caller has that version of them."""

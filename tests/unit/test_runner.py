@@ -16,8 +16,6 @@ from kombu_toc.metrics.counters import Metrics
 from kombu_toc.model.keys import Keys
 from kombu_toc.scripts.call import ScriptCall, load
 
-pytestmark = pytest.mark.versions
-
 #: What a client replies to a command: a function of what was sent.
 Replies = Callable[[Any], Any]
 
@@ -109,12 +107,14 @@ def once_unknown(then: Any) -> Replies:
     return reply
 
 
+@pytest.mark.versions
 def test_an_executor_is_chosen_by_the_client() -> None:
     one, several = executor_for(Client(len)), executor_for(Nodes(len))
     assert (one.clustered, one.place_of("key")) == (False, None)
     assert (several.clustered, several.place_of("key")) == (True, ("node", 3))
 
 
+@pytest.mark.versions
 def test_a_client_that_returns_texts_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="decode_responses"):
         executor_for(redis.Redis(decode_responses=True))

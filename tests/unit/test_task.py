@@ -19,8 +19,6 @@ from kombu_toc.model.message import pack
 
 from ..support.cases import each
 
-pytestmark = pytest.mark.versions
-
 JSON = "application/json"
 
 ARGS, KWARGS = [1, "zwei"], {"shop": "a"}
@@ -59,6 +57,7 @@ def app():
         yield made
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("protocol", [1, 2])
 @pytest.mark.parametrize("compress", [None, "gzip"])
 @pytest.mark.parametrize("deflate", [True, False])
@@ -74,6 +73,7 @@ def test_what_is_not_waiting_has_no_time_to_come(app):
     assert task(app, state=DEAD).eta is None
 
 
+@pytest.mark.versions
 def test_what_else_is_sent_along_is_read_too(app):
     read = task(app, chord=app.signature("x"), stamped_headers=["order"], order=["7"], eta="soon")
     assert read.embedded["chord"]["task"] == "x"
@@ -96,6 +96,7 @@ def test_what_the_app_does_not_accept_is_not_decoded(app):
     assert read.embedded == {}
 
 
+@pytest.mark.versions
 def test_what_the_app_accepts_is_decoded_as_the_app_would_only_if_it_is_asked_for(app):
     app.conf.accept_content = ["pickle"]
     assert list(task(app, serializer="pickle", decode="app").args) == ARGS
@@ -112,6 +113,7 @@ def test_msgpack_is_read_if_it_is_installed(app):
     assert (list(read.args), read.kwargs, read.problem) == (ARGS, KWARGS, "")
 
 
+@pytest.mark.versions
 def test_types_that_an_app_has_registered_stay_as_they_were_sent(app):
     """Their decoders are the app's code."""
     moment = datetime(2030, 1, 1, tzinfo=timezone.utc)

@@ -9,8 +9,6 @@ from celery import Celery
 from celery_toc import Task, TaskCenter
 from kombu_toc import DEAD, WAITING, Cancelled, Found, Page, TimeoutCenter
 
-pytestmark = pytest.mark.versions
-
 
 @pytest.fixture
 def center() -> TimeoutCenter:

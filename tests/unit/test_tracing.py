@@ -36,8 +36,6 @@ from kombu_toc.transport.traced import TracedChannel, traced
 
 from ..support.cases import each
 
-pytestmark = pytest.mark.versions
-
 WEEK = 7 * 86_400 * 1_000_000
 
 
@@ -102,6 +100,7 @@ def linked(span: ReadableSpan) -> list[int]:
     return [link.context.span_id for link in span.links]
 
 
+@pytest.mark.versions
 def test_who_receives_begins_a_trace_and_links_to_the_sender(seen: Seen) -> None:
     tracing = seen.tracing()
     headers = sent(tracing, due_us=WEEK)
@@ -121,6 +120,7 @@ def test_who_receives_begins_a_trace_and_links_to_the_sender(seen: Seen) -> None
     )
 
 
+@pytest.mark.versions
 def test_who_handles_the_message_goes_on_in_the_trace_that_received_it(seen: Seen) -> None:
     tracing = seen.tracing()
     headers = {**sent(tracing), "tracestate": "vendor=1"}
@@ -311,6 +311,7 @@ def test_what_a_unique_key_keeps_from_being_sent_is_not_counted(seen: Seen) -> N
     assert "messaging.client.sent.messages" not in seen.measured()
 
 
+@pytest.mark.versions
 def test_a_batch_links_to_each_of_its_messages_as_far_as_a_span_has_room(seen: Seen) -> None:
     tracing = seen.tracing()
     contexts = []
@@ -340,6 +341,7 @@ def test_a_time_is_shown_to_the_microsecond(us: int, text: str) -> None:
 # -- without it
 
 
+@pytest.mark.versions
 def test_a_channel_without_the_option_has_the_classes_and_methods_that_it_ever_had() -> None:
     """So there is nothing in the way of a message: neither a layer nor a question."""
     transport = Connection("toc+embedded://").transport

@@ -22,8 +22,6 @@ from kombu_toc.center.waiting import names_of, passes, seconds_of
 
 from ..support.cases import each
 
-pytestmark = pytest.mark.versions
-
 FOREVER = float("inf")
 US = 1_000_000
 

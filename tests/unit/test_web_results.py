@@ -12,8 +12,6 @@ from celery import Celery
 
 from celery_toc.web.tasks import Allowed
 
-pytestmark = pytest.mark.versions
-
 
 def app_with(backend: str, **settings: Any) -> Celery:
     app = Celery("shop", broker="memory://", backend=backend, set_as_current=False)
@@ -31,6 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("results")
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/Bogota"])
 @pytest.mark.parametrize("kind", ["sql", "file"])
 def test_the_time_of_a_result_is_in_utc_whatever_the_backend_keeps(
