@@ -532,8 +532,6 @@ def show_all(
     """Show the messages that were found under an id, what is recorded of others, and of a task
     without a message what became of it."""
     failed = [] if found else session.ask(session.center.failures.get, id, topic=queue)
-    if records:  # of those that only the library has, they say it
-        failed = [one for one in failed if one.token is None]
     sources = [] if found else sources_of(session.app, session.center, id)
     messages = [describe(session, session.center.task(each), whole=True) for each in found]
     if session.as_json:

@@ -28,6 +28,7 @@ from ..model.failures import (
     again,
     groups_of,
     read_record,
+    traits_again,
     write_record,
 )
 from ..model.library import Record
@@ -47,9 +48,6 @@ _HEAD, _DETAILS, _WHOLE = 1, 2, 3
 
 #: Records and bytes that one call reads; ids that one call names; queues that are asked together.
 _STEP, _BYTES, _IDS, _TOGETHER = 500, 1 << 20, 100, 100
-
-#: Letters of the traits that a retried message keeps.
-_TRAITS = "vmkuo"
 
 _LATEST = 1 << 53
 
@@ -322,7 +320,7 @@ class Failures(CenterPart):
     def _rows_of(self, failures: Sequence[FailedTask]) -> list[FailedTask]:
         """What the task library has of failed tasks, the oldest first. Raises LibraryError."""
         recorder = self._core.recorder
-        if recorder is None or not failures:
+        if recorder is None:
             return []
         named = {(one.topic, one.id) for one in failures}
         found = recorder.failures.of_ids([one.id for one in failures])
@@ -345,13 +343,12 @@ class Failures(CenterPart):
         if "k" in content["properties"]:
             name = suffix_of(f"{failed.id}\0{token}")
             content["properties"]["k"] = token_with(name, headers)
-        traits = [one for one in failed.traits[1:].split(",") if one[:1] in _TRAITS]
         request = PutRequest(
             failed.id,
             envelope.pack(content, deflate=True, id=failed.id),
             basis=headers.get("x-slot-basis") or key_in(failed.traits),
             priority=failed.priority,
-            traits=f";{','.join(traits)}" if any(traits) else "",
+            traits=traits_again(failed.traits),
         )
         put = self._puts.put_named(failed.topic, request, token)
         return result if put.added else FailuresRetried(gone=1)
@@ -375,10 +372,6 @@ class Failures(CenterPart):
             on_progress(number, 0)
         return away.checked(number)
 
-    def clear(self, topic: str | None = None) -> int:
-        """Delete all records; return how many."""
-        return self.delete(topic)
-
     def _chosen(
         self,
         away: Away,
@@ -400,9 +393,8 @@ class Failures(CenterPart):
             yield some
 
     def _forget(self, failures: Sequence[FailedTask]) -> int:
-        if rows := self._rows_of(failures):
-            assert self._core.recorder is not None
-            self._core.recorder.failures.forget(rows)
+        if self._core.recorder is not None:
+            self._core.recorder.failures.forget(self._rows_of(failures))
         return self._forget_in_redis(failures) + sum(one.token is not None for one in failures)
 
     def unlist(self, sent: Sequence[Record]) -> None:

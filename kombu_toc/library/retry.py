@@ -15,7 +15,7 @@ from ..center.center import TimeoutCenter
 from ..errors import EnvelopeError
 from ..model import message
 from ..model.delivery import token_with
-from ..model.failures import FailedTask, FailuresRetried, again
+from ..model.failures import FailedTask, FailuresRetried, again, traits_again
 from ..model.library import Record
 from ..model.results import Found
 from . import outbox, statuses
@@ -27,9 +27,6 @@ from .store import Store, chunks
 
 #: Seconds for which a process may stand still while it sends some again.
 LOCKED = 30.0
-
-#: Letters of the traits that a message keeps: when it expires, and the name of its put, are others.
-_TRAITS = "vmkuo"
 
 #: Characters of an error and of arguments that are listed.
 _LISTED = 1000
@@ -217,11 +214,10 @@ def _again(found: RowMapping, now: int) -> tuple[Row, FailuresRetried] | None:
     done = again(content, now / 1e6)
     content["properties"].update(k=token)
     task, kind, biz, attributes = texts_of(headers)
-    traits = [one for one in found["traits"][1:].split(",") if one and one[0] in _TRAITS]
     row = Row(
         *(id, token, topic, statuses.PENDING, now, task, kind, biz),
         *(0, None, None, now, now, statuses.NOT_PUT, found["priority"], found["basis"]),
-        traits=f";{','.join(traits)}" if traits else "",
+        traits=traits_again(found["traits"]),
         body=message.pack(content, deflate=True, id=id),
         attributes=attributes,
     )

@@ -223,6 +223,12 @@ def again(content: dict[str, Any], now: float) -> FailuresRetried:
     return FailuresRetried(1, unique=int(unique), chords=int(chord), **taken)
 
 
+def traits_again(traits: str) -> str:
+    """The traits that a retried message keeps: not when it expires, nor the name of its put."""
+    kept = [one for one in traits[1:].split(",") if one and one[0] in "vmkuo"]
+    return f";{','.join(kept)}" if kept else ""
+
+
 def _has_passed(at: object, now: float) -> bool:
     """Whether a time has passed; one that cannot be read has."""
     try:

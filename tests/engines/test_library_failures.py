@@ -130,7 +130,7 @@ def test_what_is_deleted_stays_in_history_and_is_not_sent_again(broker, store, r
     fail(broker, "row-1", "row-2", listed=False)
     assert recorded.failures.delete(ids=["both-1", "row-1"]) == 2
     assert ids_of(recorded) == ["row-2", "both-2"]
-    assert recorded.failures.clear() == 2
+    assert recorded.failures.delete() == 2
     assert ids_of(recorded) == []
     assert status_of(store, "row-1") == status_of(store, "both-2") == ["failed"]
     assert recorded.library.retry(status="failed") == FailuresRetried(not_kept=4)
