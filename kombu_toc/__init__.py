@@ -92,7 +92,6 @@ if TYPE_CHECKING:
     from .model.library import Rebuilt as Rebuilt
     from .model.library import Record as Record
     from .model.library import RecordPage as RecordPage
-    from .model.library import Retried as Retried
     from .model.limits import LIBRARY_TERMS as LIBRARY_TERMS
     from .model.limits import LIMITS as LIMITS
     from .model.limits import NOTIFIER_TERMS as NOTIFIER_TERMS
@@ -175,7 +174,7 @@ _PLACES = {
             "FailedTask FailureBounds FailureFilter FailureGroup FailurePage FailuresRetried"
         ),
         "model.library": (
-            "Disagreement LibraryResharded LibraryStatus Rebuilt Record RecordPage Retried STATUSES"
+            "Disagreement LibraryResharded LibraryStatus Rebuilt Record RecordPage STATUSES"
         ),
         "model.limits": "LIBRARY_TERMS LIMITS Limits NOTIFIER_TERMS TERMS",
         "model.message": "COUNTDOWN ENSURE SCHEDULE Unique look pack read_content unpack",

@@ -182,7 +182,7 @@ def clear(session: Session, queue: str | None, yes: bool) -> None:
     """Forget all failures, of a queue or of all."""
     name = session.queue(queue)
     session.confirm(f"Forget all failures{f' of {name!r}' if name else ''}?", yes)
-    _say_deleted(session, session.ask(session.center.failures.clear, name))
+    _say_deleted(session, session.ask(session.center.failures.delete, name))
 
 
 def _say_deleted(session: Session, number: int) -> None:

@@ -130,7 +130,7 @@ def _retry(
     library = session.library
     most = min(limit or COUNTED, COUNTED)
     number = len(library.find(status=status, limit=most, **which).records)
-    done = kombu_toc.Retried(0, 0)
+    done = kombu_toc.FailuresRetried()
     if number:
         more = " or more" if number == COUNTED != limit else ""
         session.confirm(f"Send {counted(number, 'task')}{more} again?", yes)

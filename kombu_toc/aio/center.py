@@ -89,6 +89,7 @@ class LibraryInThreads(InThreads):
         self.recorder = RecorderInThreads(inner.recorder)
         self.far = FarInThreads(inner.far)
         self.library = inner.library
+        self.failures = InThreads(inner.failures)
         self.server_time = InThreads(inner.server_time)
 
     def keep_far(self, topic: Topic, requests: Sequence[PutRequest]) -> set[int]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
-from ..errors import EnvelopeError
+from ..errors import EnvelopeError, LibraryError
 from ..model import message as envelope
 from ..model.delivery import key_in, token_with
 from ..model.failures import (
@@ -26,14 +28,17 @@ from ..model.failures import (
     again,
     groups_of,
     read_record,
+    traits_again,
     write_record,
 )
-from ..model.results import DEAD, Found, OnProgress, tell_nobody
+from ..model.library import Record
+from ..model.results import DEAD, Found, Missing, OnProgress, tell_nobody
 from ..scripts.call import ScriptCall, load, microseconds, text
 from .calls import PutRequest, suffix_of
 from .core import CenterPart, Core
 from .operations import Dead
 from .put import Puts
+from .recording import FailedRows
 from .runner import BROKEN, Away
 
 logger = logging.getLogger(__name__)
@@ -44,15 +49,17 @@ _HEAD, _DETAILS, _WHOLE = 1, 2, 3
 #: Records and bytes that one call reads; ids that one call names; queues that are asked together.
 _STEP, _BYTES, _IDS, _TOGETHER = 500, 1 << 20, 100, 100
 
-#: Letters of the traits that a retried message keeps.
-_TRAITS = "vmkuo"
-
 _LATEST = 1 << 53
+
+#: The first and the last microsecond of what is read, and the queue behind which it begins there.
+_Span = tuple[int, int, str | None]
 
 
 class Failures(CenterPart):
-    """The latest failed tasks of each queue. `topic` is the name of the queue to look at; without
-    it, all declared queues are."""
+    """The latest failed tasks of each queue, and with a task library all that it has. `topic` is
+    the name of the queue to look at; without it, all declared queues are.
+
+    A task that both have is listed once, as Redis has it."""
 
     def __init__(self, core: Core, puts: Puts, dead: Dead) -> None:
         super().__init__(core)
@@ -116,9 +123,9 @@ class Failures(CenterPart):
                 found.append(one)
             if len(found) > limit:
                 last = found[limit - 1]
-                page = FailurePage(found[:limit], f"{last.failed_us}:{last.topic}")
-                return away.checked(page)
-        return away.checked(FailurePage(found, None))
+                page = self._whole(found[:limit], away)
+                return away.checked(FailurePage(page, f"{last.failed_us}:{last.topic}"))
+        return away.checked(FailurePage(self._whole(found, away), None))
 
     def groups(self, topic: str | None = None, *, since: float | None = None) -> list[FailureGroup]:
         """Failed tasks by queue, task and type of exception, the largest group first."""
@@ -129,17 +136,52 @@ class Failures(CenterPart):
         """The records of tasks, with their messages; those of ids that have none are left out."""
         ids = [id] if isinstance(id, str) else [*dict.fromkeys(id)]
         ids = [one for one in ids if one]
-        found: list[FailedTask] = []
         away = Away()
+        found: list[FailedTask] = []
         topics = self._topics(topic)
         for start in range(0, len(ids), _IDS):
             some = ids[start : start + _IDS]
             args = (_WHOLE, len(some), 0, 0, 0, *some)
             for _, page in self._read(topics, [args] * len(topics), away):
                 found += page
+        known = {(one.topic, one.id) for one in found}
+        for one in self._in_library(away, methodcaller("of_ids", ids)):
+            if topic in (None, one.topic) and (one.topic, one.id) not in known:
+                found.append(one)
         if away and {one.id for one in found} != set(ids):
             return away.checked(found)
         return found
+
+    def _listed(self, failures: Iterable[FailedTask | Record]) -> dict[tuple[str, str], int]:
+        """When these tasks failed that Redis lists, by their queues and ids."""
+        ids: dict[str, list[str]] = {}
+        for one in failures:
+            ids.setdefault(one.topic, []).append(one.id)
+        asked = [
+            (topic, (_HEAD, _IDS, 0, 0, 0, *some[start : start + _IDS]))
+            for topic, some in ids.items()
+            for start in range(0, len(some), _IDS)
+        ]
+        pages = self._read([one for one, _ in asked], [args for _, args in asked], Away())
+        return {(one.topic, one.id): one.failed_us for _, page in pages for one in page}
+
+    def _in_library(
+        self, away: Away, ask: Callable[[FailedRows], list[FailedTask]]
+    ) -> list[FailedTask]:
+        """What the task library says, if there is one that answers."""
+        recorder = self._core.recorder
+        try:
+            return [] if recorder is None else ask(recorder.failures)
+        except LibraryError as exc:
+            away.add([Missing("", (), "the task library", str(exc))])
+            return []
+
+    def _whole(self, found: list[FailedTask], away: Away) -> list[FailedTask]:
+        """The same, with what the task library knows of its own beside their heads."""
+        ids = [one.id for one in found if one.token is not None]
+        more = self._in_library(away, methodcaller("of_ids", ids)) if ids else []
+        rows = {(one.topic, one.id, one.token): one for one in more}
+        return [rows.get((one.topic, one.id, one.token), one) for one in found]
 
     def _topics(self, topic: str | None) -> list[str]:
         return [one.name for one in self._registry.select(topic)]
@@ -171,12 +213,36 @@ class Failures(CenterPart):
     ) -> Iterator[FailedTask]:
         """Failed tasks, the latest first, and those of one moment by their queues."""
         low, high = microseconds(since) or 0, microseconds(until) or _LATEST
-        behind = ""
+        behind = None
         if after is not None:
             said, _, behind = after.partition(":")
             high = min(high, int(said))
+        return heapq.merge(
+            self._in_redis(away, topic, parts, step, (low, high, behind)),
+            self._only_in_library(away, topic, (low, high, behind)),
+            key=lambda one: (-one.failed_us, one.topic),
+        )
+
+    def _only_in_library(self, away: Away, topic: str | None, span: _Span) -> Iterator[FailedTask]:
+        (low, high, behind), last, is_last = span, None, False
+        while not is_last:
+            ask = methodcaller("latest", topic, low, high, last, _STEP)
+            page = self._in_library(away, ask)
+            listed = self._listed(page)
+            for one in page:
+                is_before = behind is not None and one.failed_us == high and one.topic <= behind
+                if not is_before and (one.topic, one.id) not in listed:
+                    yield one
+            last, is_last = page[-1] if page else None, len(page) < _STEP
+
+    def _in_redis(
+        self, away: Away, topic: str | None, parts: int, step: int, span: _Span
+    ) -> Iterator[FailedTask]:
+        low, high, behind = span
         # Of each queue, what was not read has failed then or before.
-        left = {name: high - (after is not None and name <= behind) for name in self._topics(topic)}
+        left = {
+            name: high - (behind is not None and name <= behind) for name in self._topics(topic)
+        }
         waiting: list[FailedTask] = []
         while left:
             newest = max(left.values())
@@ -216,9 +282,11 @@ class Failures(CenterPart):
         """
         done, away = FailuresRetried(), Away()
         for some in self._chosen(away, topic, ids, FailureFilter(task, exception), limit):
+            sent, left = self._send_again(some)
+            done = done.plus(sent)
             settled: list[FailedTask] = []
             try:
-                for one in some:
+                for one in left:
                     result = self._retry(one)
                     done = done.plus(result)
                     if not result.not_kept:
@@ -227,6 +295,36 @@ class Failures(CenterPart):
                 self._forget(settled)
             on_progress(done.number + done.not_kept + done.gone, 0)
         return away.checked(done)
+
+    def _send_again(self, some: list[FailedTask]) -> tuple[FailuresRetried, list[FailedTask]]:
+        """Have the task library send those again whose messages it has; return what it has done,
+        and the others. Nobody else sends what it has: so each is sent once."""
+        rows = {(one.topic, one.id): one for one in self._rows_of(some)}
+        kept = {key for key, one in rows.items() if one.has_message}
+        sent = [one for one in some if (one.topic, one.id) in kept and not one.dead]
+        # Before it is sent: what was sent, and is still listed in Redis, would be sent once more.
+        self._forget_in_redis(sent)
+        if self._core.recorder is None:
+            return FailuresRetried(), some
+        again = [rows[one.topic, one.id] for one in sent]
+        done = self._core.recorder.failures.send_again(again)
+        others = [one for one in some if one not in sent]
+        listed = self._listed(others)
+        left = []
+        for one in others:
+            key = one.topic, one.id
+            if listed.get(key) == one.failed_us if one.token is None else key in rows:
+                left.append(one)
+        return done.plus(FailuresRetried(gone=len(others) - len(left))), left
+
+    def _rows_of(self, failures: Sequence[FailedTask]) -> list[FailedTask]:
+        """What the task library has of failed tasks, the oldest first. Raises LibraryError."""
+        recorder = self._core.recorder
+        if recorder is None:
+            return []
+        named = {(one.topic, one.id) for one in failures}
+        found = recorder.failures.of_ids([one.id for one in failures])
+        return [one for one in found if (one.topic, one.id) in named]
 
     def _retry(self, failed: FailedTask) -> FailuresRetried:
         if failed.dead:
@@ -239,19 +337,18 @@ class Failures(CenterPart):
         except EnvelopeError:
             return FailuresRetried(not_kept=1)
         seconds, us = self._runner.client.time()
-        result = again(content, failed, seconds + us / 1e6)
+        result = again(content, seconds + us / 1e6)
         token = f"failure {failed.failed_us}"
         headers = content["headers"]
         if "k" in content["properties"]:
             name = suffix_of(f"{failed.id}\0{token}")
             content["properties"]["k"] = token_with(name, headers)
-        traits = [one for one in failed.traits[1:].split(",") if one[:1] in _TRAITS]
         request = PutRequest(
             failed.id,
             envelope.pack(content, deflate=True, id=failed.id),
             basis=headers.get("x-slot-basis") or key_in(failed.traits),
             priority=failed.priority,
-            traits=f";{','.join(traits)}" if any(traits) else "",
+            traits=traits_again(failed.traits),
         )
         put = self._puts.put_named(failed.topic, request, token)
         return result if put.added else FailuresRetried(gone=1)
@@ -267,24 +364,12 @@ class Failures(CenterPart):
         on_progress: OnProgress = tell_nobody,
     ) -> int:
         """Delete records; return how many. The arguments are those of :meth:`retry`. Dead letters
-        stay in DeadQueue."""
+        stay in DeadQueue, and records of the task library in its history."""
         away, which = Away(), FailureFilter(task, exception)
         number = 0
         for some in self._chosen(away, topic, ids, which, limit, parts=_HEAD):
             number += self._forget(some)
             on_progress(number, 0)
-        return away.checked(number)
-
-    def clear(self, topic: str | None = None) -> int:
-        """Delete all records; return how many."""
-        away, number = Away(), 0
-        names = self._topics(topic)
-        for start in range(0, len(names), _TOGETHER):
-            calls = [
-                self._call("forget_failures", name, (), int)
-                for name in names[start : start + _TOGETHER]
-            ]
-            number += sum(one or 0 for one in self._runner.run_there(calls, away))
         return away.checked(number)
 
     def _chosen(
@@ -308,9 +393,22 @@ class Failures(CenterPart):
             yield some
 
     def _forget(self, failures: Sequence[FailedTask]) -> int:
+        if self._core.recorder is not None:
+            self._core.recorder.failures.forget(self._rows_of(failures))
+        return self._forget_in_redis(failures) + sum(one.token is not None for one in failures)
+
+    def unlist(self, sent: Sequence[Record]) -> None:
+        """Delete the records in Redis of what the task library is about to send again."""
+        listed = self._listed(sent)
+        self._forget_in_redis(
+            [FailedTask(id, topic, "", "", at) for (topic, id), at in listed.items()]
+        )
+
+    def _forget_in_redis(self, failures: Sequence[FailedTask]) -> int:
         by_topic: dict[str, list[Any]] = {}
         for one in failures:
-            by_topic.setdefault(one.topic, []).extend((one.id, one.failed_us))
+            if one.token is None:
+                by_topic.setdefault(one.topic, []).extend((one.id, one.failed_us))
         calls = [
             self._call("forget_failures", topic, args, int) for topic, args in by_topic.items()
         ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from ..model.failures import FailedTask, FailuresRetried
 from ..model.library import (
     FAILURES,
     Disagreement,
@@ -13,7 +14,6 @@ from ..model.library import (
     Rebuilt,
     Record,
     RecordPage,
-    Retried,
 )
 from ..model.results import Cancelled, Delivery, Found, OnProgress, Put, Rescheduled, tell_nobody
 from ..model.topic import Topic
@@ -56,10 +56,10 @@ class TaskLibrary(Protocol):
         limit: int | None = None,
         on_progress: OnProgress = tell_nobody,
         **which: Any,
-    ) -> Retried:
+    ) -> FailuresRetried:
         """Send again what has failed or is dead, and is found by these filters: each once, however
-        often and by however many this is called. What is sent again is due now, has its id, its
-        arguments and its headers, but does not expire. A worker puts it within a second or so.
+        often and by however many this is called, as :meth:`.failures.Failures.retry` does. A
+        worker puts it within a second or so.
 
         status: ``failed``, ``dead``, or both
         limit: how many at most
@@ -190,6 +190,27 @@ class Far(Protocol):
         """Cancel what there is of a topic; return how many."""
 
 
+class FailedRows(Protocol):
+    """What has failed, was not sent again, and was not forgotten. Raises LibraryError."""
+
+    def latest(
+        self, topic: str | None, since_us: int, until_us: int, after: FailedTask | None, limit: int
+    ) -> list[FailedTask]:
+        """The latest first, without their messages.
+
+        after: the one behind which it begins
+        """
+
+    def of_ids(self, ids: Iterable[str]) -> list[FailedTask]:
+        """Those of these ids, the oldest first, with their messages."""
+
+    def send_again(self, failed: Sequence[FailedTask]) -> FailuresRetried:
+        """Send these again, as far as nobody has done it. A worker puts them."""
+
+    def forget(self, failed: Sequence[FailedTask]) -> None:
+        """Keep these in history only, without their messages."""
+
+
 class Recorder(Protocol):
     """Keeps a record. It is told what was done, after Redis has done it."""
 
@@ -200,6 +221,10 @@ class Recorder(Protocol):
     @property
     def library(self) -> TaskLibrary:
         """What can be asked of it."""
+
+    @property
+    def failures(self) -> FailedRows:
+        """What has failed."""
 
     def putting(self, topic: Topic, requests: Sequence[PutRequest]) -> Sequence[Any]:
         """Messages are about to be put: write their rows. Raises LibraryError: then they are not

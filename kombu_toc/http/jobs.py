@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
+from . import fields
 from .fields import TEXT, WHOLE, Object, Text, Time, array, described, or_null, record, shown_time
 from .page.jobs import ASKING, COUNTING, DONE, FAILED, LOST, RUNNING, STOPPED, Job
 from .page.reading import STATES
@@ -31,6 +32,7 @@ _JOB = record(
     late=described(WHOLE, "For how many it was too late."),
     by=TEXT,
     time=or_null(TEXT, "The new time of what is rescheduled."),
+    slots=or_null(WHOLE, "The new number of slots."),
     error=described(TEXT, "Why it has failed."),
     notes=described(
         {"type": "object", "additionalProperties": WHOLE}, "Of retried tasks, what was taken away."
@@ -51,6 +53,8 @@ _NEW = Object(
         "text": Text("Of messages: only with this in their arguments.", most=1000),
         "bizId": Text("Of messages: only of this business id.", most=255),
         "time": Time("The new time, to reschedule."),
+        "slots": fields.Number("The new number of slots, to reshard.", least=1, whole=True),
+        "settle": fields.Number("To reshard: seconds after which producers know of it.", most=3600),
     },
     needed=("act",),
     name="NewJob",
@@ -71,6 +75,7 @@ def _shown(job: Job) -> dict[str, Any]:
         **{name: getattr(job, name) for name in ("phase", "matching", "looked", "number", "late")},
         "by": job.who,
         "time": None if job.at is None else shown_time(round(job.at * 1e6)),
+        "slots": job.slots or None,
         "error": job.said,
         "notes": job.notes,
         "skipped": [*job.skipped[0]],
@@ -94,7 +99,7 @@ def _check(request: Request, act: str) -> None:
     returns=("It has begun: ask its address, in the header Location, for its phase.", _JOB),
     problems=("not-found", "forbidden", "rate-limited"),
     about="write: to cancel, run and reschedule messages; operate: to requeue and purge what is "
-    "dead, and to retry and forget failed tasks.",
+    "dead, to retry and forget failed tasks, and to reshard.",
 )
 async def begin(api: Any, request: Request) -> Answer:
     """Begin what is done to all that match."""
@@ -102,12 +107,14 @@ async def begin(api: Any, request: Request) -> Answer:
     act, state = said["act"], said.get("state", ALL_WAITING)
     _check(request, act)
     queue = await api.known_queue(request.segments[0])
-    unfit = ("text", "bizId", "state") if act in FAILED_ACTS else ("exception",)
-    for name in unfit:
-        if name in said:
-            raise invalid(name, f"it does not go with the act {act}")
-    if ("time" in said) != (act == "reschedule"):
-        raise invalid("time", "it goes with the act reschedule, which needs it")
+    unfit = {"text", "bizId", "state"} if act in FAILED_ACTS else {"exception"}
+    unfit.add("settle")
+    unfit = {*_NEW.fields} - {"act", "slots", "settle"} if act == "reshard" else unfit
+    for name in sorted(unfit & said.keys()):
+        raise invalid(name, f"it does not go with the act {act}")
+    for name, needs in (("time", "reschedule"), ("slots", "reshard")):
+        if (name in said) != (act == needs):
+            raise invalid(name, f"it goes with the act {needs}, which needs it")
     if act not in FAILED_ACTS and "state" in said and not EVERY_ACT[act].could(state):
         raise invalid("state", f"nothing that is {state} can be {EVERY_ACT[act].done}")
     selection = Selection(
@@ -117,7 +124,8 @@ async def begin(api: Any, request: Request) -> Answer:
         *(said.get("bizId", ""), "", said.get("exception", "")),
     )
     who = request.token.name or "this machine"
-    job = await api.page.tools.jobs.begin(act, selection, who, said.get("time"), asks=False)
+    how = {name: said[name] for name in ("slots", "settle") if name in said}
+    job = await api.page.tools.jobs.begin(act, selection, who, said.get("time"), asks=False, **how)
     path = "/".join(quote(part, safe="") for part in (queue, "jobs", job.id))
     location = f"{request.root}/v1/queues/{path}".encode()
     return answer(_shown(job), 202)._replace(headers=((b"location", location),))

@@ -22,6 +22,7 @@ from .library import Library, ServerTime
 from .putting import DeadLetters, missing_of
 from .recorder import Recorder, logger
 from .records import Key, Row, identity_of, ids_of, key_of, lease_us, named, now_us, row_of, stem_of
+from .retry import FailedRows
 
 #: Microseconds ahead within which a message may have run before its time is changed.
 UNDER_WAY_US = 5_000_000
@@ -38,6 +39,7 @@ class OpenLibrary:
     recorder: Recorder
     library: Library
     far: FarMessages
+    failures: FailedRows
     _center: TimeoutCenter
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from ..center.calls import PutRequest
 from ..center.center import TimeoutCenter
 from ..center.runner import BROKEN
 from ..errors import LibraryError
+from ..model.failures import FailuresRetried
 from ..model.library import (
     FAILURES,
     Disagreement,
@@ -21,7 +22,6 @@ from ..model.library import (
     Rebuilt,
     Record,
     RecordPage,
-    Retried,
 )
 from ..model.results import Cancelled, OnProgress, Rescheduled, tell_nobody
 from ..scripts.call import Countdown
@@ -89,19 +89,20 @@ class Library:
         limit: int | None = None,
         on_progress: OnProgress = tell_nobody,
         **which: Any,
-    ) -> Retried:
+    ) -> FailuresRetried:
         names = [status] if isinstance(status, str) else status
         if not names or not set(names) <= set(FAILURES):
             raise LibraryError(f"only what is failed or dead is retried, not {status!r}")
-        done, after, until = Retried(0, 0), None, now_us()
+        done, after, until = FailuresRetried(), None, now_us()
         while limit is None or done.number < limit:
             size = PAGE if limit is None else min(PAGE, limit - done.number)
             page = self.find(status=names, limit=size, after=after, **which)
             # What has failed again meanwhile stays.
             wrong = [one for one in page.records if one.modified_us <= until]
+            self._center.failures.unlist([one for one in wrong if one.status == "failed"])
             some = retry(self.store, self._center, wrong)
-            done = Retried(done.number + some.number, done.not_kept + some.not_kept)
-            on_progress(sum(done), limit or 0)
+            done = done.plus(some)
+            on_progress(done.number + done.not_kept, limit or 0)
             after = page.after
             if after is None:
                 break

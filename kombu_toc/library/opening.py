@@ -88,6 +88,7 @@ def attach(
     from .center import OpenLibrary
     from .horizon import FarMessages, FarStore
     from .library import Library
+    from .retry import FailedRows
     from .store import Store
 
     urls = databases(settings, address)
@@ -109,9 +110,9 @@ def attach(
             _opened[key] = made, ready
         made, ready = _opened[key]
     library = Library(made.store, center, another, ready)
-    opened = OpenLibrary(
-        made, library, FarMessages(FarStore(made.store), center, ready.as_far_as_there), center
-    )
+    far = FarMessages(FarStore(made.store), center, ready.as_far_as_there)
+    failures = FailedRows(made.store, ready, bool(settings.toc_failures_mask))
+    opened = OpenLibrary(made, library, far, failures, center)
     center.recorder = opened
     return opened
 

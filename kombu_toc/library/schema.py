@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.types import TypeDecorator
 
-from .statuses import EXPIRED, FAR, TAKEN
+from .statuses import EXPIRED, FAILED, FAR, TAKEN
 
 #: The version that these tables are of: the latest of ``migrations/versions``.
 REVISION = "0001"
@@ -41,6 +41,9 @@ IS_NOT_FAR = f"place <> {FAR}"
 
 #: That a worker has it: in these words, an index serves it that has only such rows.
 IS_TAKEN = f"status = {TAKEN}"
+
+#: That it has failed, likewise.
+HAS_FAILED = f"status = {FAILED}"
 
 #: That it went wrong, likewise: it has expired, has failed or is dead.
 WENT_WRONG = f"status >= {EXPIRED}"
@@ -231,6 +234,14 @@ def tables(number: int) -> ShardTables:
             *("task", "status", "action_us"),
             sqlite_where=sa.text(WENT_WRONG),
             postgresql_where=sa.text(WENT_WRONG),
+            info={ONLY: ("sqlite", "postgresql")},
+        ),
+        # What has failed, by when.
+        sa.Index(
+            f"toc_history_{number}_failed",
+            "modified_us",
+            sqlite_where=sa.text(HAS_FAILED),
+            postgresql_where=sa.text(HAS_FAILED),
             info={ONLY: ("sqlite", "postgresql")},
         ),
         *_searched(f"toc_history_{number}", "status"),

@@ -48,6 +48,7 @@ class FailedTask(NamedTuple):
     priority: priority step
     traits: what holds for its message alone (:mod:`.delivery`)
     message: the envelope; empty if it is not kept, or was not read
+    token: of its record in the task library; None: Redis has it
     """
 
     id: str
@@ -67,6 +68,7 @@ class FailedTask(NamedTuple):
     priority: int = 0
     traits: str = ""
     message: bytes = b""
+    token: str | None = None
 
     @property
     def retryable(self) -> bool:
@@ -199,7 +201,7 @@ def groups_of(failures: Iterable[FailedTask]) -> list[FailureGroup]:
     return sorted(groups.values(), key=lambda one: (-one.number, one.topic, one.task))
 
 
-def again(content: dict[str, Any], failed: FailedTask, now: float) -> FailuresRetried:
+def again(content: dict[str, Any], now: float) -> FailuresRetried:
     """Make a message once more of what its envelope holds; what that takes away from it.
 
     content: as :func:`.message.unpack` gives it; it is changed
@@ -219,6 +221,12 @@ def again(content: dict[str, Any], failed: FailedTask, now: float) -> FailuresRe
     chord = headers.get("group") is not None
     unique = headers.get(message.UNIQUE) is not None
     return FailuresRetried(1, unique=int(unique), chords=int(chord), **taken)
+
+
+def traits_again(traits: str) -> str:
+    """The traits that a retried message keeps: not when it expires, nor the name of its put."""
+    kept = [one for one in traits[1:].split(",") if one and one[0] in "vmkuo"]
+    return f";{','.join(kept)}" if kept else ""
 
 
 def _has_passed(at: object, now: float) -> bool:

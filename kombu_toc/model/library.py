@@ -90,17 +90,6 @@ class Rebuilt(NamedTuple):
     behind: tuple[str, ...] = ()
 
 
-class Retried(NamedTuple):
-    """What a retry by filter has done.
-
-    number: how many tasks were sent again
-    not_kept: how many were not, because their messages are not kept
-    """
-
-    number: int
-    not_kept: int
-
-
 class LibraryStatus(NamedTuple):
     """One database of a library.
 

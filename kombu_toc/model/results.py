@@ -426,6 +426,8 @@ class Missing(NamedTuple):
     error: str  #: why it did not answer
 
     def __str__(self) -> str:
+        if not self.slots:  # the task library
+            return f"{self.server} ({self.error})"
         slots = f"slot{'' if len(self.slots) == 1 else 's'} {', '.join(map(str, self.slots))}"
         return f"{slots} of {self.topic!r} at {self.server} ({self.error})"
 

@@ -1,15 +1,10 @@
--- Deletes failed tasks of a queue: those of these ids that have not failed again since, or all.
+-- Deletes failed tasks of a queue: those of these ids that have not failed again since.
 --
 -- KEYS[1] failed   KEYS[2] failures
--- ARGV[1...] pairs of an id and its score; none: all
+-- ARGV[1...] pairs of an id and its score
 -- Returns how many.
 
 local failed, records = KEYS[1], KEYS[2]
-if not ARGV[1] then
-  local count = redis.call('ZCARD', failed)
-  redis.call('UNLINK', failed, records)
-  return count
-end
 local count, size = 0, tonumber(redis.call('HGET', records, '') or 0)
 for i = 1, #ARGV, 2 do
   if redis.call('ZSCORE', failed, ARGV[i]) == ARGV[i + 1] then

@@ -181,7 +181,7 @@ def test_many_that_match_are_retried_by_two_at_once_once_each(center: TimeoutCen
     assert center.failures.retry(limit=3).number == 3
     assert center.failures.delete(exception="KeyError", task="shop.send") == 0
     assert center.failures.delete(ids=["t0"]) == 1
-    assert center.failures.clear() == 16
+    assert center.failures.delete() == 16
     assert center.failures.find().failures == []
 
 

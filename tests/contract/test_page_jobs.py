@@ -564,16 +564,58 @@ def test_all_failed_tasks_that_match_are_retried_by_a_job_over_http(
     assert center.failures.find("mail").failures == []
 
 
+def test_a_reshard_is_a_job_that_goes_on_where_another_has_stopped(
+    server: Server | Cluster, local: Visitor, center: TimeoutCenter
+) -> None:
+    put_many(center, 300)
+    if not center.clustered:  # where nothing is moved, they stay until they are delivered
+        assert center.registry.declared("mail").slots == 8
+    form = local.get("limits?queue=mail")
+    begun = local.send(form, "Reshard").headers["location"]  # as many as it has
+    wait_for(local, begun, "Done: 0 messages moved.")
+    job = local.post("all", queue="mail", act="reshard", slots="16").headers["location"]
+    wait_for(local, job, "0 of ")
+    id = job.partition("id=")[2]
+    assert local.post("job", id=id, do="stop").status == 303
+    wait_for(local, job, "Stopped: 0 messages moved.")
+    path = "/v1/queues/mail/jobs"
+    with HttpServer(server.toc_url) as http:
+        for wrong in (
+            {"act": "reshard"},
+            {"act": "cancel", "slots": 4},
+            {"act": "reshard", "slots": 3},
+            {"act": "reshard", "slots": 4, "task": "x"},
+        ):
+            assert http.ask("POST", path, wrong).status == 422, wrong
+        if center.clustered:
+            return
+        asked = {"act": "reshard", "slots": 2, "settle": 1}
+        begun = http.ask("POST", path, asked)
+        assert (begun.status, begun.json["phase"], begun.json["slots"]) == (202, "running", 2)
+        done = over_http(http, begun.headers["location"])
+        assert (done["phase"], done["late"]) == ("done", 0)
+        assert done["number"] == done["matching"] > 150
+    center.registry.forget("mail")
+    declared = center.registry.declared("mail").declaration
+    assert (declared.slots, declared.draining_counts) == (2, ())
+    assert center.counts("mail").waiting == 300
+    said = [entry[1:4] for entry in audit(center) if entry[1] == "reshard all"]
+    assert said[-2:] == [
+        ["reshard all", "mail", "begins: messages in mail to 2 slots"],
+        ["reshard all", "mail", "ends: messages in mail to 2 slots"],
+    ]
+
+
 def test_a_token_begins_only_what_its_role_allows(
     guarded_page: HttpServer, tokens: Any, center: TimeoutCenter
 ) -> None:
     center.put("mail", "one", b"{}", delay=3600)
 
-    def begin(name: str, act: str) -> int:
+    def begin(name: str, act: str, **more: int) -> int:
         headers = {"authorization": f"Bearer {tokens[name][0]}"}
         path = "/v1/queues/mail/jobs"
-        return guarded_page.ask("POST", path, {"act": act}, headers=headers).status
+        return guarded_page.ask("POST", path, {"act": act, **more}, headers=headers).status
 
-    assert begin("ben", "cancel") == 403
+    assert begin("ben", "cancel") == begin("carl", "reshard", slots=8) == 403
     assert begin("carl", "requeue") == begin("carl", "retry") == 403
     assert begin("carl", "cancel") == begin("anna", "retry") == 202

@@ -646,12 +646,20 @@ return [...document.querySelectorAll("main a, main button, main input, main sele
 """
 
 
-#: Buttons that have a line of their form to themselves, below others.
+#: Cells whose text does not fit into them.
+TIGHT = """
+return [...document.querySelectorAll("main td")]
+  .filter(one => one.checkVisibility() && one.scrollWidth > one.clientWidth + 1)
+  .map(one => one.innerText)
+"""
+
+#: Buttons and links that have a line of their group to themselves, below others.
 ALONE = """
 const found = [];
-for (const group of document.querySelectorAll("main form, main .acts")) {
-  const parts = [...group.querySelectorAll("button, a.button, input:not([type=hidden]), select")]
-    .filter(one => one.checkVisibility() && one.closest("form, .acts") === group);
+for (const group of document.querySelectorAll("main form, main .acts, nav, .tabs")) {
+  const kinds = "button, a.button, nav a, .tabs a, input:not([type=hidden]), select";
+  const parts = [...group.querySelectorAll(kinds)]
+    .filter(one => one.checkVisibility() && one.closest("form, .acts, nav, .tabs") === group);
   const lines = new Map();
   for (const one of parts) {
     const line = Math.round(one.getBoundingClientRect().bottom / 4);
@@ -661,7 +669,7 @@ for (const group of document.querySelectorAll("main form, main .acts")) {
   const widths = parts.map(one => one.getBoundingClientRect().width);
   for (const line of [...lines.values()].slice(1)) {
     const [one] = line;
-    if (line.length === 1 && one.matches("button, a.button") && !one.matches(".main")
+    if (line.length === 1 && one.matches("button, a") && !one.matches(".main")
         && one.getBoundingClientRect().width < Math.max(...widths)) found.push(one.innerText);
   }
 }
@@ -708,7 +716,7 @@ return found;
 def an_hour_with_failures(browser: Browser, page: str, center: Any, queue: str) -> str:
     """Messages were delivered and tasks have failed within the last hour; the id of a job."""
     toc = center.center
-    toc.queues.declare(queue)
+    toc.queues.declare(queue, concurrency=1000)
     writer = FailureWriter(toc.failures, FailureBounds())
     for minutes in (20, 15, 5):
         toc.put_many(queue, [(f"m{n}-{minutes}", b"{}") for n in range(minutes)])
@@ -742,7 +750,12 @@ def test_it_is_usable_at_every_width_in_light_and_dark(
         *("dead", "limits", "limits?queue=mail", "schedules", "schedules?new=1", "send", "audit"),
         *(f"message?queue=mail&id={dead[0]}", "schedules?name=remind-all-the-customers"),
         *("failures", f"failures?queue={queue}&task=shop.pay&exception=ValueError", "jobs"),
-        *(f"queue?queue={queue}", f"message?queue={queue}&id=t0", f"job?id={job}"),
+        *(
+            f"queue?queue={queue}",
+            f"limits?queue={queue}",
+            f"message?queue={queue}&id=t0",
+            f"job?id={job}",
+        ),
     )
     try:
         for width in (360, 768, 1280, 1920):
@@ -759,6 +772,7 @@ def test_it_is_usable_at_every_width_in_light_and_dark(
                 assert browser.run(BEYOND, width) == [], view
                 assert width > 800 or browser.run(SMALL) == [], view
                 assert browser.run(ALONE) == [], (width, view)
+                assert browser.run(TIGHT) == [], (width, view)
                 assert browser.run(FAINT) == [], (width, view)
         command("Emulation.setDeviceMetricsOverride", {**size, "width": 360, "mobile": True})
         browser.open(f"{page}queue?queue=mail")

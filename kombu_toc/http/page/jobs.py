@@ -16,12 +16,16 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
 from ...aio.center import AsyncTimeoutCenter
+from ...aio.waiting import wait_for
+from ...center.reshard import reshard_topic
 from ...model.failures import FailureFilter
 from ...model.results import Found
+from ...model.topic import check_slots
 from ..problems import Problem, not_found, problem_of, retry_after
 from ..tokens import Audit
 from . import selection as marks
@@ -61,6 +65,9 @@ COUNTING, ASKING, RUNNING = "counting", "asking", "running"
 DONE, STOPPED, FAILED, LOST = "done", "stopped", "failed", "lost"
 
 
+#: Seconds for which a reshard waits for what workers have.
+PATIENCE = 60.0
+
 #: Failed tasks of a step; jobs that are listed.
 STEP, LISTED = 100, 50
 
@@ -82,6 +89,7 @@ class Job(NamedTuple):
     more: whether there are more than may be counted
     skipped: schedules whose next firing was cancelled: some of their names, and how many they are
     notes: as of :class:`.selection.Done`
+    slots: the new number of slots; 0: the act is another one
     """
 
     id: str
@@ -100,6 +108,7 @@ class Job(NamedTuple):
     more: bool = False
     skipped: tuple[Sequence[str], int] = ((), 0)
     notes: Mapping[str, int] = {}
+    slots: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -131,6 +140,10 @@ class Job(NamedTuple):
         return cls(*said)
 
 
+class _Stopped(Exception):
+    """A job is to end where it is."""
+
+
 class Jobs:
     """The jobs that somebody has begun.
 
@@ -154,16 +167,27 @@ class Jobs:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def begin(
-        self, act: str, selection: Selection, who: str, at: float | None, *, asks: bool = True
+        self, act: str, selection: Selection, who: str, at: float | None = None, **how: Any
     ) -> Job:
-        """Begin to count what matches, and to do it where nobody is asked: failed tasks are not
-        counted. Raises Problem if too much is under way."""
+        """Begin to count what matches, and to do it where nobody is asked: failed tasks, and what
+        a reshard moves, are not counted. Raises Problem if too much is under way, and
+        SlotCountError.
+
+        how: whether it `asks`, unless it is false; of a reshard, the `slots`, and `settle` as of
+            :func:`.reshard_topic`
+        """
         self._check_room()
+        asks, slots = how.pop("asks", True), how.pop("slots", 0)
         id, run = secrets.token_urlsafe(16), self._count if asks else self._count_and_do
         selection = selection._replace(state=narrowed(EVERY_ACT[act], selection.state))
-        job = Job(id, act, selection, who, at)
+        job = Job(id, act, selection, who, at, slots=slots)
         if act in FAILED_ACTS:
             job, run = job._replace(phase=RUNNING, is_meant=True), self._do_to_failed
+        if slots:
+            check_slots(selection.queue, slots)
+            job = job._replace(phase=RUNNING, is_meant=True)
+            run = partial(self._reshard, **how)
+        if job.is_meant:
             await self._note(job, "begins")
         await self._write(job)
 
@@ -349,6 +373,25 @@ class Jobs:
                 await self._end(job, DONE if after is None else STOPPED if stops else LOST)
                 return
 
+    async def _reshard(self, job: Job, **how: Any) -> None:
+        """Give a queue another number of slots. Where it ends, another one goes on."""
+
+        def tell(moved: int, of: int) -> None:
+            nonlocal job
+            job = job._replace(matching=of, looked=moved, number=moved)
+            if wait_for(self._write(job)) or self._closing:
+                raise _Stopped
+
+        reshard = partial(reshard_topic, patience=PATIENCE, on_progress=tell, **how)
+        queue = job.selection.queue
+        try:
+            done = await self._center.call(reshard, queue, job.slots)
+        except _Stopped:
+            await self._end(job, LOST if self._closing else STOPPED)
+        else:
+            await self._end(job._replace(late=done.left), DONE)
+        self._changed(queue)
+
     async def _do(self, job: Job) -> None:
         for number in range(job.parts):
             raw = await self._call("hget", self._key(job.id), _part(number))
@@ -388,6 +431,7 @@ class Jobs:
         """Write into the audit log what becomes of a job that was confirmed."""
         if job.is_meant:
             to = "" if job.at is None else f" to {iso(round(job.at * 1e6))}"
+            to += f" to {job.slots} slots" if job.slots else ""
             said = f"{what}: {job.selection.described()}{to}"
             begun = what == "begins"
             await self._audit.write(

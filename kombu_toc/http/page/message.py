@@ -111,7 +111,7 @@ async def message(tools: Tools, ask: Ask) -> View | Answer:
     history = await _history(tools, ask, id)
     found: list[Found] = await tools.center.get(id, topic=name)
     found.sort(key=lambda one: one.id != id)
-    failed = await tools.center.failures.get(id, topic=name)
+    failed, _ = await tools.as_far(tools.center.failures.get(id, topic=name))
     usage = await tools.center.queues.usage(name) if found else None
     declared = await tools.center.registry.declared(name) if found else None
     retries = None if declared is None else declared.declaration.retries
@@ -232,7 +232,7 @@ async def failures(tools: Tools, ask: Ask) -> View:
     if queue and (task or exception):
         await tools.queue_of(ask, "read", queue)
         try:
-            page = await tools.center.failures.find(
+            asked = tools.center.failures.find(
                 queue,
                 task=task or None,
                 exception=exception or None,
@@ -240,15 +240,15 @@ async def failures(tools: Tools, ask: Ask) -> View:
                 messages=bool(tools.mask),
                 after=ask.query.get("after") or None,
             )
+            page, shown["silent"] = await tools.as_far(asked)
         except ValueError:
             raise invalid("after", "no page goes on there; begin with the first one") from None
         shown["failures"] = await failures_of(tools, page.failures)
         shown["after"], shown["acts"] = page.after, acts_of(ask, queue)
     else:
+        every, shown["silent"] = await tools.failure_groups()
         groups = [
-            one
-            for one in await tools.failure_groups()
-            if ask.visitor.may("read", one.topic) and queue in ("", one.topic)
+            one for one in every if ask.visitor.may("read", one.topic) and queue in ("", one.topic)
         ]
         shown["groups"] = [(one, acts_of(ask, one.topic)) for one in groups[:GROUPS]]
         shown["left"] = len(groups) - GROUPS

@@ -256,7 +256,8 @@ async def search(tools: Tools, ask: Ask) -> View | Answer:
 async def _hits(tools: Tools, ask: Ask, text: str) -> list[Hit]:
     may = ask.visitor.may
     ids = [(one.topic, one.id) for one in await tools.center.get(text)]
-    ids += [(one.topic, one.id) for one in await tools.center.failures.get(text)]
+    failed, _ = await tools.as_far(tools.center.failures.get(text))
+    ids += [(one.topic, one.id) for one in failed]
     hits: list[Hit] = []
     if tools.api.has_library and may("read", None):
         ids += [(one.topic, one.id) for one in await tools.api.ask_library("history", text)]
@@ -278,7 +279,7 @@ async def _hits(tools: Tools, ask: Ask, text: str) -> list[Hit]:
             one.topic,
             link("failures", queue=one.topic, task=one.task, exception=one.exception),
         )
-        for one in await tools.failure_groups()
+        for one in (await tools.failure_groups())[0]
         if text.lower() in one.task.lower() and may("read", one.topic)
     ][:MOST_HITS]
     if "." in text or tools.extras.parameters(text) is not None:

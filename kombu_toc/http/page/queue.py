@@ -31,6 +31,7 @@ from .selection import (
     EVERY_ACT,
     FAILED_TASK,
     FIELDS,
+    RESHARD,
     Act,
     Listing,
     Selection,
@@ -231,7 +232,12 @@ async def pause(tools: Tools, ask: Ask) -> Answer:
 
 
 async def begin_all(tools: Tools, ask: Ask) -> Answer:
-    """Begin something that is done to all that match: they are counted first."""
+    """Begin something that is done to all that match: they are counted first, but for a reshard."""
+    if ask.field("act") == RESHARD.name:
+        queue = await tools.queue_of(ask, RESHARD.role, ask.field("queue"))
+        slots, which = _read("slots", ask.field("slots")), Selection(queue, ANY)
+        job = await tools.jobs.begin(RESHARD.name, which, ask.visitor.name, slots=slots)
+        return redirect(ask, link("job", id=job.id))
     act = _act_of(ask)
     name = await tools.queue_of(ask, act.role, ask.field("queue"))
     now = await tools.now_us() / 1e6
@@ -304,6 +310,7 @@ def come_of(job: Job) -> str:
         RUNNING: f"{job.number:,} of {job.matching:,} {act.done}.",
         DONE: f"Done: {done}."
         + (gone if missing > 0 else "")
+        + (" The others stay where they are, and are delivered." * (job.slots and job.late > 0))
         + others
         + (" More match than were counted: begin it again for those." if job.more else ""),
         STOPPED: f"Stopped: {done}.{others}",
@@ -383,6 +390,7 @@ async def _one(tools: Tools, ask: Ask, queue: str) -> View:
             "queue": queue,
             "used": [await tools.center.queues.usage(queue)],
             "keys": keys,
+            "slots": described.slots,
             "fields": [(name, described.limits[name]) for name in _names()]
             if ask.visitor.may("operate", queue)
             else [],

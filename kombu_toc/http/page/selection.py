@@ -338,7 +338,10 @@ FAILED_ACTS = {
     )
 }
 
-EVERY_ACT = {**ACTS, **FAILED_ACTS}
+#: Another number of slots for a queue, which moves messages of any state.
+RESHARD = Act("reshard", "Reshard", "operate", (ANY,), "moved", False)
+
+EVERY_ACT = {**ACTS, **FAILED_ACTS, RESHARD.name: RESHARD}
 
 
 class Done(NamedTuple):

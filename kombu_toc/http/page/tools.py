@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ...aio.center import AsyncTimeoutCenter
+from ...errors import PartialError
 from ...model.failures import FailureGroup
 from ..library import FarAhead
 from ..problems import Problem
@@ -17,6 +18,8 @@ from .render import Ask, View
 from .selection import Actions
 from .sessions import Sessions
 from .snapshots import DeadLetterGroups, Looks, SearchCache, SnapshotCache
+
+T = TypeVar("T")
 
 
 class Api(Protocol):
@@ -55,7 +58,7 @@ class Tools:
         self.jobs = Jobs(center, reader, self.actions, self.audit, self.forget)
         self.dead_letters = DeadLetterGroups(center, reader)
         self.searches = SearchCache(center, reader)
-        self._failures: Looks[Sequence[FailureGroup]] = Looks()
+        self._failures: Looks[tuple[Sequence[FailureGroup], str]] = Looks()
 
     def forget(self, queue: str) -> None:
         """Messages of a queue were changed here: whoever has done it is to see it."""
@@ -68,9 +71,18 @@ class Tools:
         for one in (self.jobs, self.searches, self.snapshots, self.far, self.extras):
             await one.aclose()
 
-    async def failure_groups(self) -> Sequence[FailureGroup]:
-        """The groups of all failed tasks, as of a moment ago."""
-        return await self._failures.read(("",), self.center.failures.groups)
+    async def failure_groups(self) -> tuple[Sequence[FailureGroup], str]:
+        """The groups of all failed tasks, as of a moment ago, as :meth:`as_far` gives them."""
+        groups = self.center.failures.groups
+        return await self._failures.read(("",), lambda: self.as_far(groups()))
+
+    @staticmethod
+    async def as_far(asked: Awaitable[T]) -> tuple[T, str]:
+        """What was found, and what has not answered."""
+        try:
+            return await asked, ""
+        except PartialError as exc:
+            return exc.results, "; ".join(map(str, exc.missing))
 
     async def now_us(self) -> int:
         """Redis's clock."""
