@@ -1,5 +1,5 @@
 """Failed tasks are listed, retried and deleted as one list, whether Redis or the task library has
-them (X20)."""
+them."""
 
 from __future__ import annotations
 
