@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import psutil
 import pytest
@@ -179,19 +180,23 @@ def test_no_short_task_waits_behind_a_long_one_while_a_worker_idles(
     assert max(waits) < 0.5
 
 
-def test_an_idle_worker_is_quiet(start_workers: StartWorkers, client: redis.Redis) -> None:
+def test_an_idle_worker_is_quiet(start_workers: StartWorkers, tmp_path: Path) -> None:
     """Y5: a handful of commands a second, and next to no CPU; it has nothing to count but empty
     pops, which are told once a minute."""
-    [worker] = start_workers(1, "-c", "1", "--without-heartbeat", "--without-gossip")
-    time.sleep(6)  # its start is over, and what it has counted then is told
-    main = psutil.Process(worker.container.pid)
-    client.config_resetstat()
-    cpu, commands, began = _cpu(main), _received(client), time.monotonic()
-    time.sleep(6)  # idleness takes time to measure
-    seconds = time.monotonic() - began
-    assert (_cpu(main) - cpu) / seconds < 0.03
-    assert (_received(client) - commands) / seconds < 5
-    assert "cmdstat_hincrby" not in client.info("commandstats")
+    own = Server(tmp_path).start()  # nobody else's commands are counted
+    quiet = ("--without-heartbeat", "--without-gossip")
+    [worker] = start_workers(1, "-c", "1", *quiet, broker=own.toc_url)
+    with own.client() as client:
+        time.sleep(6)  # its start is over, and what it has counted then is told
+        main = psutil.Process(worker.container.pid)
+        client.config_resetstat()
+        cpu, commands, began = _cpu(main), _received(client), time.monotonic()
+        time.sleep(6)  # idleness takes time to measure
+        seconds = time.monotonic() - began
+        assert (_cpu(main) - cpu) / seconds < 0.03
+        assert (_received(client) - commands) / seconds < 5
+        assert "cmdstat_hincrby" not in client.info("commandstats")
+    own.stop()
 
 
 def _cpu(process: psutil.Process) -> float:
