@@ -419,6 +419,7 @@ def keep_up(center: TimeoutCenter) -> None:
     carry_on(center.runner, center.context, center.registry.topic("mail"))
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(("before", "after"), [(1, 8), (8, 1), night(4, 16), night(16, 4)])
 def test_killed_at_any_step_it_leaves_everything_right_and_goes_on(center, client, before, after):
     lives = 1
