@@ -179,7 +179,7 @@ def test_a_dead_workers_message_comes_back_in_time_although_the_clock_is_set_bac
     stepped.step(-1000)
     began = time.monotonic()
     while not other.pop("mail", 0).rolled_back:
-        assert time.monotonic() < began + 20
+        assert time.monotonic() < began + 2 + 3
         time.sleep(0.2)
     center.client.close()
     other.client.close()

@@ -526,13 +526,13 @@ def test_a_publish_to_a_node_that_hangs_takes_as_long_as_connecting_may(
             began = time.monotonic()
             with pytest.raises(connection.connection_errors):
                 producer.publish("x", routing_key="mail")
-            assert 1 < time.monotonic() - began < 12
+            assert 1 < time.monotonic() - began < 4
             began = time.monotonic()
             for _ in range(10):
                 time.sleep(0.11)  # sooner it is not asked at all
                 for client in clients:
                     client.refresh()
-            assert time.monotonic() - began < 15
+            assert time.monotonic() - began < 5
         finally:
             os.kill(hangs.pid, signal.SIGCONT)
 

@@ -645,7 +645,7 @@ def test_what_a_late_producer_puts_into_a_slot_that_is_gone_is_delivered_in_time
         Producer(late).publish(i, routing_key=queue)
     while len(got) < 20:
         consumer.drain_events(timeout=5)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 3
     assert sorted(got) == list(range(20))
     topic = TimeoutCenter(client).registry.declared(queue)
     assert (topic.slots, topic.slot_span) == (1, 16)  # so that whoever dies with one is no loss

@@ -110,7 +110,7 @@ def test_a_pop_waits_until_a_message_is_due_and_no_longer(center: TimeoutCenter)
     [message] = popped.messages
     assert (message.topic, message.id, message.body) == ("mail", "m", b"body")
     assert popped.now_us >= message.action_us
-    assert 0.25 <= took < 15
+    assert 0.25 <= took < 5
     assert center.ack([message]) == 1
 
 
@@ -130,9 +130,9 @@ def test_a_time_that_passes_without_a_message_ends_the_wait(center: TimeoutCente
     center.put("mail", "later", b"", delay=HOUR)
     began = time.monotonic()
     popped = center.pop(["mail", "sms"], wait=0.3)
-    assert 0.3 <= time.monotonic() - began < 15
+    assert 0.3 <= time.monotonic() - began < 5
     assert popped.messages == [] and not popped.more
-    assert abs(popped.now_us / 1e6 - time.time()) < 15
+    assert abs(popped.now_us / 1e6 - time.time()) < 5
     assert center.pop(["mail", "sms"]).messages == []
 
 
@@ -469,7 +469,7 @@ def test_a_server_that_is_away_ends_the_wait_with_its_error(tmp_path: Path) -> N
     began = time.monotonic()
     with pytest.raises(redis.exceptions.ConnectionError):
         center.pop("mail", wait=0.5)
-    assert 0.4 <= time.monotonic() - began < 15
+    assert 0.4 <= time.monotonic() - began < 5
 
 
 @pytest.mark.one_server("it stops the server's process")

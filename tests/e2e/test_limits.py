@@ -172,7 +172,7 @@ def test_places_are_freed_although_the_connection_was_cut_or_the_worker_ends_at_
     assert marked(toc) == []
     app.tasks["e2e.nap"].apply_async(("ended", 3))
     journal.wait_for("ended", 1)
-    wait_until(lambda: len(marked(toc)) == 1, 2, what=worker.logs)
+    wait_until(lambda: len(marked(toc)) == 1, 1, worker.logs)
     worker.container.kill(signal.SIGQUIT)
     assert (taken(toc), marked(toc)) == (0, []), worker.logs()
 

@@ -60,9 +60,9 @@ def test_a_master_that_is_cut_off_is_replaced_and_what_is_lost_or_doubled_has_a_
 ) -> None:
     """X24"""
     setting = partitions.Setting(1, True)
-    outcome = partitions.Parting(tmp_path, "sentinel", setting, 12.0).run(["from all servers"])
+    outcome = partitions.Parting(tmp_path, "sentinel", setting, 24.0).run(["from all servers"])
     assert (outcome.failovers, outcome.broken) == (1, []), outcome.broken
-    assert outcome.runs > 20  # how many more the machine has time for is no promise
+    assert outcome.runs > 100
 
 
 @pytest.mark.nightly(

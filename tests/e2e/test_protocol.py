@@ -26,7 +26,7 @@ def test_a_worker_executes_what_node_sends_at_its_time(
     assert node.cancel(topic, "never") == ["never"]
     [now] = journal.wait_for("now-done", 1)
     [later] = journal.wait_for("later-\N{SNOWMAN}-done", 1)
-    assert 0.5 < later["by_redis"] - now["by_redis"] < 15
+    assert 0.5 < later["by_redis"] - now["by_redis"] < 5
     # The other way: what Celery has scheduled, Node.js finds and cancels.
     sent = app.tasks["e2e.told"].apply_async(("never",), countdown=60)
     assert node.cancel(topic, sent.id) == [sent.id]

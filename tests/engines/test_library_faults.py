@@ -144,7 +144,7 @@ def test_a_database_that_stands_still_holds_up_nobody_for_long(
         began = time.monotonic()
         with pytest.raises(LibraryError, match="cannot be used"):
             publish(connection, "order-2")
-        assert 0.5 < time.monotonic() - began < 15
+        assert 0.5 < time.monotonic() - began < 6
     finally:
         engine.resume()
     publish(connection, "order-3")
@@ -164,7 +164,7 @@ def test_a_database_that_never_answers_fails_a_publish_in_time(redis_server, con
     with pytest.raises(LibraryError, match="cannot be used") as raised:
         publish(connection, "order-1")
     # psycopg waits two seconds for a connection at least; nothing is tried again after that.
-    assert 1 < time.monotonic() - began < 15
+    assert 1 < time.monotonic() - began < 8
     assert "sesame" not in str(raised.value)
     assert connection.default_channel.center.get("order-1") == []
 
