@@ -774,10 +774,6 @@ class Commands:
 
     # -- what ends a delivery, or prolongs it
 
-    def ack_group(self, delivery: Delivery) -> tuple[str, int]:
-        """Grouping key: deliveries that share it can be acknowledged by one call."""
-        return (delivery.topic, delivery.slot if self._context.clustered else 0)
-
     def ack(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
         """Acknowledge messages, in as few calls as possible. Result of each: :class:`Settled`,
         with positions in the batch of :meth:`ack_batches`, by slot."""
@@ -788,7 +784,8 @@ class Commands:
         """What each call of :meth:`ack` acknowledges."""
         by_topic: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
         for delivery in deliveries:
-            by_topic[self.ack_group(delivery)].append(delivery)
+            place = delivery.slot if self._context.clustered else 0
+            by_topic[delivery.topic, place].append(delivery)
         return [
             batch[start : start + ACKS_PER_CALL]
             for batch in by_topic.values()

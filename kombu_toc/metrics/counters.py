@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 from redis.exceptions import RedisError
 
 from ..compat.redis_connections import socket_of
 from ..errors import TocError
-from ..model.keys import MINUTES, Keys
+from ..model.keys import MINUTES
 from ..model.topic import Declaration, Topic
 
 # -- counters of a process
@@ -277,21 +277,8 @@ IDLE_INTERVAL = 60.0
 PAUSE = 60.0
 
 
-class Outlet(Protocol):
-    """Adds counters up in Redis; a timeout center is one."""
-
-    @property
-    def client(self) -> Any:
-        """redis-py's client, or that of a Cluster, which has a client for each node."""
-
-    @property
-    def clustered(self) -> bool: ...
-
-    def counting(self, topic: str | None, added: dict[str, int]) -> Any:
-        """The call that adds to a topic's counters; without a topic, to those of scripts."""
-
-    def run_each(self, calls: Sequence[Any]) -> list[Any]:
-        """Run such calls; return their results, or the error of a call that failed."""
+#: Adds counters up in Redis: the :class:`.center.runner.Runner` of a timeout center.
+Outlet: TypeAlias = Any
 
 
 class Metrics(Counters):
@@ -411,14 +398,8 @@ atexit.register(_at_exit)
 RECENT = 5
 
 
-class Source(Protocol):
-    """Where counters are read from; a timeout center is one."""
-
-    @property
-    def client(self) -> Any: ...
-
-    @property
-    def keys(self) -> Keys: ...
+#: Where counters are read from: a timeout center.
+Source: TypeAlias = Any
 
 
 class Measured(NamedTuple):

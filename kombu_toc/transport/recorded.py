@@ -12,7 +12,7 @@ from time import time_ns
 from typing import Any
 
 from ..center.calls import ADD, SENT
-from ..center.put import UniquePut, ask_recorded
+from ..center.put import UniquePut, put_recorded
 from ..center.runner import BROKEN
 from ..consumer.popper import Guarding
 from ..errors import AlreadyThereError, NotPermittedError, ReplicationError
@@ -156,7 +156,9 @@ class RecordedPublisher(Publisher):
         return Topic(queue, declaration, self._settings.prefix)
 
     def run_unique(self, topic: Topic, put: UniquePut) -> Any:
-        return ask_recorded(self.library, topic, partial(super().run_unique, topic), put)
+        run = partial(super().run_unique, topic, put)
+        takes = put.takes is not None
+        return put_recorded(self.library, topic, put.request, run, takes=takes)
 
 
 _DEAD = NAMES[DEAD]
