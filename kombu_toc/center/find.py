@@ -17,7 +17,7 @@ from ..model.keys import Slot
 from ..model.limits import MAX_SLOTS
 from ..model.results import STATES, WAITING, Cancelled, Found, Page, Rescheduled
 from ..model.topic import Topic, base_of
-from ..scripts.call import ScriptCall, microseconds
+from ..scripts.call import ScriptCall, microseconds, parts_of
 from .admin_commands import Place, Position, SlotPage
 from .core import CenterPart
 from .runner import Away
@@ -126,8 +126,7 @@ class Lookup(CenterPart):
             if topic is None and one.declaration.expires and one.declaration.named is False:
                 continue
             for slot, some in one.places_of(ids, basis):
-                for start in range(0, len(some), IDS_PER_CALL):
-                    yield Place(one, slot, some[start : start + IDS_PER_CALL])
+                yield from (Place(one, slot, part) for part in parts_of(some, IDS_PER_CALL))
 
     def run_at(
         self, places: Iterator[Place], command: Callable[[Place], ScriptCall], away: Away
@@ -360,8 +359,8 @@ class Scan(CenterPart):
             for one, slot in places
         ]
         pages: list[SlotPage | None] = []
-        for at in range(0, len(calls), CALLS_TOGETHER):
-            pages += run(calls[at : at + CALLS_TOGETHER])
+        for some in parts_of(calls, CALLS_TOGETHER):
+            pages += run(some)
 
         def entries(
             one: Topic, slot: Slot, page: SlotPage | None

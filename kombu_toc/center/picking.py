@@ -12,7 +12,7 @@ from ..errors import ConfigurationError
 from ..model.keys import Slot
 from ..model.results import WAITING, Found, Popped
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall, as_bytes, texts
+from ..scripts.call import ScriptCall, as_bytes, parts_of, texts
 from .calls import RECOVER, Context, lease_ms, own_of, read_deliveries, terms_of
 from .core import CenterPart, Core
 from .find import CALLS_TOGETHER, IDS_PER_CALL, Lookup, Scan, ids_of
@@ -201,7 +201,7 @@ class Pick(CenterPart):
         places: list[_Place] = []
         for slot, ids in topic.places_of(list(choice.ids or ())):
             if choice.slots is None or slot.number in choice.slots:
-                places += _paged(slot, list(map(Wanted, ids)))
+                places += [(slot, some) for some in parts_of([*map(Wanted, ids)], IDS_PER_CALL)]
         if places and choice.recover:
             self._begin(topic, choice, {slot.number for slot, _ in places})
         # One after the other where they must not deliver more together, and where a message may
@@ -262,11 +262,12 @@ class Pick(CenterPart):
         self, topic: Topic, choice: Choice, matching: Iterable[tuple[int, Wanted]]
     ) -> None:
         by_slot: dict[int, list[Wanted]] = defaultdict(list)
-        for slot, one in matching:
-            by_slot[slot].append(one)
+        for number, one in matching:
+            by_slot[number].append(one)
         places: list[_Place] = []
         for number, wanted in by_slot.items():
-            places += _paged(topic.slot(number), wanted)
+            slot = topic.slot(number)
+            places += [(slot, some) for some in parts_of(wanted, IDS_PER_CALL)]
         while places:
             rest = self._take(topic, choice, places[:CALLS_TOGETHER])
             places = rest + places[CALLS_TOGETHER:]
@@ -297,12 +298,6 @@ class Pick(CenterPart):
 
 #: A slot, and what is to be picked there.
 _Place: TypeAlias = tuple[Slot, Sequence[Wanted]]
-
-
-def _paged(slot: Slot, wanted: Sequence[Wanted]) -> Iterator[_Place]:
-    """What is wanted of a slot, in parts that one call may look at."""
-    for start in range(0, len(wanted), IDS_PER_CALL):
-        yield slot, wanted[start : start + IDS_PER_CALL]
 
 
 def _check(choice: Choice) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..model.results import Popped
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall
+from ..scripts.call import ScriptCall, rows
 from .calls import Commands, PopRequest, divide_evenly
 from .core import CenterPart, Core
 from .leases import Leases
@@ -160,7 +160,7 @@ def look_call(commands: Commands, topic: Topic, request: PopRequest) -> ScriptCa
 
     def parse(raw: list[Any]) -> tuple[Popped, list[tuple[int, int]]]:
         flat = raw[1] if isinstance(raw[1], list) else ()
-        return call.parse(raw), list(zip(flat[::2], flat[1::2], strict=True))
+        return call.parse(raw), list(rows(flat, 2))
 
     return call._replace(parse=parse)
 

@@ -18,7 +18,7 @@ from ..model.keys import Slot
 from ..model.message import FOR_A_TIME, Claim
 from ..model.results import OTHER_TYPE, Fault
 from ..model.topic import Topic, base_of
-from ..scripts.call import PageSize, ScriptCall, as_bytes, literal_pattern, load, text
+from ..scripts.call import PageSize, ScriptCall, as_bytes, literal_pattern, load, rows, text
 from .calls import Context, terms_of
 from .clock import MAY_NOT, Watch
 from .core import CenterPart
@@ -471,8 +471,8 @@ def keep(
         now, more, holding, flat, *_ = raw
         found: dict[int, Event] = {}
         stray = []
-        for i in range(0, len(flat), 4):
-            at, number, what, id = flat[i], int(flat[i + 1]), flat[i + 2], text(flat[i + 3])
+        for at, raw_number, what, raw_id in rows(flat, 4):
+            number, id = int(raw_number), text(raw_id)
             event = found.setdefault(at, Event(topics[at].name, [], [], [], [], to_dead[at]))
             if what != _ENDED:
                 (event.rolled_back, event.died, event.dropped, event.expired)[what - 1].append(id)
