@@ -223,14 +223,7 @@ class AdminCommands:
         return self._announcing(
             topic,
             "purge",
-            (
-                slot.announced_times,
-                slot.body,
-                slot.reasons,
-                slot.tokens,
-                *slot.stores,
-                slot.claims,
-            ),
+            (slot.announced_times, slot.body, slot.reasons, slot.tokens, *slot.stores, slot.claims),
             (len(slot.stores), slot.number, PURGE_STEP),
             lambda raw: (counted(raw), texts(raw[1])),
             limited=slot if topic.declaration.lanes else None,

@@ -85,11 +85,7 @@ class SharedNotes(CenterPart):
         found: dict[str, None] = {}
         while True:
             page = client.zrangebyscore(
-                key,
-                f"({since}",
-                "+inf",
-                start=len(found),
-                num=READ_PER_CALL,
+                key, f"({since}", "+inf", start=len(found), num=READ_PER_CALL
             )
             found.update(dict.fromkeys(map(text, page)))
             if len(page) < READ_PER_CALL:

@@ -108,12 +108,7 @@ class Wait:
         return found
 
     def popped(
-        self,
-        topic: str,
-        slots: Collection[int] | None,
-        now_us: int,
-        now: float,
-        ahead_us: int = 0,
+        self, topic: str, slots: Collection[int] | None, now_us: int, now: float, ahead_us: int = 0
     ) -> None:
         """Slots of a topic were popped (all if None) when the server's clock showed `now_us`, for
         what was due then, or is `ahead_us` later.

@@ -414,8 +414,7 @@ class Expiries:
         """
         with self._lock:
             return min(
-                (at if at > now else now + retry for at in self._at.values()),
-                default=float("inf"),
+                (at if at > now else now + retry for at in self._at.values()), default=float("inf")
             )
 
     def take(self, now: float) -> bool:

@@ -157,12 +157,7 @@ class LeaseKeeper:
 
     # -- leases
 
-    def hold(
-        self,
-        delivery: Delivery,
-        visibility: float,
-        now_us: int | None = None,
-    ) -> None:
+    def hold(self, delivery: Delivery, visibility: float, now_us: int | None = None) -> None:
         """Renew this message's lease until it is dropped.
 
         visibility: seconds, of its topic
