@@ -433,15 +433,7 @@ def keep(
         share = -(-limits.dead_limit // topic.slots)
         for number in numbers:
             slot = topic.slot(number)
-            keys += (
-                slot.announced_times,
-                slot.prepare,
-                slot.body,
-                slot.dead,
-                slot.reasons,
-                slot.tokens,
-            )
-            keys += (slot.watch, *slot.stores)
+            keys += (*slot.script_keys, slot.watch)
             if topic.declaration.lanes:
                 keys += slot.lane_keys
         gate = context.gate_of(topic, topic.slot(numbers[0]))

@@ -17,12 +17,8 @@ local steps = tonumber(ARGV[1])
 local stores = {unpack(KEYS, 6, 5 + steps)}
 local log, logged, wake = KEYS[6 + steps], tonumber(ARGV[6]), KEYS[7 + steps]
 local now = clock()
-local us, at_once = now, true
-if ARGV[4] ~= '' then
-  local at = tonumber(ARGV[4])
-  if string.sub(ARGV[4], 1, 1) == '+' then at = now + at end
-  if at > now then us, at_once = at, false end
-end
+local us = due_at(now, ARGV[4])
+local at_once = us == now
 local found = {}
 
 local function move(id) -- whether it was waiting
