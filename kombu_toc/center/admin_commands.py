@@ -131,18 +131,7 @@ class AdminCommands:
         return self._announcing(
             topic,
             "cancel",
-            (
-                slot.announced_times,
-                slot.prepare,
-                slot.dead,
-                slot.reasons,
-                slot.body,
-                slot.tokens,
-                *slot.stores,
-                slot.claims,
-                slot.log,
-                *keys,
-            ),
+            (*slot.script_keys, slot.claims, slot.log, *keys),
             (
                 len(slot.stores),
                 slot.number,
@@ -178,15 +167,7 @@ class AdminCommands:
         return self._announcing(
             topic,
             "reschedule",
-            (
-                slot.announced_times,
-                slot.prepare,
-                slot.dead,
-                slot.copies(id),
-                slot.tokens,
-                *slot.stores,
-                slot.log,
-            ),
+            (*slot.script_keys, slot.copies(id), slot.log),
             (len(slot.stores), slot.number, id, when, int(copies), topic.declaration.logs),
             parse,
         )
@@ -197,15 +178,7 @@ class AdminCommands:
         return self._announcing(
             topic,
             "requeue",
-            (
-                slot.announced_times,
-                slot.dead,
-                slot.reasons,
-                slot.tokens,
-                *slot.stores,
-                slot.claims,
-                slot.log,
-            ),
+            (*slot.script_keys, slot.claims, slot.log),
             (
                 *(len(slot.stores), slot.number, topic.declaration.retries),
                 *(topic.declaration.logs, *ids),

@@ -862,14 +862,7 @@ class Commands:
         return self._announcing(
             topic,
             "reject",
-            (
-                slot.announced_times,
-                slot.prepare,
-                slot.dead,
-                slot.reasons,
-                slot.tokens,
-                *slot.stores,
-            ),
+            slot.script_keys,
             (
                 len(topic.steps),
                 slot.number,

@@ -274,10 +274,11 @@ class Pick(CenterPart):
 
     def _candidates(self, topic: Topic, choice: Choice) -> Iterator[Found]:
         """The messages that a predicate is asked about, in the order of a pop."""
-        until_us = None
+        until_us = until = None
         if choice.recover or not choice.early:
-            begun_us = self._begin(topic, choice, choice.slots)
-            until_us = None if choice.early else begun_us + 1
+            now_us = self._begin(topic, choice, choice.slots)
+            if not choice.early:
+                until_us, until = now_us + 1, (now_us + 1) / 1e6
         if choice.ids is not None:
             found = [
                 one
@@ -290,8 +291,8 @@ class Pick(CenterPart):
             return
         for index, step in enumerate(topic.steps):
             only = replace(topic, steps=(step,))
-            for one, _ in self._scan.read_topics(
-                [only], (WAITING,), until_us=until_us, slots=choice.slots, step=FIRST_PAGE
+            for one, _ in self._scan.read(
+                [only], WAITING, until=until, slots=choice.slots, step=FIRST_PAGE, far=False
             ):
                 yield one._replace(step=index)
 

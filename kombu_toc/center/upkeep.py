@@ -226,19 +226,14 @@ def move_claims(client: Any, topic: Topic) -> None:
     counts; remove the others there: no message lies there any more."""
     for number in range(topic.slot_span):
         source = topic.slot(number).claims
-        cursor = 0
-        while True:
-            cursor, page = client.hscan(source, cursor, count=LOOK)
-            for name, value in page.items():
-                mode, _, _, checksum, _ = value.split(b",", 4)
-                target = topic.slot(int(checksum) % topic.slots).claims
-                if target == source:
-                    continue
-                if int(mode) == FOR_A_TIME:
-                    client.hsetnx(target, name, value)
-                client.hdel(source, name)
-            if not cursor:
-                break
+        for name, value in client.hscan_iter(source, count=LOOK):
+            mode, _, _, checksum, _ = value.split(b",", 4)
+            target = topic.slot(int(checksum) % topic.slots).claims
+            if target == source:
+                continue
+            if int(mode) == FOR_A_TIME:
+                client.hsetnx(target, name, value)
+            client.hdel(source, name)
 
 
 # -- messages that are moved from node to node

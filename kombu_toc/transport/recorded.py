@@ -308,12 +308,7 @@ class RecordedChannel(Channel):
                 self.note(message, TAKEN, watched=False)
 
     def basic_consume(
-        self,
-        queue: str,
-        no_ack: bool,
-        callback: Callable[[Any], Any],
-        consumer_tag: str,
-        **kwargs: Any,
+        self, queue: str, no_ack: bool, callback: Callable[[Any], Any], *args: Any, **kwargs: Any
     ) -> None:
         def delivered(message: Message) -> Any:
             self.note(message, DONE)
@@ -326,7 +321,7 @@ class RecordedChannel(Channel):
                 *(self.recorder.guard, self.center, poller.loop, poller.on_judged)
             )
         received = delivered if no_ack else callback
-        super().basic_consume(queue, no_ack, received, consumer_tag, **kwargs)
+        super().basic_consume(queue, no_ack, received, *args, **kwargs)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Message | None:
         message = super().basic_get(queue, no_ack, **kwargs)
