@@ -526,23 +526,8 @@ class Commands:
         Raises ActionTimeError beyond the year 2255, and MessageError for one that is too large.
         """
         # Unpacked at once: this runs for each message, and each field would cost a look-up.
-        (
-            id,
-            body,
-            at_us,
-            delay_us,
-            basis,
-            priority,
-            token,
-            if_exists,
-            publish,
-            remember,
-            replaces,
-            traits,
-            counted,
-            goes_on,
-            has_name,
-        ) = request
+        id, body, at_us, delay_us, basis, priority, token, if_exists, publish, *rest = request
+        remember, replaces, traits, counted, goes_on, has_name = rest
         if len(body) > MOST_BYTES:
             raise MessageError(f"message {id!r}: {too_large(len(body))}")
         slot = topic.slot_for(basis or id)

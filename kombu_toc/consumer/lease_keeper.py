@@ -22,27 +22,9 @@ from ..errors import TocError
 from ..metrics.counters import INTERVAL, Metrics
 from ..model.results import Delivery
 from ..scripts.call import ScriptCall
+from . import holdings
 from .connections import BROKEN
 from .flights import KEPT, UnansweredPop, UnansweredPops, describe
-from .holdings import (
-    AFTER_END,
-    BEATS_PER_LEASE,
-    PRESENCE_CHANGE,
-    PRESENCE_MS,
-    RETRY_INTERVAL,
-    SWEEP_INTERVAL,
-    Deletion,
-    EarlyAcks,
-    Expiries,
-    KeptFresh,
-    Leases,
-    OwedDeletions,
-    Place,
-    Presence,
-    by_place,
-    delete,
-    next_beat,
-)
 from .threads import BeatThread, DeferredLog, unpatched_threading
 from .upkeeper import Look, Upkeeper, sweep
 
@@ -124,17 +106,17 @@ class LeaseKeeper:
         #: held for moments, within which no greenlet yields. It is reentrant: garbage may be
         #: collected meanwhile, and a channel that is garbage leaves what it held
         self.lock = lock = native.rlock()
-        self.leases = Leases(lock)
+        self.leases = holdings.Leases(lock)
         #: what was acknowledged while its task runs on
-        self.early_acks = EarlyAcks(lock)
+        self.early_acks = holdings.EarlyAcks(lock)
         #: transient queues, and their bindings (exchange, binding), that are kept from going stale
-        self.topics: KeptFresh[str] = KeptFresh(lock, min)
-        self.bindings: KeptFresh[tuple[str, str]] = KeptFresh(lock, max)
-        self.expiries = Expiries(lock)
-        self.presence = Presence(lock, socket.gethostname(), os.getpid())
+        self.topics: holdings.KeptFresh[str] = holdings.KeptFresh(lock, min)
+        self.bindings: holdings.KeptFresh[tuple[str, str]] = holdings.KeptFresh(lock, max)
+        self.expiries = holdings.Expiries(lock)
+        self.presence = holdings.Presence(lock, socket.gethostname(), os.getpid())
         #: calls that must run and could not, in order; each may run twice without harm
         self.calls: list[ScriptCall] = []
-        self.deletions = OwedDeletions(native.rlock)
+        self.deletions = holdings.OwedDeletions(native.rlock)
         #: what is being delivered, and what was to be
         self.flights = UnansweredPops(native.rlock)
         # Straight to the part that does it: it is called for every message.
@@ -167,13 +149,13 @@ class LeaseKeeper:
         now = time.monotonic()
         if now_us is None:
             self.leases.hold(delivery, visibility, now)
-            self._thread.beat_within(visibility / BEATS_PER_LEASE)
+            self._thread.beat_within(visibility / holdings.BEATS_PER_LEASE)
             return
         own, ends = delivery.visibility or visibility, None
-        within = min(own, visibility) / BEATS_PER_LEASE
+        within = min(own, visibility) / holdings.BEATS_PER_LEASE
         if delivery.ends_us is not None:
             lasts = (delivery.ends_us - now_us) / 1_000_000
-            ends, within = now + lasts, min(within, max(lasts, 0.0) + AFTER_END)
+            ends, within = now + lasts, min(within, max(lasts, 0.0) + holdings.AFTER_END)
         self.leases.hold(delivery, own, now, ends, visibility)
         self._thread.beat_within(within)
 
@@ -191,12 +173,12 @@ class LeaseKeeper:
     def keep_topic(self, name: str, expires_ms: int, holder: Hashable) -> None:
         """Keep a transient topic from going stale until its last holder leaves it."""
         self.topics.keep(name, expires_ms, holder)
-        self._thread.beat_within(expires_ms / 1000 / BEATS_PER_LEASE)
+        self._thread.beat_within(expires_ms / 1000 / holdings.BEATS_PER_LEASE)
 
     def keep_binding(self, exchange: str, binding: str, ttl_ms: int, holder: Hashable) -> None:
         """Keep a transient queue's binding from going stale until its last holder leaves it."""
         self.bindings.keep((exchange, binding), ttl_ms, holder)
-        self._thread.beat_within(ttl_ms / 1000 / BEATS_PER_LEASE)
+        self._thread.beat_within(ttl_ms / 1000 / holdings.BEATS_PER_LEASE)
 
     def look_after(self, name: str, expires_ms: int) -> None:
         """A topic was used just now: look when that time is over whether it has expired."""
@@ -207,7 +189,7 @@ class LeaseKeeper:
     def consumes(self, queue: str, holder: Hashable) -> None:
         """A channel consumes a queue: others may know."""
         self.presence.add(queue, holder)
-        self._thread.beat_within(PRESENCE_CHANGE)
+        self._thread.beat_within(holdings.PRESENCE_CHANGE)
 
     def consumes_no_more(self, queue: str, holder: Hashable) -> None:
         if self.presence.remove(queue, holder):
@@ -250,7 +232,7 @@ class LeaseKeeper:
         """
         with self.lock:
             self.upkeeper.want(who, interval, on_step)
-        self._thread.beat_within(RETRY_INTERVAL)
+        self._thread.beat_within(holdings.RETRY_INTERVAL)
 
     def keep_up_also(self, what: Hashable, look: Look) -> None:
         """Look after this, too, whenever this process is the one that does among those that can."""
@@ -271,7 +253,7 @@ class LeaseKeeper:
     def expect(self, flight: UnansweredPop) -> None:
         """Renew what this pop gives as long as its reply is on its way."""
         self.flights.expect(flight)
-        thread, seconds = self._thread, flight.visibility / BEATS_PER_LEASE
+        thread, seconds = self._thread, flight.visibility / holdings.BEATS_PER_LEASE
         if not thread.running or time.monotonic() + seconds < thread.due:
             thread.beat_within(seconds)
 
@@ -283,7 +265,7 @@ class LeaseKeeper:
     def retry_later(self, calls: list[ScriptCall]) -> None:
         """Run these as soon as the server can be reached."""
         self.calls += calls
-        self._thread.beat_within(RETRY_INTERVAL)
+        self._thread.beat_within(holdings.RETRY_INTERVAL)
 
     def flush_deferred_logs(self) -> None:
         """Log what the thread has to log, where it may not do so by itself.
@@ -304,7 +286,7 @@ class LeaseKeeper:
         early_acks.process_ends = True
         self._thread.beat_within(0.0)
         # What a process has announced ends by itself, within a minute.
-        patience = min(deadline, time.monotonic() + PRESENCE_CHANGE)
+        patience = min(deadline, time.monotonic() + holdings.PRESENCE_CHANGE)
         while presence and time.monotonic() < patience:
             self._thread.pause(0.005)
         while calls or early_acks:
@@ -342,7 +324,7 @@ class LeaseKeeper:
                         self._log.log(
                             logging.WARNING, "cannot renew leases for now, will retry: %s", exc
                         )
-                    self._thread.beat_within(RETRY_INTERVAL)
+                    self._thread.beat_within(holdings.RETRY_INTERVAL)
                 except Exception as exc:
                     self._log_error(exc)
                 else:
@@ -372,7 +354,7 @@ class LeaseKeeper:
         if self._is_idle():
             self._send_metrics(reach)
         return not self._thread.ends_if(
-            self._is_idle, time.monotonic() + RETRY_INTERVAL, self.leases.rest
+            self._is_idle, time.monotonic() + holdings.RETRY_INTERVAL, self.leases.rest
         )
 
     def _is_idle(self) -> bool:
@@ -392,9 +374,9 @@ class LeaseKeeper:
         """When what is held now is to be seen to after now."""
         kept = (*self.topics.lifetimes().values(), *self.bindings.lifetimes().values())
         lifetimes = [self.leases.shortest(), self.flights.shortest(), *(ms / 1000 for ms in kept)]
-        ends_at = min(self.flights.kept_until(), self.leases.first_end() + AFTER_END)
-        due = next_beat(now, lifetimes, ends_at)
-        return min(due, self.expiries.next(now, RETRY_INTERVAL))
+        ends_at = min(self.flights.kept_until(), self.leases.first_end() + holdings.AFTER_END)
+        due = holdings.next_beat(now, lifetimes, ends_at)
+        return min(due, self.expiries.next(now, holdings.RETRY_INTERVAL))
 
     def _send_metrics(self, reach: Callable[[], TimeoutCenter]) -> None:
         if self._metrics.active:
@@ -445,7 +427,7 @@ class LeaseKeeper:
         if self.presence.is_due(time.monotonic()):
             self._attempt_home(center, self._announce_presence, center)
         expired = self.expiries.take(time.monotonic())
-        if expired or time.monotonic() - self._swept > SWEEP_INTERVAL:
+        if expired or time.monotonic() - self._swept > holdings.SWEEP_INTERVAL:
             self._swept = time.monotonic()
             self._attempt_home(center, sweep, center, self._log.log)
         if self._broken:
@@ -505,14 +487,14 @@ class LeaseKeeper:
         finally:
             self.calls[: len(taken)] = again
         if again:
-            self._thread.beat_within(RETRY_INTERVAL)
+            self._thread.beat_within(holdings.RETRY_INTERVAL)
         if refused:
             self._log.log(logging.ERROR, "cannot settle %d messages: %s", len(refused), refused[0])
 
-    def _delete(self, center: TimeoutCenter, deletion: Deletion) -> None:
+    def _delete(self, center: TimeoutCenter, deletion: holdings.Deletion) -> None:
         """Delete a queue that could not be deleted when it was left."""
         try:
-            delete(center, self.deletions, deletion, time.monotonic)
+            holdings.delete(center, self.deletions, deletion, time.monotonic)
         except BROKEN:
             raise
         except Exception as exc:
@@ -520,7 +502,7 @@ class LeaseKeeper:
                 self.deletions.done(deletion)  # it goes stale
                 raise
         if self.deletions:
-            self._thread.beat_within(RETRY_INTERVAL)
+            self._thread.beat_within(holdings.RETRY_INTERVAL)
 
     def _release_flight(self, center: TimeoutCenter, flight: UnansweredPop) -> None:
         """Release what a pop gave to nobody."""
@@ -538,12 +520,12 @@ class LeaseKeeper:
         held = leases.due(began, self._thread.due)
         calls = [
             ((topic, slot), call)
-            for (topic, slot, visibility), deliveries in by_place(held).items()
+            for (topic, slot, visibility), deliveries in holdings.by_place(held).items()
             for call in center.commands.extend(deliveries, visibility)
         ]
         lost: list[Delivery] = []
         overran = leases.take_overran()
-        failed: dict[Place, Exception] = {}
+        failed: dict[holdings.Place, Exception] = {}
         results = center.runner.run_each([call for _, call in calls])
         for (place, _), result in zip(calls, results, strict=True):
             if isinstance(result, Exception):
@@ -603,7 +585,9 @@ class LeaseKeeper:
         statement, before = self.presence.next(time.monotonic())
         if statement or before:
             try:
-                center.runner.run(announce_presence(center.keys, statement, before, PRESENCE_MS))
+                center.runner.run(
+                    announce_presence(center.keys, statement, before, holdings.PRESENCE_MS)
+                )
             except BaseException:
                 self.presence.failed()
                 raise
