@@ -197,7 +197,7 @@ def client(server: Server | Cluster) -> Iterator[redis.Redis]:
         # A process looks for what has expired when the time of a queue that it used is over. What
         # earlier tests used must not have it take, just then, what this one is to take.
         for keeper in list(lease_keeper._heartbeats.values()):
-            keeper._holdings.expiries.take(math.inf)
+            keeper.expiries.take(math.inf)
         yield made
 
 

@@ -158,8 +158,8 @@ MUTANTS = [
     Mutant(
         "a dead letter that is requeued loses its error",
         f"{SCRIPTS}/requeue.lua",
-        "redis.call('HSET', KEYS[3], id, '\\n' .. err)",
-        "redis.call('HDEL', KEYS[3], id)",
+        "redis.call('HSET', KEYS[5], id, '\\n' .. err)",
+        "redis.call('HDEL', KEYS[5], id)",
         f"{CENTER}_failures.py::{REPLAYED}",
     ),
     Mutant(

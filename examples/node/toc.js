@@ -229,10 +229,9 @@ class TimeoutCenter {
     const numbers = basis !== undefined || topic.bases === false ? [...new Set(picked)] : topic.numbers;
     const deleted = [];
     for (const slot of numbers.map((number) => slotOf(topic, number))) {
-      const [armed, prepare, body, dead, reasons, tokens] = slot.parts;
       const sets = [id, stemOf(id)].map((one) => `${slot.stem}copies:${one}`);
       const rest = [`${slot.stem}claims`, `${slot.stem}log`, ...sets];
-      const keys = [armed, prepare, dead, reasons, body, tokens, ...slot.stores, ...rest];
+      const keys = [...slot.parts, ...slot.stores, ...rest];
       const args = [topic.steps.length, slot.number, 1, 0, 0, 1, 0, 0, id];
       const [found] = await this.announcing(topic, "cancel", keys, args);
       for (let at = 0; at < found.length; at += 6) if (found[at + 2]) deleted.push(utf8(found[at]));

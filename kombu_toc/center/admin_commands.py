@@ -15,7 +15,7 @@ from ..model import results, scores
 from ..model.keys import Slot
 from ..model.message import decode_key
 from ..model.topic import Topic, base_of
-from ..scripts.call import Countdown, ScriptCall, load, text, texts
+from ..scripts.call import Countdown, ScriptCall, load, rows, text, texts
 from .calls import Context
 
 #: Messages that one call of purge deletes per slot.
@@ -95,20 +95,14 @@ class AdminCommands:
             args += (len(slot.stores), len(ids), *ids)
 
         def parse(raw: list[Any]) -> list[results.Found]:
-            return [
-                results.Found(
-                    places[raw[i]].topic.name,
-                    places[raw[i]].slot.number,
-                    text(raw[i + 1]),
-                    results.STATES[raw[i + 2]],
-                    raw[i + 3],
-                    raw[i + 4],
-                    raw[i + 5],
-                    *_reason_and_error(raw[i + 6]),
-                    text(raw[i + 7]),
+            found = []
+            for at, id, state, step, score, body, note, token in rows(raw, 8):
+                place, told = places[at], _reason_and_error(note)
+                what = (text(id), results.STATES[state], step, score, body)
+                found.append(
+                    results.Found(place.topic.name, place.slot.number, *what, *told, text(token))
                 )
-                for i in range(0, len(raw), 8)
-            ]
+            return found
 
         return ScriptCall(load("get"), keys, args, parse)
 
@@ -124,19 +118,10 @@ class AdminCommands:
         counts = self._counts(topic)
 
         def parse(raw: list[Any]) -> CancelReply:
-            flat = raw[0]
-            found = [
-                results.Cancelled(
-                    topic.name,
-                    text(flat[i]),
-                    results.STATES[flat[i + 1]],
-                    bool(flat[i + 2]),
-                    bool(flat[i + 3]),
-                    flat[i + 4],
-                    text(flat[i + 5]),
-                )
-                for i in range(0, len(flat), 6)
-            ]
+            found = []
+            for id, state, deleted, tried, body, token in rows(raw[0], 6):
+                what = (results.STATES[state], bool(deleted), bool(tried), body, text(token))
+                found.append(results.Cancelled(topic.name, text(id), *what))
             dead = sum(one.deleted for one in found if one.state == results.DEAD)
             counts.purged += dead
             counts.cancelled += sum(one.deleted for one in found) - dead
@@ -146,18 +131,7 @@ class AdminCommands:
         return self._announcing(
             topic,
             "cancel",
-            (
-                slot.announced_times,
-                slot.prepare,
-                slot.dead,
-                slot.reasons,
-                slot.body,
-                slot.tokens,
-                *slot.stores,
-                slot.claims,
-                slot.log,
-                *keys,
-            ),
+            (*slot.script_keys, slot.claims, slot.log, *keys),
             (
                 len(slot.stores),
                 slot.number,
@@ -182,31 +156,18 @@ class AdminCommands:
         counts = self._counts(topic)
 
         def parse(raw: list[Any]) -> list[results.Rescheduled]:
-            flat = raw[0]
-            counts.rescheduled += flat[1::3].count(1)
-            return [
-                results.Rescheduled(
-                    topic.name,
-                    text(flat[i]),
-                    results.STATES[flat[i + 1]],
-                    flat[i + 1] == 1,
-                    scores.action_time(flat[i + 2]) if flat[i + 1] == 1 else 0,
-                )
-                for i in range(0, len(flat), 3)
-            ]
+            found = []
+            for id, state, score in rows(raw[0], 3):
+                moved = state == 1
+                counts.rescheduled += moved
+                what = (results.STATES[state], moved, scores.action_time(score) if moved else 0)
+                found.append(results.Rescheduled(topic.name, text(id), *what))
+            return found
 
         return self._announcing(
             topic,
             "reschedule",
-            (
-                slot.announced_times,
-                slot.prepare,
-                slot.dead,
-                slot.copies(id),
-                slot.tokens,
-                *slot.stores,
-                slot.log,
-            ),
+            (*slot.script_keys, slot.copies(id), slot.log),
             (len(slot.stores), slot.number, id, when, int(copies), topic.declaration.logs),
             parse,
         )
@@ -217,15 +178,7 @@ class AdminCommands:
         return self._announcing(
             topic,
             "requeue",
-            (
-                slot.announced_times,
-                slot.dead,
-                slot.reasons,
-                slot.tokens,
-                *slot.stores,
-                slot.claims,
-                slot.log,
-            ),
+            (*slot.script_keys, slot.claims, slot.log),
             (
                 *(len(slot.stores), slot.number, topic.declaration.retries),
                 *(topic.declaration.logs, *ids),
@@ -243,14 +196,7 @@ class AdminCommands:
         return self._announcing(
             topic,
             "purge",
-            (
-                slot.announced_times,
-                slot.body,
-                slot.reasons,
-                slot.tokens,
-                *slot.stores,
-                slot.claims,
-            ),
+            (slot.announced_times, slot.body, slot.reasons, slot.tokens, *slot.stores, slot.claims),
             (len(slot.stores), slot.number, PURGE_STEP),
             lambda raw: (counted(raw), texts(raw[1])),
             limited=slot if topic.declaration.lanes else None,
@@ -279,16 +225,10 @@ class AdminCommands:
 
         def parse(raw: list[Any]) -> CheckReply:
             cursor, flat, size, *_ = raw
-            faults = [
-                results.Fault(
-                    topic.name,
-                    slot.number,
-                    results.FAULT_KINDS[kind],
-                    text(id),
-                    tuple(keys[place - 1] for place in places),
-                )
-                for kind, id, places in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
-            ]
+            faults = []
+            for kind, id, places in rows(flat, 3):
+                what = (results.FAULT_KINDS[kind], text(id), tuple(keys[at - 1] for at in places))
+                faults.append(results.Fault(topic.name, slot.number, *what))
             return CheckReply(faults, cursor.decode(), size)
 
         return self._announcing(
@@ -317,14 +257,10 @@ class AdminCommands:
 
         def parse(raw: list[Any]) -> list[results.Fault]:
             found = []
-            for at, key, _, _ in zip(raw[::4], raw[1::4], raw[2::4], raw[3::4], strict=True):
-                slot = slots[at]
-                busy = slot.busy if key else gate.busy
-                found.append(
-                    results.Fault(
-                        topic.name, slot.number, results.MISCOUNTED, decode_key(text(key)), (busy,)
-                    )
-                )
+            for at, key, _, _ in rows(raw, 4):
+                busy = slots[at].busy if key else gate.busy
+                what = (results.MISCOUNTED, decode_key(text(key)), (busy,))
+                found.append(results.Fault(topic.name, slots[at].number, *what))
             return found
 
         return ScriptCall(load("recount"), (*keys, gate.busy), (int(repair),), parse)
@@ -360,7 +296,7 @@ class AdminCommands:
             load("counts"),
             keys,
             (len(slots), len(topic.steps), 0),
-            lambda raw: [results.Counts(*raw[i : i + 4]) for i in range(0, len(raw), 5)],
+            lambda raw: [results.Counts(*counts[:4]) for counts in rows(raw, 5)],
         )
 
     def coming(self, slot: Slot, times_us: Sequence[int]) -> ScriptCall:
@@ -427,23 +363,14 @@ class AdminCommands:
 
         def parse(raw: list[Any]) -> SlotPage:
             read = []
-            for i in range(0, len(raw) - len(raw) % 6, 6):
-                state, _, number = kinds[raw[i]]
-                id, score = raw[i + 1], raw[i + 2]
+            for kind, id, score, body, note, token in rows(raw, 6):
+                state, _, number = kinds[kind]
                 at = scores.read_lease(score).step
                 if state == results.WAITING:
                     at = number if number < steps else number - steps - 2
-                found = results.Found(
-                    topic.name,
-                    slot.number,
-                    text(id),
-                    state,
-                    at,
-                    score,
-                    raw[i + 3],
-                    *_reason_and_error(raw[i + 4]),
-                    text(raw[i + 5]),
-                )
+                what = (text(id), state, at, score, body)
+                told = _reason_and_error(note)
+                found = results.Found(topic.name, slot.number, *what, *told, text(token))
                 read.append((found, Position(score, topic.name, id, slot.number, number)))
             return SlotPage(read, len(raw) % 6 > 0)
 

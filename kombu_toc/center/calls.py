@@ -29,7 +29,17 @@ from ..model.results import (
     Settled,
 )
 from ..model.topic import Topic
-from ..scripts.call import Countdown, ScriptCall, load, microseconds, text, texts, when_of
+from ..scripts.call import (
+    Countdown,
+    ScriptCall,
+    load,
+    microseconds,
+    parts_of,
+    rows,
+    text,
+    texts,
+    when_of,
+)
 
 # -- what all calls of one center share
 
@@ -284,13 +294,11 @@ def read_deliveries(
     starts: numbers of those that may start later only, each with its microseconds
     """
     retries = topic.declaration.retries
-
-    found = []
-    for i in range(0, len(flat), 5):
-        slot, step, id, score, body = flat[i : i + 5]
+    found: list[Delivery] = []
+    for slot, step, id, score, body in rows(flat, 5):
         birth, start_us = name, 0
         if births:
-            birth = births[i // 5].decode()
+            birth = births[len(found)].decode()
         if isinstance(id, list):
             id, birth, start_us = id[0], id[1].decode(), id[2] if len(id) > 2 else 0
         id = id.decode("utf-8", "surrogatepass")
@@ -350,7 +358,7 @@ def read_limited_put_many(
 ) -> PutTogether:
     """The result of a call that puts so many messages into such a topic."""
     now, there, taken, flat, *_ = raw
-    refused = {flat[i]: _refused(topic, flat[i + 1], flat[i + 2]) for i in range(0, len(flat), 3)}
+    refused = {at: _refused(topic, wait_us, kind) for at, wait_us, kind in rows(flat, 3)}
     counts.refused += len(refused)
     put = read_put_many(counts, number - len(refused), [now, there, taken])
     return put._replace(refused=refused)
@@ -429,19 +437,10 @@ def read_call(
 
     def parse(raw: list[Any]) -> Read:
         gone, more, found = raw
-        entries = [
-            Entry(
-                text(found[i]),
-                text(found[i + 1]),
-                text(found[i + 2]),
-                STATES.get(found[i + 3], ""),
-                found[i + 4],
-                int(float(found[i + 5])),
-                found[i + 6],
-                text(found[i + 7]),
-            )
-            for i in range(0, len(found), 8)
-        ]
+        entries = []
+        for name, what, id, state, step, score, body, token in rows(found, 8):
+            now = (STATES.get(state, ""), step, int(float(score)), body, text(token))
+            entries.append(Entry(text(name), text(what), text(id), *now))
         return Read(entries, gone, bool(more))
 
     keys = (slot.log, slot.prepare, slot.dead, slot.body, slot.tokens, *slot.stores)
@@ -527,23 +526,8 @@ class Commands:
         Raises ActionTimeError beyond the year 2255, and MessageError for one that is too large.
         """
         # Unpacked at once: this runs for each message, and each field would cost a look-up.
-        (
-            id,
-            body,
-            at_us,
-            delay_us,
-            basis,
-            priority,
-            token,
-            if_exists,
-            publish,
-            remember,
-            replaces,
-            traits,
-            counted,
-            goes_on,
-            has_name,
-        ) = request
+        id, body, at_us, delay_us, basis, priority, token, if_exists, publish, *rest = request
+        remember, replaces, traits, counted, goes_on, has_name = rest
         if len(body) > MOST_BYTES:
             raise MessageError(f"message {id!r}: {too_large(len(body))}")
         slot = topic.slot_for(basis or id)
@@ -774,10 +758,6 @@ class Commands:
 
     # -- what ends a delivery, or prolongs it
 
-    def ack_group(self, delivery: Delivery) -> tuple[str, int]:
-        """Grouping key: deliveries that share it can be acknowledged by one call."""
-        return (delivery.topic, delivery.slot if self._context.clustered else 0)
-
     def ack(self, deliveries: Iterable[Delivery]) -> list[ScriptCall]:
         """Acknowledge messages, in as few calls as possible. Result of each: :class:`Settled`,
         with positions in the batch of :meth:`ack_batches`, by slot."""
@@ -788,12 +768,9 @@ class Commands:
         """What each call of :meth:`ack` acknowledges."""
         by_topic: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
         for delivery in deliveries:
-            by_topic[self.ack_group(delivery)].append(delivery)
-        return [
-            batch[start : start + ACKS_PER_CALL]
-            for batch in by_topic.values()
-            for start in range(0, len(batch), ACKS_PER_CALL)
-        ]
+            place = delivery.slot if self._context.clustered else 0
+            by_topic[delivery.topic, place].append(delivery)
+        return [[*part] for batch in by_topic.values() for part in parts_of(batch, ACKS_PER_CALL)]
 
     def _ack(self, topic: Topic, batch: list[Delivery]) -> ScriptCall:
         # Of one that was not, a message may have come to a place since.
@@ -870,14 +847,7 @@ class Commands:
         return self._announcing(
             topic,
             "reject",
-            (
-                slot.announced_times,
-                slot.prepare,
-                slot.dead,
-                slot.reasons,
-                slot.tokens,
-                *slot.stores,
-            ),
+            slot.script_keys,
             (
                 len(topic.steps),
                 slot.number,
@@ -1010,11 +980,7 @@ def batches_by_slot(deliveries: Iterable[Delivery]) -> list[list[Delivery]]:
     found: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
     for delivery in deliveries:
         found[delivery.topic, delivery.slot].append(delivery)
-    return [
-        some[start : start + LEASES_PER_CALL]
-        for some in found.values()
-        for start in range(0, len(some), LEASES_PER_CALL)
-    ]
+    return [[*part] for some in found.values() for part in parts_of(some, LEASES_PER_CALL)]
 
 
 def lease_ms(visibility: float | None, limits: Limits) -> int:

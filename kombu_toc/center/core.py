@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..scripts.call import ScriptCall, load, text
+from ..scripts.call import ScriptCall, load, parts_of, text
 from .admin_commands import AdminCommands
 from .calls import Commands, Context
 from .recording import Far, Recorder
@@ -70,10 +70,10 @@ class SharedNotes(CenterPart):
             ScriptCall(
                 load("cancelled"),
                 (self._context.keys.cancelled,),
-                (most, int(seconds * 1000), *every[start : start + REMEMBERED_PER_CALL]),
+                (most, int(seconds * 1000), *some),
                 int,
             )
-            for start in range(0, len(every), REMEMBERED_PER_CALL)
+            for some in parts_of(every, REMEMBERED_PER_CALL)
         ]
         self._runner.run_all(calls)
 
@@ -85,11 +85,7 @@ class SharedNotes(CenterPart):
         found: dict[str, None] = {}
         while True:
             page = client.zrangebyscore(
-                key,
-                f"({since}",
-                "+inf",
-                start=len(found),
-                num=READ_PER_CALL,
+                key, f"({since}", "+inf", start=len(found), num=READ_PER_CALL
             )
             found.update(dict.fromkeys(map(text, page)))
             if len(page) < READ_PER_CALL:

@@ -17,7 +17,7 @@ from ..model.keys import Slot
 from ..model.limits import MAX_SLOTS
 from ..model.results import STATES, WAITING, Cancelled, Found, Page, Rescheduled
 from ..model.topic import Topic, base_of
-from ..scripts.call import ScriptCall, microseconds
+from ..scripts.call import ScriptCall, microseconds, parts_of
 from .admin_commands import Place, Position, SlotPage
 from .core import CenterPart
 from .runner import Away
@@ -126,8 +126,7 @@ class Lookup(CenterPart):
             if topic is None and one.declaration.expires and one.declaration.named is False:
                 continue
             for slot, some in one.places_of(ids, basis):
-                for start in range(0, len(some), IDS_PER_CALL):
-                    yield Place(one, slot, some[start : start + IDS_PER_CALL])
+                yield from (Place(one, slot, part) for part in parts_of(some, IDS_PER_CALL))
 
     def run_at(
         self, places: Iterator[Place], command: Callable[[Place], ScriptCall], away: Away
@@ -275,7 +274,7 @@ class Scan(CenterPart):
 
     def read(
         self,
-        topic: str | None,
+        topic: str | Sequence[Topic] | None,
         state: str | Collection[str] | None,
         *,
         since: float | None = None,
@@ -283,19 +282,23 @@ class Scan(CenterPart):
         cursor: Position | None = None,
         step: int = SCAN_STEP,
         bodies: bool = True,
+        slots: Collection[int] | None = None,
         far: bool = True,
         away: Away | None = None,
     ) -> Iterator[tuple[Found, Position]]:
         """Each message, and its position; as :meth:`scan`.
 
+        topic: also several, as they are declared now
         cursor: read what comes after it
         step: how many messages are read at first, of all slots together
         bodies: read their bodies, too
+        slots: only these; all unless given
         far: also what is too far ahead to be in Redis
         away: notes the slots of nodes that are away, and the others are read; without it, such a
             node is an error
         """
-        topics, states = self._registry.select(topic), _checked_states(state)
+        states = _checked_states(state)
+        topics = self._registry.select(topic) if isinstance(topic, str | None) else topic
         since_us, until_us = microseconds(since), microseconds(until)
         ahead: list[Iterator[tuple[Found, Position]]] = []
         if far and self.far is not None and WAITING in states:
@@ -303,38 +306,6 @@ class Scan(CenterPart):
                 if one.declaration.far:
                     score, id, *_ = cursor.within(one.name) if cursor else (0, b"")
                     ahead.append(self.far.read(one, (score, id), since_us, until_us, step))
-        return self.read_topics(
-            topics,
-            states,
-            since_us=since_us,
-            until_us=until_us,
-            cursor=cursor,
-            step=step,
-            bodies=bodies,
-            ahead=ahead,
-            away=away,
-        )
-
-    def read_topics(
-        self,
-        topics: Sequence[Topic],
-        states: Sequence[str],
-        *,
-        since_us: int | None = None,
-        until_us: int | None = None,
-        cursor: Position | None = None,
-        step: int = SCAN_STEP,
-        bodies: bool = True,
-        slots: Collection[int] | None = None,
-        ahead: Sequence[Iterator[tuple[Found, Position]]] = (),
-        away: Away | None = None,
-    ) -> Iterator[tuple[Found, Position]]:
-        """As :meth:`read`, of these topics.
-
-        since_us, until_us: bounds of their times, microseconds since the epoch
-        slots: only these; all unless given
-        ahead: what is to be read beside it
-        """
         places = [
             (one, slot)
             for one in topics
@@ -360,8 +331,8 @@ class Scan(CenterPart):
             for one, slot in places
         ]
         pages: list[SlotPage | None] = []
-        for at in range(0, len(calls), CALLS_TOGETHER):
-            pages += run(calls[at : at + CALLS_TOGETHER])
+        for some in parts_of(calls, CALLS_TOGETHER):
+            pages += run(some)
 
         def entries(
             one: Topic, slot: Slot, page: SlotPage | None

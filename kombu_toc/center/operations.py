@@ -11,7 +11,7 @@ from ..errors import PartialError
 from ..model import results
 from ..model.delivery import is_receipt, origin_in
 from ..model.topic import base_of
-from ..scripts.call import ScriptCall, microseconds, when_of
+from ..scripts.call import ScriptCall, microseconds, parts_of, when_of
 from .admin_commands import CancelReply, Place
 from .core import CenterPart, Core
 from .find import CALLS_TOGETHER, IDS_PER_CALL, Lookup, Scan, ids_of
@@ -205,8 +205,8 @@ class Operations(CenterPart):
             slot = topic.slot(one.slot)
             calls.append(self._admin.reschedule(topic, slot, one.id, when, copies=False))
         moved, away = list[results.Rescheduled](), Away()
-        for start in range(0, len(calls), CALLS_TOGETHER):
-            for part in self._runner.run_there(calls[start : start + CALLS_TOGETHER], away):
+        for some in parts_of(calls, CALLS_TOGETHER):
+            for part in self._runner.run_there(some, away):
                 moved += part or ()
         self._runner.send_counters()
         if self._core.recorder is not None:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple
-
-from redis.exceptions import ResponseError
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import ConfigurationError
 from ..model.keys import Slot
-from ..model.results import WAITING, Delivery, Found, Popped, merge_popped
+from ..model.results import WAITING, Found, Popped
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall, as_bytes, texts
-from .calls import Context, lease_ms, own_of, read_deliveries, terms_of
+from ..scripts.call import ScriptCall, as_bytes, parts_of, texts
+from .calls import RECOVER, Context, lease_ms, own_of, read_deliveries, terms_of
 from .core import CenterPart, Core
-from .find import CALLS_TOGETHER, IDS_PER_CALL, Lookup, Scan
-from .runner import BROKEN
+from .find import CALLS_TOGETHER, IDS_PER_CALL, Lookup, Scan, ids_of
+from .pop_wait import Gathered
 
 #: Messages that a predicate is asked about, unless the caller says.
 LOOK = 1000
@@ -71,24 +67,25 @@ class Picked(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What a caller chooses.
+    """What a pop asks for: the arguments of :meth:`.pop.Deliveries.pop`.
 
-    limit: how many at most; None: all that are named
-    ids: only messages of these ids, and the copies that share them
-    where: only messages for which this is true
-    early: also those that are not due yet
-    look: how many messages `where` is asked about at most
-    visibility, slots, recover: as of a pop
+    ahead_us: its `ahead`, in microseconds
     """
 
-    limit: int | None
-    ids: Iterable[str] | None
-    where: Callable[[Found], Any] | None
-    early: bool
-    look: int
-    visibility: float | None
-    slots: Collection[int] | None
-    recover: int
+    limit: int | None = None
+    ids: str | Iterable[str] | None = None
+    where: Callable[[Found], Any] | None = None
+    early: bool = False
+    look: int = LOOK
+    visibility: float | None = None
+    slots: Collection[int] | None = None
+    recover: int = RECOVER
+    ahead_us: int = 0
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it asks for certain messages, and not for the next ones."""
+        return self.ids is not None or self.where is not None or self.early
 
 
 def pick_call(context: Context, topic: Topic, slot: Slot, request: PickRequest) -> ScriptCall:
@@ -145,76 +142,143 @@ def pick_call(context: Context, topic: Topic, slot: Slot, request: PickRequest) 
     return call._replace(keys=(*call.keys, *others))
 
 
-class Picking(CenterPart):
-    """Picks messages.
+class Pick(CenterPart):
+    """One pop of messages that are chosen: what was delivered so far.
 
     name: makes names that no other pop has
+    pop: :meth:`.pop.Deliveries.pop` without waiting, which rolls back expired leases
     """
 
-    def __init__(self, core: Core, lookup: Lookup, scan: Scan, name: Callable[[], str]) -> None:
-        super().__init__(core)
-        self._lookup, self._scan, self._name = lookup, scan, name
-
-    def pick(
+    def __init__(
         self,
-        name: str,
-        choice: Choice,
-        pop: Callable[..., Popped],
-        release: Callable[[list[Delivery]], Any],
-    ) -> Popped:
-        """Deliver what is chosen, in the order of a pop.
+        core: Core,
+        lookup: Lookup,
+        scan: Scan,
+        name: Callable[[], str],
+        pop: Callable[[str, Choice], Popped],
+    ) -> None:
+        super().__init__(core)
+        self._lookup, self._scan, self._name, self._pop = lookup, scan, name, pop
+        self._found = Gathered()
+        self._more = False
+        self._began = False  #: whether there was a pop of nothing
 
-        pop: :meth:`.pop.Deliveries.pop`, which rolls back expired leases
-        release: :meth:`.pop.Deliveries.release`
-        """
+    def run(self, name: str, choice: Choice) -> Popped:
+        """Deliver what is chosen, in the order of a pop."""
         if choice.ids is not None:
-            choice = choice._replace(ids=list(dict.fromkeys(choice.ids)))
+            choice = choice._replace(ids=list(dict.fromkeys(ids_of(choice.ids))))
         _check(choice)
         # As it is now: the topic may have been resharded a moment ago.
         topic = self._registry.declared(name) or self._registry.topic(name)
         topic = self._registry.agreed(topic)
-        picks = _Picks(self._run, topic, choice, partial(pop, name, 0, recover=choice.recover))
-        try:
+        with self._found.kept_or_released(self._runner, self._commands):
             if choice.where is None:
-                picks.take_ids()
+                self._take_ids(topic, choice)
             else:
-                picks.take_matching(self._candidates(picks, topic, choice))
-        except BaseException:
-            # What was delivered so far would be with nobody. If it cannot be given back, it comes
-            # back when its leases end.
-            with contextlib.suppress(*BROKEN, ResponseError):
-                release(picks.messages)
-            raise
-        popped = picks.popped()
+                self._take_matching(topic, choice, choice.where)
+        popped = self._found.result(self._more, merged=True)
         for key, member in popped.stray:
             self._runner.client.hdel(as_bytes(key), as_bytes(member))
         for message in popped.messages:
             if 0 < message.action_us <= popped.now_us:
                 self._runner.metrics.late(name, popped.now_us - message.action_us)
-        if popped.messages and picks.began:
+        if popped.messages and self._began:
             self._context.counts(topic).empty -= 1  # what has rolled back counted as a pop
         self._runner.send_counters()
         return popped
 
-    def _run(self, topic: Topic, asked: Sequence[tuple[Slot, PickRequest]]) -> list[Any]:
-        """Run the calls of a pick in one round trip; the result or the error of each."""
-        budget = max(self._context.pop_bytes // max(len(asked), 1), 1)
-        calls = [
-            pick_call(
-                self._context,
-                topic,
-                slot,
-                request._replace(name=self._name(), budget=budget),
-            )
-            for slot, request in asked
-        ]
-        return self._runner.run_each(calls)
+    def _begin(self, topic: Topic, choice: Choice, slots: Collection[int] | None) -> int:
+        """Roll back what has ended in some slots; return Redis's clock."""
+        self._began = True
+        popped = self._pop(topic.name, Choice(0, slots=slots, recover=choice.recover))
+        self._found.add(topic.name, popped)
+        return popped.now_us
 
-    def _candidates(self, picks: _Picks, topic: Topic, choice: Choice) -> Iterator[Found]:
+    # -- by id
+
+    def _take_ids(self, topic: Topic, choice: Choice) -> None:
+        """Deliver the messages of some ids."""
+        places: list[_Place] = []
+        for slot, ids in topic.places_of(list(choice.ids or ())):
+            if choice.slots is None or slot.number in choice.slots:
+                places += [(slot, some) for some in parts_of([*map(Wanted, ids)], IDS_PER_CALL)]
+        if places and choice.recover:
+            self._begin(topic, choice, {slot.number for slot, _ in places})
+        # One after the other where they must not deliver more together, and where a message may
+        # be moved from one to the next meanwhile.
+        alone = choice.limit is not None or bool(topic.declaration.draining_counts)
+        while places:
+            together = places[: 1 if alone else CALLS_TOGETHER]
+            places = self._take(topic, choice, together) + places[len(together) :]
+            if self._more and len(self._found.messages) >= (choice.limit or 0):
+                return
+            self._more = False  # what it took instead has expired
+
+    def _take(self, topic: Topic, choice: Choice, places: Sequence[_Place]) -> list[_Place]:
+        """Deliver what is wanted; return what was not looked at."""
+        # Copies count too: as many as there are.
+        limit = 10**9 if choice.limit is None else choice.limit - len(self._found.messages)
+        budget = max(self._context.pop_bytes // max(len(places), 1), 1)
+        calls = []
+        for slot, wanted in places:
+            how = (limit, budget, choice.early, choice.visibility)
+            request = PickRequest(self._name(), wanted, *how)
+            calls.append(pick_call(self._context, topic, slot, request))
+        rest: list[_Place] = []
+        errors = []
+        for (slot, wanted), picked in zip(places, self._runner.run_each(calls), strict=True):
+            if isinstance(picked, Exception):
+                errors.append(picked)
+                continue
+            self._found.add(topic.name, picked.popped)
+            self._more = self._more or picked.popped.more
+            if picked.looked < len(wanted):
+                rest.append((slot, wanted[picked.looked :]))
+        if errors:
+            raise errors[0]
+        return rest
+
+    # -- by a predicate
+
+    def _take_matching(self, topic: Topic, choice: Choice, where: Callable[[Found], Any]) -> None:
+        """Deliver messages that match."""
+        if choice.limit is None:
+            choice = choice._replace(limit=1)
+        limit, found = choice.limit or 0, self._found
+        matching: list[tuple[int, Wanted]] = []
+        for looked, one in enumerate(self._candidates(topic, choice)):
+            if looked == choice.look or len(found.messages) >= limit:
+                self._more = True
+                break
+            if where(one):
+                digest = hashlib.sha1(one.body, usedforsecurity=False).hexdigest()
+                matching.append((one.slot, Wanted(one.id, one.score, digest)))
+            if len(matching) == limit - len(found.messages):
+                self._take_found(topic, choice, matching)
+                matching = []
+        self._take_found(topic, choice, matching)
+
+    def _take_found(
+        self, topic: Topic, choice: Choice, matching: Iterable[tuple[int, Wanted]]
+    ) -> None:
+        by_slot: dict[int, list[Wanted]] = defaultdict(list)
+        for number, one in matching:
+            by_slot[number].append(one)
+        places: list[_Place] = []
+        for number, wanted in by_slot.items():
+            slot = topic.slot(number)
+            places += [(slot, some) for some in parts_of(wanted, IDS_PER_CALL)]
+        while places:
+            rest = self._take(topic, choice, places[:CALLS_TOGETHER])
+            places = rest + places[CALLS_TOGETHER:]
+
+    def _candidates(self, topic: Topic, choice: Choice) -> Iterator[Found]:
         """The messages that a predicate is asked about, in the order of a pop."""
-        until_us = None if choice.early else picks.begin(choice.slots) + 1
-        if choice.early and choice.recover:
-            picks.begin(choice.slots)
+        until_us = until = None
+        if choice.recover or not choice.early:
+            now_us = self._begin(topic, choice, choice.slots)
+            if not choice.early:
+                until_us, until = now_us + 1, (now_us + 1) / 1e6
         if choice.ids is not None:
             found = [
                 one
@@ -227,128 +291,14 @@ class Picking(CenterPart):
             return
         for index, step in enumerate(topic.steps):
             only = replace(topic, steps=(step,))
-            for one, _ in self._scan.read_topics(
-                [only], (WAITING,), until_us=until_us, slots=choice.slots, step=FIRST_PAGE
+            for one, _ in self._scan.read(
+                [only], WAITING, until=until, slots=choice.slots, step=FIRST_PAGE, far=False
             ):
                 yield one._replace(step=index)
 
 
-@dataclass(eq=False)
-class _Picks:
-    """One pick: what was delivered so far.
-
-    run: runs calls of a pick; the result or the error of each
-    recover: rolls back expired leases, by a pop of nothing
-    """
-
-    _run: Callable[[Topic, Sequence[tuple[Slot, PickRequest]]], list[Any]]
-    _topic: Topic
-    _choice: Choice
-    _recover: Callable[..., Popped]
-
-    def __post_init__(self) -> None:
-        self._parts: list[Popped] = []
-        self._more = False
-        self.messages: list[Delivery] = []
-        self.began = False  #: whether there was a pop of nothing
-
-    def begin(self, slots: Collection[int] | None) -> int:
-        """Roll back what has ended in some slots; return Redis's clock."""
-        self.began = True
-        popped = self._recover(slots=slots)
-        self._parts.append(popped)
-        return popped.now_us
-
-    # -- by id
-
-    def take_ids(self) -> None:
-        """Deliver the messages of some ids."""
-        choice, topic = self._choice, self._topic
-        places: list[tuple[Slot, Sequence[Wanted]]] = []
-        for slot, ids in topic.places_of(list(choice.ids or ())):
-            if choice.slots is None or slot.number in choice.slots:
-                for start in range(0, len(ids), IDS_PER_CALL):
-                    wanted = [Wanted(id) for id in ids[start : start + IDS_PER_CALL]]
-                    places.append((slot, wanted))
-        if places and choice.recover:
-            self.begin({slot.number for slot, _ in places})
-        # One after the other where they must not deliver more together, and where a message may
-        # be moved from one to the next meanwhile.
-        alone = choice.limit is not None or bool(topic.declaration.draining_counts)
-        while places:
-            together = places[: 1 if alone else CALLS_TOGETHER]
-            places = self._take(together) + places[len(together) :]
-            if self._more and len(self.messages) >= (choice.limit or 0):
-                return
-            self._more = False  # what it took instead has expired
-
-    def _take(
-        self, places: Sequence[tuple[Slot, Sequence[Wanted]]]
-    ) -> list[tuple[Slot, Sequence[Wanted]]]:
-        """Deliver what is wanted; return what was not looked at."""
-        choice = self._choice
-        request = PickRequest("", (), 0, 0, choice.early, choice.visibility)
-        asked = []
-        for slot, wanted in places:
-            # Copies count too: as many as there are.
-            limit = 10**9 if choice.limit is None else choice.limit - len(self.messages)
-            asked.append((slot, request._replace(wanted=wanted, limit=limit)))
-        rest, errors = [], []
-        results = self._run(self._topic, asked)
-        for (slot, wanted), picked in zip(places, results, strict=True):
-            if isinstance(picked, Exception):
-                errors.append(picked)
-                continue
-            self._parts.append(picked.popped)
-            self.messages += picked.popped.messages
-            self._more = self._more or picked.popped.more
-            if picked.looked < len(wanted):
-                rest.append((slot, wanted[picked.looked :]))
-        if errors:
-            raise errors[0]
-        return rest
-
-    # -- by a predicate
-
-    def take_matching(self, candidates: Iterable[Found]) -> None:
-        """Deliver messages that match."""
-        choice = self._choice
-        limit = 1 if choice.limit is None else choice.limit
-        assert choice.where is not None
-        matching: list[Found] = []
-        for looked, found in enumerate(candidates):
-            if looked == choice.look or len(self.messages) >= limit:
-                self._more = True
-                break
-            if choice.where(found):
-                matching.append(found._replace(body=_digest(found.body)))
-            if len(matching) == limit - len(self.messages):
-                self._take_found(matching)
-                matching = []
-        self._take_found(matching)
-
-    def _take_found(self, found: Iterable[Found]) -> None:
-        by_slot: dict[int, list[Wanted]] = defaultdict(list)
-        for one in found:
-            by_slot[one.slot].append(Wanted(one.id, one.score, one.body.decode()))
-        places: list[tuple[Slot, Sequence[Wanted]]] = [
-            (self._topic.slot(number), wanted[start : start + IDS_PER_CALL])
-            for number, wanted in by_slot.items()
-            for start in range(0, len(wanted), IDS_PER_CALL)
-        ]
-        while places:
-            places = self._take(places[:CALLS_TOGETHER]) + places[CALLS_TOGETHER:]
-
-    # -- the result
-
-    def popped(self) -> Popped:
-        """All of it as one result."""
-        self.messages.sort(key=lambda message: (message.step, message.score))
-        return merge_popped(self._parts, self._more, self.messages)
-
-
-def _digest(body: bytes) -> bytes:
-    return hashlib.sha1(body, usedforsecurity=False).hexdigest().encode()
+#: A slot, and what is to be picked there.
+_Place: TypeAlias = tuple[Slot, Sequence[Wanted]]
 
 
 def _check(choice: Choice) -> None:

@@ -15,7 +15,7 @@ from ..metrics.counters import TopicCounts
 from ..model import scores
 from ..model.delivery import shown
 from ..model.keys import check_name
-from ..model.results import DEAD, Delivery, Found, Popped, Settled, merge_popped
+from ..model.results import DEAD, Delivery, Found, Popped, Settled
 from ..model.topic import Topic, base_of
 from ..scripts.call import ScriptCall, as_bytes, load, text
 from .calls import (
@@ -30,12 +30,11 @@ from .calls import (
     slot_numbers,
 )
 from .core import CenterPart, Core
-from .find import Lookup, Scan, ids_of
+from .find import Lookup, Scan
 from .leases import Leases
-from .picking import LOOK, Choice, Picking
+from .picking import LOOK, Choice, Pick
 from .pop_cluster import Apart
-from .pop_wait import sleep_of
-from .registry import Registry
+from .pop_wait import Gathered, sleep_of
 from .waiting import Flown, PopNames, Waiting
 
 # -- puts a delivered message into DeadQueue
@@ -153,73 +152,37 @@ class Read:
         """What the caller has given for a delivery."""
         return self._said.get(id(delivery), delivery)
 
-    def stale(
+    def settled(
         self,
-        batches: Iterable[list[Delivery]],
-        results: Iterable[Settled],
+        results: Sequence[Settled],
+        batches: Callable[[], Iterable[list[Delivery]]],
         identity: Callable[[Delivery], Hashable],
-    ) -> list[Delivery | str]:
-        """What the caller has given that was stale, in that order.
+    ) -> Settled:
+        """How many there still were; `stale`: what of that was not, as the caller has given it.
 
-        batches: the deliveries of each call, in its order
         results: the result of each call
+        batches: the deliveries of each call, in its order
         identity: what was given twice is not stale because of that
         """
+        number = sum(results)
+        if number == len(self.deliveries):
+            return Settled(number, [])
         stale, settled = set(), set()
-        for batch, result in zip(batches, results, strict=True):
+        for batch, result in zip(batches(), results, strict=True):
             gone = set(result.stale)
             for at, delivery in enumerate(batch):
                 if at in gone:
                     stale.add(id(delivery))
                 else:
                     settled.add(identity(delivery))
-        return [
-            self.said(one)
-            for one in self.deliveries
-            if id(one) in stale and identity(one) not in settled
-        ]
-
-
-class Receipts:
-    """Reads what callers give."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-
-    def read(self, given: Given) -> Read:
-        """Raises ReceiptError for what is neither a message nor a receipt of a topic here."""
-        read = Read()
-        known: set[str] = set()
-        for one in (given,) if isinstance(given, (str, bytes, Delivery)) else given:
-            if isinstance(one, Delivery):
-                if one.topic not in known:
-                    known.add(one.topic)
-                    # Another process may have delivered it; a topic that is gone has the defaults.
-                    if self._registry.known(one.topic) is None:
-                        self._registry.declared(one.topic)
-                read.deliveries.append(one)
-            elif isinstance(one, str):
-                read.add(self._delivery(one), one)
-            else:
-                raise ReceiptError(
-                    f"{one!r:.60} is neither a message that was popped nor a receipt"
-                )
-        return read
-
-    def _delivery(self, receipt: str) -> Delivery:
-        delivery = Delivery.of_receipt(receipt)
-        topic = self._registry.recent(delivery.topic)
-        if topic is None:
-            raise ReceiptError(
-                f"{shown(receipt)} is of the queue {delivery.topic!r}, which does not exist here: "
-                "it was deleted, or the receipt is of another server or key prefix"
-            )
-        if delivery.step >= len(topic.steps):
-            raise ReceiptError(
-                f"{shown(receipt)} is of the queue {delivery.topic!r} when it had other priority "
-                "steps; that queue was deleted since, and the message with it"
-            )
-        return delivery
+        return Settled(
+            number,
+            [
+                self.said(one)
+                for one in self.deliveries
+                if id(one) in stale and identity(one) not in settled
+            ],
+        )
 
 
 # -- delivers messages, and ends their deliveries
@@ -245,15 +208,13 @@ class Deliveries(CenterPart):
 
     def __init__(self, core: Core, leases: Leases, lookup: Lookup, scan: Scan) -> None:
         super().__init__(core)
-        self._leases = leases
-        self._receipts = Receipts(core.registry)
+        self._leases, self._lookup, self._scan = leases, lookup, scan
         self._waiting = Waiting(core)
         #: waits for so many seconds, where this center is used
         self.sleep = sleep_of(core.runner.client)
         #: told the messages that are acknowledged, rejected or released, before they are
         self.on_settled: list[Callable[[Sequence[Delivery]], None]] = []
         self.names = PopNames()
-        self._picking = Picking(core, lookup, scan, self.names.next)
         self._apart = Apart(core, leases, self.names)
 
     # -- pop
@@ -303,30 +264,22 @@ class Deliveries(CenterPart):
         Raises PriorityStepsError as :meth:`declare`, ConfigurationError for topics or times that
         make no sense.
         """
-        chosen = (ids, where, early, look, visibility, slots, recover, ahead_us_of(ahead))
+        only = None if slots is None else frozenset(slots)
+        ahead_us = ahead_us_of(ahead)
+        choice = Choice(limit, ids, where, early, look, visibility, only, recover, ahead_us)
         if not isinstance(topic, (str, Iterable)):
             check_name(topic)
         if not isinstance(limit, (int, type(None))):
             raise ConfigurationError(f"limit must be a whole number, not {limit!r:.100}")
-        if self._core.recorder is not None:
-            return self._pop_recorded(topic, limit, wait, chosen)
-        return self._pop(topic, limit, wait, *chosen)
-
-    def _pop_recorded(
-        self,
-        topic: str | Iterable[str],
-        limit: int | None,
-        wait: float | None,
-        chosen: tuple[Any, ...],
-    ) -> Popped:
-        """As :meth:`pop`, without what has ended before, and recorded."""
-        assert self._core.recorder is not None
+        recorder = self._core.recorder
+        if recorder is None:
+            return self._pop(topic, wait, choice)
         if not isinstance(topic, str):
             topic = list(topic)
         began = time.monotonic()
         while True:
-            popped = self._pop(topic, limit, wait, *chosen)
-            over = self._core.recorder.delivered(popped.messages) if popped.messages else ()
+            popped = self._pop(topic, wait, choice)
+            over = recorder.delivered(popped.messages) if popped.messages else ()
             if not over:
                 return popped
             self._runner.run_all(self._commands.ack(over))
@@ -337,82 +290,57 @@ class Deliveries(CenterPart):
             if wait is not None:
                 wait = max(wait - (time.monotonic() - began), 0.0)
 
-    def _pop(
-        self,
-        topic: str | Iterable[str],
-        limit: int | None,
-        wait: float | None,
-        ids: str | Iterable[str] | None,
-        where: Callable[[Found], Any] | None,
-        early: bool,
-        look: int,
-        visibility: float | None,
-        slots: Iterable[int] | None,
-        recover: int,
-        ahead_us: int,
-    ) -> Popped:
-        chooses = ids is not None or where is not None or early
+    def _pop(self, topic: str | Iterable[str], wait: float | None, choice: Choice) -> Popped:
         if wait != 0 or not isinstance(topic, str):
-            how = {"visibility": visibility, "slots": slots, "recover": recover}
-            if ahead_us:
-                how["ahead_us"] = ahead_us
-            return self._waiting.pop(self._pop_now, topic, limit, wait, how, chooses=chooses)
-        if chooses:
-            ids = None if ids is None else ids_of(ids)
-            only = None if slots is None else frozenset(slots)
-            chosen = Choice(limit, ids, where, early, look, visibility, only, recover)
-            return self._picking.pick(topic, chosen, self.pop, self.release)
-        return self._pop_now(topic, limit, visibility, slots, recover, ahead_us=ahead_us)
+            return self._waiting.pop(self._pop_now, topic, wait, choice)
+        if choice.chooses:
+            pick = Pick(self._core, self._lookup, self._scan, self.names.next, self._pop_now)
+            return pick.run(topic, choice)
+        return self._pop_now(topic, choice)
 
-    def _pop_now(
-        self,
-        topic: str,
-        limit: int | None,
-        visibility: float | None,
-        slots: Iterable[int] | None,
-        recover: int,
-        flown: Flown | None = None,
-        ahead_us: int = 0,
-    ) -> Popped:
+    def _pop_now(self, topic: str, choice: Choice, flown: Flown | None = None) -> Popped:
         """Deliver messages of a topic at once; see :meth:`pop`.
 
         flown: remembers the names of the calls, so that their messages can be had although a reply
             is lost
         """
         declared = self._registry.agreed(self._registry.topic(topic))
-        numbers = slot_numbers(declared, slots)
+        numbers = slot_numbers(declared, choice.slots)
         groups = self._context.groups(numbers)
         # A center that knows better rolls back by the pop itself.
-        looks = recover and self._leases.grace != 0
-        noted = self._leases.look(declared, numbers, recover) if looks else []
-        recover = 0 if looks else recover
+        looks = choice.recover and self._leases.grace != 0
+        noted = self._leases.look(declared, numbers, choice.recover) if looks else []
         # Of slots apart from each other, each call has a name of its own.
         together = flown if len(groups) == 1 else None
         lasts = flown is not None and not declared.declaration.expires
         request = PopRequest(
-            self._name(declared, numbers, together),
-            slots=None if slots is None else numbers,
-            ready_limit=1 if limit is None else limit,
-            lookahead_us=ahead_us if declared.declaration.paced else 0,
-            visibility=visibility,
-            recover=recover,
+            "",
+            slots=None if choice.slots is None else numbers,
+            ready_limit=1 if choice.limit is None else choice.limit,
+            lookahead_us=choice.ahead_us if declared.declaration.paced else 0,
+            visibility=choice.visibility,
             # What goes away by itself leaves nothing behind.
             remember=REMEMBER if lasts else 0,
         )
 
-        def ask(request: PopRequest) -> Popped:
+        def ask(recover: int) -> Popped:
+            name = self.names.next() if together is None else together.name(declared, numbers)
+            asked = request._replace(name=name, recover=recover)
             if len(groups) > 1:
-                return self._apart.pop(declared, numbers, request, flown)
-            return self._pop_together(declared, numbers, request)
+                return self._apart.pop(declared, numbers, asked, flown)
+            sent = time.monotonic()
+            popped: Popped = self._runner.run(self._commands.pop(declared, asked))
+            self._leases.sample(declared, numbers[0], popped.now_us, sent)
+            return popped
 
-        popped = ask(request)
-        parts = [popped]
-        while popped.expired and popped.more and not popped.messages:  # behind what has expired
-            name = self._name(declared, numbers, together)
-            popped = ask(request._replace(name=name, recover=0))
-            parts.append(popped)
-        if len(parts) > 1:
-            popped = merge_popped(parts, popped.more, popped.messages)
+        popped = ask(0 if looks else choice.recover)
+        if popped.expired and popped.more and not popped.messages:  # behind what has expired
+            found = Gathered()
+            found.add(topic, popped)
+            while popped.expired and popped.more and not popped.messages:
+                popped = ask(0)
+                found.add(topic, popped)
+            popped = found.result()
         for kept in noted:
             for event in kept.events:
                 popped.rolled_back.extend(event.rolled_back)
@@ -428,16 +356,50 @@ class Deliveries(CenterPart):
         self._runner.send_counters()
         return popped
 
-    def _name(self, topic: Topic, numbers: Sequence[int], flown: Flown | None) -> str:
-        """The name of a call that pops slots."""
-        return self.names.next() if flown is None else flown.name(topic, numbers)
+    # -- messages and receipts, as callers give them
 
-    def _pop_together(self, topic: Topic, numbers: Sequence[int], request: PopRequest) -> Popped:
-        """Deliver messages of slots that are on one server."""
-        sent = time.monotonic()
-        popped: Popped = self._runner.run(self._commands.pop(topic, request))
-        self._leases.sample(topic, numbers[0], popped.now_us, sent)
-        return popped
+    def _given(self, given: Given) -> Read:
+        """What a caller has given. Raises ReceiptError for what is neither a message nor a receipt
+        of a topic here."""
+        read = Read()
+        known: set[str] = set()
+        for one in (given,) if isinstance(given, (str, bytes, Delivery)) else given:
+            if isinstance(one, Delivery):
+                if one.topic not in known:
+                    known.add(one.topic)
+                    # Another process may have delivered it; a topic that is gone has the defaults.
+                    if self._registry.known(one.topic) is None:
+                        self._registry.declared(one.topic)
+                read.deliveries.append(one)
+            elif isinstance(one, str):
+                read.add(self._delivery(one), one)
+            else:
+                raise ReceiptError(
+                    f"{one!r:.60} is neither a message that was popped nor a receipt"
+                )
+        return read
+
+    def _delivery(self, receipt: str) -> Delivery:
+        delivery = Delivery.of_receipt(receipt)
+        topic = self._registry.recent(delivery.topic)
+        if topic is None:
+            raise ReceiptError(
+                f"{shown(receipt)} is of the queue {delivery.topic!r}, which does not exist here: "
+                "it was deleted, or the receipt is of another server or key prefix"
+            )
+        if delivery.step >= len(topic.steps):
+            raise ReceiptError(
+                f"{shown(receipt)} is of the queue {delivery.topic!r} when it had other priority "
+                "steps; that queue was deleted since, and the message with it"
+            )
+        return delivery
+
+    def _settling(self, given: Given) -> Read:
+        """What is about to be settled; who wants to know is told."""
+        read = self._given(given)
+        for tell in self.on_settled:
+            tell(read.deliveries)
+        return read
 
     # -- what ends a delivery, or prolongs it
 
@@ -451,17 +413,15 @@ class Deliveries(CenterPart):
         ended, or that was delivered again since, still counts: whoever has handled it may say so.
         A later message of the same id does not. Raises ReceiptError, and does nothing.
         """
-        given = self._receipts.read(messages)
-        for tell in self.on_settled:
-            tell(given.deliveries)
+        given = self._settling(messages)
         results = self._runner.run_all(self._commands.ack(given.deliveries))
         if self._core.recorder is not None:
             self._core.recorder.acked(given.deliveries)
-        settled = sum(results)
-        if settled == len(given.deliveries):
-            return Settled(settled, [])
-        batches = (sorted(b, key=SLOT) for b in self._commands.ack_batches(given.deliveries))
-        return Settled(settled, given.stale(batches, results, message_of))
+
+        def batches() -> Iterable[list[Delivery]]:
+            return (sorted(b, key=SLOT) for b in self._commands.ack_batches(given.deliveries))
+
+        return given.settled(results, batches, message_of)
 
     def reject(
         self,
@@ -485,9 +445,7 @@ class Deliveries(CenterPart):
         has been delivered again to somebody who has a place of a limit for it, is dead when that
         one is done with it, unless that one acknowledges it. Raises ReceiptError.
         """
-        [delivery] = self._receipts.read([message]).deliveries
-        for tell in self.on_settled:
-            tell([delivery])
+        [delivery] = self._settling([message]).deliveries
         state: str | None = self._runner.run(
             self._commands.reject(
                 delivery, requeue=requeue, reason=reason, error=error, backoff=backoff
@@ -528,17 +486,11 @@ class Deliveries(CenterPart):
         were not. A message that was delivered again since stays with its new consumer. Raises
         ReceiptError, and does nothing.
         """
-        given = self._receipts.read(messages)
-        for tell in self.on_settled:
-            tell(given.deliveries)
+        given = self._settling(messages)
         results = self._runner.run_all(self._commands.release(given.deliveries))
         if self._core.recorder is not None:
             self._core.recorder.released(given.deliveries)
-        settled = sum(results)
-        if settled == len(given.deliveries):
-            return Settled(settled, [])
-        batches = batches_by_slot(given.deliveries)
-        return Settled(settled, given.stale(batches, results, delivery_of))
+        return given.settled(results, lambda: batches_by_slot(given.deliveries), delivery_of)
 
     def extend(self, messages: Given, visibility: float | None = None) -> list[Any]:
         """Renew leases: each ends `visibility` seconds from now; unless given, as many as the
@@ -549,7 +501,7 @@ class Deliveries(CenterPart):
         Returns those of `messages` whose leases had ended already, or whose max lease has passed.
         Raises ReceiptError, and does nothing.
         """
-        given = self._receipts.read(messages)
+        given = self._given(messages)
         parts = self._runner.run_all(self._commands.extend(given.deliveries, visibility))
         for one in (one for part in parts for one in part.overran):
             self._context.counts(self._registry.resolved(one.topic)).overran += 1

@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from math import inf
 from secrets import token_urlsafe
 from typing import Any, TypeAlias
 
 import redis
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from ..client.cluster import is_passing
 from ..client.errors import translated
 from ..errors import ServerError
-from ..model.results import Delivery, Popped, merge_popped
+from ..model.results import Delivery, Popped
 from ..scripts.call import as_bytes, pack_command
-from .calls import divide_evenly
-from .runner import BROKEN
+from .calls import Commands
+from .runner import BROKEN, Runner
 
 # -- what a pop that waits has claimed, and what it does next
 #
@@ -61,6 +62,14 @@ def early_us(ahead_us: int) -> int:
     return ahead_us // 2
 
 
+def by_topic(claims: Iterable[Claim]) -> dict[str, list[tuple[int, int]]]:
+    """Claims by topic, each as a slot and a time."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for topic, slot, us in claims:
+        found.setdefault(topic, []).append((slot, us))
+    return found
+
+
 class Wait:
     """The claims of one pop that waits, and its times.
 
@@ -99,12 +108,7 @@ class Wait:
         return found
 
     def popped(
-        self,
-        topic: str,
-        slots: Collection[int] | None,
-        now_us: int,
-        now: float,
-        ahead_us: int = 0,
+        self, topic: str, slots: Collection[int] | None, now_us: int, now: float, ahead_us: int = 0
     ) -> None:
         """Slots of a topic were popped (all if None) when the server's clock showed `now_us`, for
         what was due then, or is `ahead_us` later.
@@ -211,9 +215,12 @@ class Gathered:
     limit: how many messages they may give together
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int = 0) -> None:
         self.left = limit
-        self._messages: list[Delivery] = []
+        self.messages: list[Delivery] = []
+        self.empty = 0  #: how many of the pops had none
+        #: why there are fewer messages than there might be: text -> the error that says so
+        self.errors: dict[str, Exception] = {}
         #: the pops that found anything beside messages, and the first
         self._parts: list[Popped] = []
         #: topic -> whether it has more, by the latest pop
@@ -222,46 +229,52 @@ class Gathered:
 
     def __bool__(self) -> bool:
         """Whether there are messages."""
-        return bool(self._messages)
+        return bool(self.messages)
 
     def add(self, topic: str, popped: Popped) -> None:
         """A pop of a topic has done this."""
         self.left -= len(popped.messages)
-        self._messages += popped.messages
+        self.empty += not popped.messages
+        self.messages += popped.messages
         self._more[topic] = popped.more
         self._now_us = max(self._now_us, popped.now_us)
         if any(popped[3:]) or not self._parts:
             self._parts.append(popped)
 
-    def result(self) -> Popped:
-        """All of it."""
-        made = merge_popped(self._parts, any(self._more.values()), self._messages)
-        return made._replace(now_us=self._now_us)
+    def result(self, more: bool | None = None, *, merged: bool = False) -> Popped:
+        """All of it.
 
+        more: whether more is due, if that does not follow from the latest pops
+        merged: whether the messages are of one topic, and in the order of one pop
+        """
+        if merged:
+            self.messages.sort(key=lambda message: (message.step, message.score))
+        more = any(self._more.values()) if more is None else more
+        kinds = zip(*(part[3:] for part in self._parts), strict=True)
+        rest = [[one for some in kind for one in some] for kind in kinds]
+        made = Popped(
+            self._now_us, more, self.messages, *(rest or [[] for _ in Popped._fields[3:]])
+        )
+        return made._replace(errors=[*made.errors, *self.errors.values()])
 
-class Shares:
-    """How many messages to ask each of several topics for, so that a topic with a backlog takes
-    nothing from another.
+    @contextmanager
+    def kept_or_released(
+        self, runner: Runner, commands: Commands, recall: Callable[[], Any] | None = None
+    ) -> Iterator[None]:
+        """If the block raises, give back what was delivered so far: it would be with nobody. What
+        cannot be given back comes back when its leases end.
 
-    The first gets more where a number cannot be divided: so it is another one each time.
-    """
-
-    def __init__(self, topics: Sequence[str]) -> None:
-        self._rest = list(topics)
-
-    def next(self, left: int) -> list[tuple[str, int]]:
-        """The topics to be asked, and for how many; none when all were asked. left: how many are
-        wanted."""
-        if left <= 0 or not self._rest:
-            return []
-        shares = divide_evenly(left, range(len(self._rest)))
-        asked = [(self._rest[place], number) for place, number in shares]
-        self._rest = self._rest[len(asked) :]
-        return asked
-
-    def more(self, topic: str) -> None:
-        """A topic has more."""
-        self._rest.append(topic)
+        recall: gets what pops have given whose replies were lost
+        """
+        try:
+            yield
+        except BaseException:
+            with suppress(RedisError, *BROKEN):
+                if recall is not None:
+                    recall()
+            with suppress(RedisError, *BROKEN):
+                runner.run_all(commands.release(self.messages))
+            raise
 
 
 # -- A connection of its own that blocks on wake indexes

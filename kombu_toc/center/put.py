@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError, MessageError, ReplicationError, UniqueError
 from ..model.delivery import traits_of
+from ..model.keys import Slot
 from ..model.message import KEEP_EARLIER, TAKES, Claim, Unique, claim_of, key_of
 from ..model.results import ADDED, KEPT, REPEATED, REPLACED, WAITING, Put
 from ..model.topic import Topic
@@ -103,26 +104,36 @@ def put_unique(
     raise UniqueError(topic, claim.shown, "" if takes is None else takes.base, has_started=False)
 
 
-def ask_recorded(
-    recorder: Recorder, topic: Topic, ask: Callable[[UniquePut], Any], put: UniquePut
+def put_recorded(
+    recorder: Recorder,
+    topic: Topic,
+    request: PutRequest,
+    put: Callable[[], Any],
+    *,
+    takes: bool = False,
+    follows: bool = False,
 ) -> Any:
-    """Write the row of a message, and run the call that puts it if it may have its key.
+    """Write the row of a message, and put it; returns what `put` has returned.
 
-    ask: runs the call
+    takes: whether it takes the place of another one
+    follows: whether it is put later if the server does not answer
     """
-    rows = recorder.putting(topic, [put.request])
+    rows = recorder.putting(topic, [request])
     try:
-        found = ask(put)
+        found = put()
     except ReplicationError:
         raise  # it is put, and on too few replicas
-    except Exception:
+    except Exception as exc:
+        if follows and rows and isinstance(exc, BROKEN):
+            recorder.not_put(rows)
+            return Put(request.id, ADDED)
         recorder.withdraw(rows)
         raise
     if found.outcome == KEPT:
         recorder.withdraw(rows)
     elif found.outcome == REPEATED:
         recorder.repeated(rows)
-    elif put.takes is not None:
+    elif takes or found.outcome == REPLACED:
         recorder.replaced(rows)
     return found
 
@@ -151,23 +162,10 @@ def unique_call(
     call = commands.put(topic, request, plain=False)
     slot = topic.slot_for(request.basis or request.id)
     at_most = "" if claim.at_most_us is None else claim.at_most_us
-    call = call._replace(
-        script=PUT_UNIQUE,
-        keys=(slot.claims, slot.dead, slot.reasons, slot.tokens, *slot.stores, *call.keys),
-        args=(
-            len(slot.stores),
-            claim.name,
-            claim.mode,
-            claim.lasts_us,
-            claim.checksum,
-            "add" if adds else claim.conflict,
-            at_most,
-            "" if takes is None else takes.id,
-            int(goes_on),
-            *call.args,
-        ),
-        parse=partial(_read, claim, topic, slot.number, call.parse),
-    )
+    how = (claim.checksum, "add" if adds else claim.conflict, at_most)
+    before = ("" if takes is None else takes.id, int(goes_on))
+    call = _unique(call, slot, (claim.name, claim.mode, claim.lasts_us, *how, *before))
+    call = call._replace(parse=partial(_read, claim, topic, slot.number, call.parse))
     return UniquePut(call, own, takes)
 
 
@@ -176,11 +174,13 @@ def replace_call(commands: Commands, topic: Topic, request: PutRequest) -> Scrip
     if none does. Result: :class:`Put`."""
     call = commands.put(topic, request, plain=False)
     slot = topic.slot_for(request.basis or request.id)
-    return call._replace(
-        script=PUT_UNIQUE,
-        keys=(slot.claims, slot.dead, slot.reasons, slot.tokens, *slot.stores, *call.keys),
-        args=(len(slot.stores), "", 0, 0, 0, "", "", "", 0, *call.args),
-    )
+    return _unique(call, slot, ("", 0, 0, 0, "", "", "", 0))
+
+
+def _unique(call: ScriptCall, slot: Slot, args: tuple[Any, ...]) -> ScriptCall:
+    """The call of put_unique.lua that does what one of put_special.lua does."""
+    keys = (slot.claims, slot.dead, slot.reasons, slot.tokens, *slot.stores, *call.keys)
+    return call._replace(script=PUT_UNIQUE, keys=keys, args=(len(slot.stores), *args, *call.args))
 
 
 def _read(
@@ -320,10 +320,9 @@ class Puts(CenterPart):
         recorder = self._core.recorder
         if claim is not None:
             topic = home_of(self._runner, self._context, topic, claim, request.basis or request.id)
-            run = partial(self._run_unique, topic.name)
             if recorder is not None:
                 request = recorder.named(topic, request)
-                run = partial(self._run_recorded, recorder, topic)
+            run = partial(self._run_unique, topic)
             make = partial(unique_call, self._commands, topic, request, claim)
             found, _ = put_unique(topic.name, make, run, self._leases.free)
             return found if isinstance(found, Put) else Put(found.id, KEPT)
@@ -364,35 +363,18 @@ class Puts(CenterPart):
             return replaced
         if recorder.keep_far(topic, [request]):
             return Put(request.id, ADDED)
-        rows = recorder.putting(topic, [request])
-        try:
-            put: Put = self._run(topic.name, call)
-        except ReplicationError:
-            raise  # it is put, and on too few replicas
-        except BROKEN:
-            if request.if_exists != ADD or not rows:
-                recorder.withdraw(rows)
-                raise
-            recorder.not_put(rows)
-            return Put(request.id, ADDED)
-        except Exception:
-            recorder.withdraw(rows)
-            raise
-        if put.outcome == KEPT:
-            recorder.withdraw(rows)
-        elif put.outcome == REPLACED:
-            recorder.replaced(rows)
-        elif put.outcome == REPEATED:
-            recorder.repeated(rows)
+        run = partial(self._run, topic.name, call)
+        put: Put = put_recorded(recorder, topic, request, run, follows=request.if_exists == ADD)
         return put
 
-    def _run_unique(self, topic: str, put: UniquePut) -> Any:
-        return self._run(topic, put.call)
-
-    def _run_recorded(self, recorder: Recorder, topic: Topic, put: UniquePut) -> Any:
-        if put.takes is not None:
-            put = put._replace(request=put.request._replace(id=put.takes.id))
-        return ask_recorded(recorder, topic, partial(self._run_unique, topic.name), put)
+    def _run_unique(self, topic: Topic, put: UniquePut) -> Any:
+        run, recorder = partial(self._run, topic.name, put.call), self._core.recorder
+        if recorder is None:
+            return run()
+        request, takes = put.request, put.takes
+        if takes is not None:
+            request = request._replace(id=takes.id)
+        return put_recorded(recorder, topic, request, run, takes=takes is not None)
 
     def _run(self, topic: str, call: ScriptCall) -> Any:
         """Run a call that puts a message, as :meth:`put` does."""

@@ -32,56 +32,8 @@ from .runner import Runner
 
 # -- names in their order, page by page
 
-#: Names that are compared in one call.
+#: Names that are read in one call.
 AT_ONCE = 500
-
-
-class Names:
-    """Reads a sorted set of names, which whoever adds or removes one keeps.
-
-    An older release does not keep it. Then it has another number of members than there are names,
-    and is mended by whoever notices.
-
-    there: key of the hash that has the names
-    names: key of the sorted set
-    """
-
-    def __init__(self, runner: Runner, there: str, names: str) -> None:
-        self._runner = runner
-        self._client = runner.client
-        self._there = there
-        self._names = names
-
-    def page(self, prefix: str, after: str, limit: int) -> list[str]:
-        """Some names that begin with a text, behind a name; sorted."""
-        bounds = names_between(prefix, after)
-        call = ScriptCall(
-            load("names"),
-            (self._there, self._names),
-            (*bounds, limit),
-            lambda raw: None if raw is None else texts(raw),
-        )
-        found: list[str] | None = self._runner.run(call)
-        if found is None:
-            self.mend()
-            found = self._runner.run(call)
-        if found is None:  # others go on to add and remove some
-            found = texts(
-                self._client.zrange(self._names, *bounds, bylex=True, offset=0, num=limit)
-            )
-        return found
-
-    def mend(self) -> None:
-        """Have the sorted set name what there is, without holding the server up."""
-        client = self._client
-        for some in pages(client, self._there, "hscan"):
-            if some:
-                client.zadd(self._names, dict.fromkeys(some, 0))
-        for some in pages(client, self._names, "zscan"):
-            there = client.hmget(self._there, some)
-            gone = [name for name, raw in zip(some, there, strict=True) if raw is None]
-            if gone:
-                client.zrem(self._names, *gone)
 
 
 def names_between(prefix: str, after: str) -> tuple[bytes, bytes]:
@@ -260,7 +212,6 @@ class Registry:
         self._runner = runner
         self._client = runner.client
         self._keys = keys
-        self._names = Names(runner, keys.topics, keys.names)
         self.steps = None if steps is None else check_steps(steps)
         self.slots = slots
         self.retries = retries
@@ -434,7 +385,9 @@ class Registry:
             there are
         """
         if limit is not None:
-            return self._names.page(prefix, after, limit)
+            bounds = names_between(prefix, after)
+            page = self._client.zrange(self._keys.names, *bounds, bylex=True, offset=0, num=limit)
+            return texts(page)
         found = sorted(texts(self._client.hkeys(self._keys.topics)))
         return [name for name in found if name > after and name.startswith(prefix)]
 

@@ -15,12 +15,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import redis
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    NoScriptError,
-    ResponseError,
-)
+from redis.exceptions import AuthenticationError, AuthorizationError, NoScriptError, ResponseError
 
 from .. import errors
 from ..metrics.counters import Metrics

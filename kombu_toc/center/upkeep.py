@@ -18,7 +18,7 @@ from ..model.keys import Slot
 from ..model.message import FOR_A_TIME, Claim
 from ..model.results import OTHER_TYPE, Fault
 from ..model.topic import Topic, base_of
-from ..scripts.call import PageSize, ScriptCall, as_bytes, literal_pattern, load, text
+from ..scripts.call import PageSize, ScriptCall, as_bytes, literal_pattern, load, rows, text
 from .calls import Context, terms_of
 from .clock import MAY_NOT, Watch
 from .core import CenterPart
@@ -226,19 +226,14 @@ def move_claims(client: Any, topic: Topic) -> None:
     counts; remove the others there: no message lies there any more."""
     for number in range(topic.slot_span):
         source = topic.slot(number).claims
-        cursor = 0
-        while True:
-            cursor, page = client.hscan(source, cursor, count=LOOK)
-            for name, value in page.items():
-                mode, _, _, checksum, _ = value.split(b",", 4)
-                target = topic.slot(int(checksum) % topic.slots).claims
-                if target == source:
-                    continue
-                if int(mode) == FOR_A_TIME:
-                    client.hsetnx(target, name, value)
-                client.hdel(source, name)
-            if not cursor:
-                break
+        for name, value in client.hscan_iter(source, count=LOOK):
+            mode, _, _, checksum, _ = value.split(b",", 4)
+            target = topic.slot(int(checksum) % topic.slots).claims
+            if target == source:
+                continue
+            if int(mode) == FOR_A_TIME:
+                client.hsetnx(target, name, value)
+            client.hdel(source, name)
 
 
 # -- messages that are moved from node to node
@@ -433,15 +428,7 @@ def keep(
         share = -(-limits.dead_limit // topic.slots)
         for number in numbers:
             slot = topic.slot(number)
-            keys += (
-                slot.announced_times,
-                slot.prepare,
-                slot.body,
-                slot.dead,
-                slot.reasons,
-                slot.tokens,
-            )
-            keys += (slot.watch, *slot.stores)
+            keys += (*slot.script_keys, slot.watch)
             if topic.declaration.lanes:
                 keys += slot.lane_keys
         gate = context.gate_of(topic, topic.slot(numbers[0]))
@@ -471,8 +458,8 @@ def keep(
         now, more, holding, flat, *_ = raw
         found: dict[int, Event] = {}
         stray = []
-        for i in range(0, len(flat), 4):
-            at, number, what, id = flat[i], int(flat[i + 1]), flat[i + 2], text(flat[i + 3])
+        for at, raw_number, what, raw_id in rows(flat, 4):
+            number, id = int(raw_number), text(raw_id)
             event = found.setdefault(at, Event(topics[at].name, [], [], [], [], to_dead[at]))
             if what != _ENDED:
                 (event.rolled_back, event.died, event.dropped, event.expired)[what - 1].append(id)

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import count
 from math import inf
 from secrets import token_urlsafe
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisError, ResponseError
 
@@ -27,9 +27,13 @@ from ..errors import ConfigurationError, NotPermittedError
 from ..model.results import Popped
 from ..model.topic import Topic
 from . import pop_wait
+from .calls import divide_evenly
 from .clock import ServerClock
 from .core import Core
 from .runner import BROKEN
+
+if TYPE_CHECKING:
+    from .picking import Choice
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +52,8 @@ TICK = 0.001
 KEEP = 8
 KEEP_FOR = 30.0
 
-#: Pops a topic: the topic, how many messages, and what :meth:`.pop.Deliveries.pop` has
-#: beside that.
-Pop = Callable[..., Popped]
+#: Pops a topic at once; remembers the names of its calls.
+Pop = Callable[[str, "Choice", "Flown"], Popped]
 
 
 class PopNames:
@@ -94,57 +97,39 @@ class Waiting:
         self.runner, self.registry = core.runner, core.registry
         self.commands, self.keys = core.commands, core.context.keys
         self.looks = pop_wait.Looks()
-        self._pops, self._listens = count(), count()
+        #: turns: another topic comes first each time
+        self.pops, self.listens = count(), count()
         #: connections that wait for nothing, and the monotonic seconds when each was last used
         self._idle: deque[tuple[pop_wait.WakeConnection, float]] = deque()
         #: names for the pops of those who will wait: a server remembers the latest pop of each
         self._names: deque[PopNames] = deque()
 
-    def pop(
-        self,
-        pop: Pop,
-        topics: Any,
-        limit: int | None,
-        wait: float | None,
-        how: dict[str, Any],
-        *,
-        chooses: bool,
-    ) -> Popped:
+    def pop(self, pop: Pop, topics: Any, wait: float | None, choice: Choice) -> Popped:
         """Pop messages of several topics, or wait for them.
 
         pop: pops a topic at once
-        topics, limit, wait: see :meth:`.pop.Deliveries.pop`
-        how: what else `pop` is given
-        chooses: whether certain messages are asked for, which is refused
+        topics, wait: see :meth:`.pop.Deliveries.pop`
         """
         names = names_of(topics)
         seconds = seconds_of(wait, "wait")
-        if how.get("slots") is not None:
+        if choice.slots is not None:
             raise ConfigurationError(
                 "a pop of some slots neither waits nor is for several topics: what is announced is "
                 "announced for all slots of a topic; leave out slots"
             )
-        if chooses:
+        if choice.chooses:
             raise ConfigurationError(
                 "a pop that chooses messages (ids, where, early) neither waits nor is for several "
                 "topics; name one topic, and leave out wait"
             )
-        limit = 1 if limit is None else limit
+        limit = 1 if choice.limit is None else choice.limit
         if limit < 1:
             raise ConfigurationError(f"a pop that waits needs a limit of at least 1, not {limit}")
         flown = Flown(self._names.pop() if self._names else PopNames())
         try:
-            return _Pop(self, pop, names, limit, seconds, how, flown).run()
+            return _Pop(self, pop, names, limit, seconds, choice, flown).run()
         finally:
             self._names.append(flown.names)
-
-    def pops_in_turn(self, topics: list[str]) -> list[str]:
-        """The topics to be popped, with another one first each time."""
-        return _rotated(topics, next(self._pops))
-
-    def listens_in_turn(self, topics: list[str]) -> list[str]:
-        """The topics to be listened for, with another one first each time."""
-        return _rotated(topics, next(self._listens))
 
     # -- connections
 
@@ -181,14 +166,11 @@ class _Pop:
         topics: list[str],
         limit: int,
         seconds: float,
-        how: dict[str, Any],
+        choice: Choice,
         flown: Flown,
     ) -> None:
-        self._flown = flown
-        self._shared = shared
-        self._pop = pop
-        self._how = how
-        self._topics = topics
+        self._shared, self._pop, self._topics = shared, pop, topics
+        self._choice, self._flown = choice, flown
         self._wait = pop_wait.Wait(topics, time.monotonic() + seconds)
         self._waits = seconds > 0
         self._found = pop_wait.Gathered(limit)
@@ -201,14 +183,12 @@ class _Pop:
         self._pause = 0.0
 
     def run(self) -> Popped:
-        try:
+        runner, commands = self._shared.runner, self._shared.commands
+        with self._found.kept_or_released(runner, commands, self._recall):
             try:
                 return self._gather()
             finally:
                 self._leave()
-        except BaseException:
-            self._release()
-            raise
 
     def _gather(self) -> Popped:
         while True:
@@ -224,16 +204,6 @@ class _Pop:
                         self._recall()
                     return self._found.result()
                 self._survive(exc)
-
-    def _release(self) -> None:
-        """Give back what was delivered so far, also by pops whose replies were not read: it would
-        be with nobody. If that fails, it comes back when its leases end."""
-        with suppress(RedisError, *BROKEN):
-            self._recall()
-        if self._found:
-            commands, runner = self._shared.commands, self._shared.runner
-            with suppress(RedisError, *BROKEN):
-                runner.run_all(commands.release(self._found.result().messages))
 
     def _turn(self) -> bool:
         """Pop what is due, or wait until something may be; whether this is the end."""
@@ -292,52 +262,49 @@ class _Pop:
             return True
 
     def _pop_several(self, slots: dict[str, set[int] | None]) -> None:
-        """Pop these slots of these topics (all if None), for as many messages as are wanted."""
-        found, shares = self._found, pop_wait.Shares(self._shared.pops_in_turn(list(slots)))
-        while asked := shares.next(found.left):
-            for topic, limit in asked:
-                if self._pop_topic(topic, slots[topic], limit):
-                    shares.more(topic)
+        """Pop these slots of these topics (all if None), for as many messages as are wanted.
+
+        A topic with a backlog takes nothing from another. The first gets more where a number cannot
+        be divided: so it is another one each time.
+        """
+        found, rest = self._found, _rotated(list(slots), next(self._shared.pops))
+        while rest and found.left > 0:
+            shares = divide_evenly(found.left, range(len(rest)))
+            asked, rest = [(rest[at], limit) for at, limit in shares], rest[len(shares) :]
+            rest += [topic for topic, limit in asked if self._pop_topic(topic, slots[topic], limit)]
 
     def _pop_topic(self, topic: str, slots: set[int] | None, limit: int) -> bool:
         """Pop slots of a topic; whether it has more."""
+        choice = self._choice._replace(limit=limit)
         if slots is None:
             self._shared.looks.looked(topic, time.monotonic())
-            popped = self._ask(topic, limit, **self._how)
-            self._learn(topic, None, popped)
-            return popped.more and bool(popped.messages)
-        declared = self._shared.registry.topic(topic)
-        if max(slots) >= declared.slot_span:
-            # Announced by somebody who knows of a newer declaration, or of an older one.
-            declared = self._shared.registry.reach(topic, max(slots)) or declared
-        popped = self._ask(topic, limit, **{**self._how, "slots": slots, "recover": 0})
-        self._learn(topic, slots, popped)
-        return popped.more and bool(popped.messages)
-
-    def _ask(self, topic: str, limit: int, **how: Any) -> Popped:
-        popped = self._pop(topic, limit, **how, flown=self._flown)
+        else:
+            declared = self._shared.registry.topic(topic)
+            if max(slots) >= declared.slot_span:
+                # Announced by somebody who knows of a newer declaration, or of an older one.
+                declared = self._shared.registry.reach(topic, max(slots)) or declared
+            choice = choice._replace(slots=slots, recover=0)
+        popped = self._pop(topic, choice, self._flown)
         if popped.errors:  # only the calls of these have not landed
             with suppress(RedisError, *BROKEN):
                 self._recall()
         self._flown.away.clear()
-        return popped
+        now = time.monotonic()
+        self._found.add(topic, popped)
+        if slots is not None or not self._shared.runner.clustered:
+            self._clock.sample(popped.now_us, now)
+            self._wait.popped(topic, slots, popped.now_us, now, self._ahead_us(topic))
+        return popped.more and bool(popped.messages)
 
     def _recall(self) -> bool:
         """Get what pops have given whose replies were lost; whether that is anything."""
         away, shared = self._flown.away, self._shared
         while away:
             topic, numbers, name = away[-1]
-            call = shared.commands.recall(topic, numbers, name, visibility=self._how["visibility"])
+            call = shared.commands.recall(topic, numbers, name, visibility=self._choice.visibility)
             self._found.add(topic.name, shared.runner.run(call))
             away.pop()
         return bool(self._found)
-
-    def _learn(self, topic: str, slots: set[int] | None, popped: Popped) -> None:
-        now = time.monotonic()
-        self._found.add(topic, popped)
-        if slots is not None or not self._shared.runner.clustered:
-            self._clock.sample(popped.now_us, now)
-            self._wait.popped(topic, slots, popped.now_us, now, self._ahead_us(topic))
 
     # -- claims
 
@@ -347,7 +314,7 @@ class _Pop:
         if connection is None:
             connection = self._connection = self._shared.take_connection()
         if not connection.busy:
-            topics = self._shared.listens_in_turn(self._topics)
+            topics = _rotated(self._topics, next(self._shared.listens))
             wakes = {self._shared.keys.wake(name): name for name in topics}
             listen = partial(connection.listen, wakes, BLOCK)
             self._shared.runner.at_home(self._shared.keys.upkeep, listen, self._do_without)
@@ -383,20 +350,17 @@ class _Pop:
 
     def _ahead_us(self, topic: str) -> int:
         """Microseconds by which a pop of a topic looks ahead."""
-        ahead_us: int = self._how.get("ahead_us", 0)
+        ahead_us = self._choice.ahead_us
         if ahead_us and self._shared.registry.topic(topic).declaration.paced:
             return ahead_us
         return 0
 
     def _hand_back(self, claims: Iterable[pop_wait.Claim]) -> None:
         """Announce these again: somebody else shall have them."""
-        by_topic: dict[str, list[tuple[int, int]]] = {}
-        for topic, slot, us in claims:
-            by_topic.setdefault(topic, []).append((slot, us))
         registry, commands = self._shared.registry, self._shared.commands
         calls = [
             call
-            for topic, pairs in by_topic.items()
+            for topic, pairs in pop_wait.by_topic(claims).items()
             for call in commands.reannounce(registry.topic(topic), pairs)
         ]
         if calls:

@@ -11,18 +11,9 @@ import redis
 from kombu.utils.imports import symbol_by_name
 from redis import CredentialProvider
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    AuthenticationError,
-    InvalidResponse,
-    NoPermissionError,
-    ResponseError,
-)
+from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, ResponseError
 from redis.retry import Retry
-from redis.sentinel import (
-    Sentinel,
-    SentinelConnectionPool,
-    SentinelManagedConnection,
-)
+from redis.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 
 from ..compat.redis_connections import is_open
 from ..errors import ConfigurationError, FailoverError, ServerError

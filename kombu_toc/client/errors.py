@@ -8,17 +8,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import redis
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    ClusterDownError,
-    InvalidResponse,
-    MasterDownError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    ResponseError,
-)
+from redis import exceptions
 
 from ..errors import ConfigurationError, NotPermittedError, ServerError
 from ..scripts.call import commands_of, name_of
@@ -37,7 +27,7 @@ _SHA = re.compile(r"\b(?:f_|script: )([0-9a-f]{40})\b")
 
 def is_refused(exc: BaseException) -> bool:
     """Whether an error reply means that an ACL forbids the command to this user."""
-    if isinstance(exc, NoPermissionError):
+    if isinstance(exc, exceptions.NoPermissionError):
         return True
     # A script gets an ordinary error, and Redis 6.2 and 7.0 do not name the command in it.
     said = str(exc)
@@ -79,7 +69,12 @@ _NO_DATABASE = re.compile(r"DB index is out of range|invalid DB index", re.IGNOR
 
 #: Temporary errors: they pass, or an operator ends them. redis-py strips the first word of errors
 #: that it has a class for, and Redis 6.2 puts the script's name before the errors of a script.
-_NOT_NOW = (ReadOnlyError, OutOfMemoryError, MasterDownError, ClusterDownError)
+_NOT_NOW = (
+    exceptions.ReadOnlyError,
+    exceptions.OutOfMemoryError,
+    exceptions.MasterDownError,
+    exceptions.ClusterDownError,
+)
 _NOT_NOW_WORDS = re.compile(
     r"\b(READONLY|MISCONF|NOREPLICAS|OOM|LOADING|MASTERDOWN|CLUSTERDOWN|BUSY|UNBLOCKED)\b"
 )
@@ -93,13 +88,13 @@ def is_temporary(exc: BaseException) -> bool:
 
 def is_demoted(exc: BaseException) -> bool:
     """Whether an error reply means that the server is a replica now."""
-    return isinstance(exc, ReadOnlyError) or _DEMOTED.search(str(exc)) is not None
+    return isinstance(exc, exceptions.ReadOnlyError) or _DEMOTED.search(str(exc)) is not None
 
 
 def translated(reply: Any, pool: Any) -> Any:
     """A reply as it is, or a ServerError caused by it if it is an error that passes or that an ACL
     rule cures."""
-    if not isinstance(reply, ResponseError) or isinstance(reply, ServerError):
+    if not isinstance(reply, exceptions.ResponseError) or isinstance(reply, ServerError):
         return reply
     if is_refused(reply):
         return explained(reply, pool)
@@ -114,7 +109,7 @@ def translated(reply: Any, pool: Any) -> Any:
 
 def refusal(exc: BaseException, pool: Any) -> str:
     """The text of the error for a temporary refusal."""
-    if isinstance(exc, OutOfMemoryError) or re.search(r"\bOOM\b", str(exc)):
+    if isinstance(exc, exceptions.OutOfMemoryError) or re.search(r"\bOOM\b", str(exc)):
         return (
             f"{server_of(pool)} is full (maxmemory), and nothing was kept. Let workers drain it, "
             f"which they do all the same, or raise its maxmemory; then try again: {exc}"
@@ -147,7 +142,7 @@ OLDEST = (6, 2)
 
 
 #: What a managed server raises that hides its configuration.
-_HIDDEN = (ResponseError, NoPermissionError)
+_HIDDEN = (exceptions.ResponseError, exceptions.NoPermissionError)
 
 
 def _speaks_tls(client: redis.Redis) -> bool:
@@ -164,7 +159,7 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
     where = server_of((client_for() if client_for else client).connection_pool)
     try:
         info = client.info("server")
-    except (AuthenticationError, AuthorizationError):
+    except (exceptions.AuthenticationError, exceptions.AuthorizationError):
         raise
     except redis.ConnectionError as exc:
         if not _speaks_tls(client) and re.search("closed|reset", str(exc)):
@@ -173,12 +168,18 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
                 "toc+rediss://, or toc+sentinel://...&ssl=true"
             ) from exc
         raise
-    except NoPermissionError:
+    except exceptions.NoPermissionError:
         client.ping()  # an ACL user without INFO; the scripts will show whether the server will do
         return {}
     except ConfigurationError:
         raise
-    except (InvalidResponse, ResponseError, ValueError, IndexError, AttributeError) as exc:
+    except (
+        exceptions.InvalidResponse,
+        exceptions.ResponseError,
+        ValueError,
+        IndexError,
+        AttributeError,
+    ) as exc:
         hint = ""
         if "unknown command" in str(exc).lower():
             hint = f"; if it is a sentinel, use toc+sentinel://{where}/0?master_name=..."

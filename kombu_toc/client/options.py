@@ -17,15 +17,7 @@ from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 
 from ..errors import ConfigurationError
 from ..model.failures import FailureBounds
-from ..model.limits import (
-    DEFAULT_SLOTS,
-    LIMITS,
-    MAX_SLOTS,
-    Flag,
-    Limits,
-    Number,
-    check_steps,
-)
+from ..model.limits import DEFAULT_SLOTS, LIMITS, MAX_SLOTS, Flag, Limits, Number, check_steps
 from ..model.scores import MAX_RETRIES
 from ..model.topic import Declaration
 from .tls import read_requirement
@@ -565,10 +557,7 @@ def _arguments(*classes: type) -> frozenset[str]:
 
 #: Arguments that redis-py's connections and pools take.
 _REDIS = _arguments(
-    redis.Connection,
-    redis.SSLConnection,
-    redis.UnixDomainSocketConnection,
-    redis.ConnectionPool,
+    redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection, redis.ConnectionPool
 ) - {
     "connection_class",
     "decode_responses",

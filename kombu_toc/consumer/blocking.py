@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from ..center.exchanges import (
-    BEGINNING,
-    PAGE,
-    Entry,
-    Subscription,
-    in_order,
-    newest_of,
-    order,
-    read_command,
-    read_page,
-    restarted,
-)
+from ..center import exchanges
 from ..client.cluster import is_passing
 from .connections import BROKEN, SLOW, Waiting
 from .loop import TICK, Alarm, Loop, end_wait
@@ -172,7 +161,7 @@ class Subscriptions:
     """The bindings by which queues are read for here, each with its positions in streams."""
 
     def __init__(self) -> None:
-        self._bound: dict[tuple[str, str, str], tuple[Sink, Subscription]] = {}
+        self._bound: dict[tuple[str, str, str], tuple[Sink, exchanges.Subscription]] = {}
         #: exchanges of which broadcasts may be read late
         self.unhurried: set[str] = set()
         #: monotonic seconds when those are read next
@@ -180,16 +169,16 @@ class Subscriptions:
         #: monotonic seconds when it is looked next whether streams were made anew
         self._next_restart = 0.0
 
-    def add(self, sink: Sink, subscription: Subscription) -> None:
+    def add(self, sink: Sink, subscription: exchanges.Subscription) -> None:
         """Read for this binding; deliver to `sink`."""
         self._bound[subscription.bound] = (sink, subscription)
 
-    def remove(self, subscription: Subscription) -> Subscription | None:
+    def remove(self, subscription: exchanges.Subscription) -> exchanges.Subscription | None:
         """Read no more for this binding; return by what it was read."""
         found = self._bound.pop(subscription.bound, None)
         return found[1] if found else None
 
-    def __iter__(self) -> Iterator[tuple[Sink, Subscription]]:
+    def __iter__(self) -> Iterator[tuple[Sink, exchanges.Subscription]]:
         return iter(list(self._bound.values()))
 
     def positions(self) -> tuple[dict[str, str], dict[str, str]]:
@@ -205,7 +194,7 @@ class Subscriptions:
             positions = rest if subscription.exchange in self.unhurried else urgent
             for key, last in subscription.last.items():
                 known = positions.get(key)
-                if known is None or order(last) < order(known):
+                if known is None or exchanges.order(last) < exchanges.order(known):
                     positions[key] = last
         return urgent, rest
 
@@ -218,42 +207,44 @@ class Subscriptions:
 
     def may_have_more(self, reply: Any) -> bool:
         """Whether this reply to a read was cut short; then it is time to read again."""
-        if any(len(entries) >= PAGE for _, entries in reply or ()):
+        if any(len(entries) >= exchanges.PAGE for _, entries in reply or ()):
             self.next_reading = 0.0
             return True
         return False
 
-    def entries(self, reply: Any) -> Iterator[tuple[Sink, Subscription, Entry]]:
+    def entries(self, reply: Any) -> Iterator[tuple[Sink, exchanges.Subscription, exchanges.Entry]]:
         """Whose the entries of a reply are, in the order in which they were broadcast.
 
         One at a time, and each is taken for read when it is given: what is done with one may end
         the subscriptions of those that follow.
         """
-        followers: dict[str, list[tuple[Sink, Subscription]]] = {}
+        followers: dict[str, list[tuple[Sink, exchanges.Subscription]]] = {}
         for sink, subscription in self._bound.values():
             for key in subscription.last:
                 followers.setdefault(key, []).append((sink, subscription))
-        pages: dict[str, list[list[Entry]]] = {}
+        pages: dict[str, list[list[exchanges.Entry]]] = {}
         for name, entries in reply:
             key = name.decode("utf-8", "surrogatepass")
             if key in followers:
                 exchange = followers[key][0][1].exchange
-                pages.setdefault(exchange, []).append(read_page(key, entries))
+                pages.setdefault(exchange, []).append(exchanges.read_page(key, entries))
         for some in pages.values():
-            for entry in in_order(some):
+            for entry in exchanges.in_order(some):
                 for sink, subscription in followers[entry.key]:
                     if self._reads(sink, subscription, entry):
                         yield sink, subscription, entry
 
-    def _reads(self, sink: Sink, subscription: Subscription, entry: Entry) -> bool:
-        if order(entry.id) <= order(subscription.last[entry.key]):
+    def _reads(
+        self, sink: Sink, subscription: exchanges.Subscription, entry: exchanges.Entry
+    ) -> bool:
+        if exchanges.order(entry.id) <= exchanges.order(subscription.last[entry.key]):
             return False
         if self._bound.get(subscription.bound) != (sink, subscription):
             return False  # cancelled by what an entry before has brought about
         subscription.last[entry.key] = entry.id
         return True
 
-    def looks_for_restarts(self, now: float) -> list[tuple[Subscription, str, str]]:
+    def looks_for_restarts(self, now: float) -> list[tuple[exchanges.Subscription, str, str]]:
         """Streams that may be new: (subscription, stream, id of the last entry that was read).
         None if they were looked at lately.
 
@@ -267,18 +258,18 @@ class Subscriptions:
             (subscription, key, last)
             for _, subscription in self._bound.values()
             for key, last in subscription.last.items()
-            if last != BEGINNING
+            if last != exchanges.BEGINNING
         ]
 
 
-def restart(subscription: Subscription, key: str, last: str, newest: Any) -> None:
+def restart(subscription: exchanges.Subscription, key: str, last: str, newest: Any) -> None:
     """Read a stream from its beginning, if it was made anew.
 
     last: the position when it was looked at; if it was read meanwhile, nothing changes
     newest: what XREVRANGE with a count of 1 has answered
     """
-    if subscription.last[key] == last and restarted(last, newest_of(newest)):
-        subscription.last[key] = BEGINNING
+    if subscription.last[key] == last and exchanges.restarted(last, exchanges.newest_of(newest)):
+        subscription.last[key] = exchanges.BEGINNING
 
 
 # -- reads broadcasts
@@ -326,7 +317,7 @@ class BroadcastReader(BlockingReader):
         if urgent and self._may_block:
             block = min(block, STREAM_BLOCK)
             self._listened = urgent
-            command = read_command(urgent, max(int(block * 1000), 1))
+            command = exchanges.read_command(urgent, max(int(block * 1000), 1))
             self._block(command, self._deliver, block)
 
     def next_time(self, now: float) -> float:
@@ -347,7 +338,7 @@ class BroadcastReader(BlockingReader):
         if self._loop.hub is not None:
             self._alarm.cancel()
             self._alarm.set(self.subscriptions.next_reading, now)
-        self._work.send([(read_command(positions), self._deliver_unhurried)])
+        self._work.send([(exchanges.read_command(positions), self._deliver_unhurried)])
 
     def _deliver_unhurried(self, reply: Any) -> None:
         self._deliver(reply)

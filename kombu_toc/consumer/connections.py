@@ -108,13 +108,7 @@ class PipelinedConnection:
         """Monotonic seconds since when the oldest reply is awaited; now if none is."""
         return self._waiting[0].latest - self._patience if self._waiting else time.monotonic()
 
-    def send(
-        self,
-        items: Sequence[tuple[Any, ...]],
-        *,
-        owed: int = 0,
-        block: float = 0.0,
-    ) -> None:
+    def send(self, items: Sequence[tuple[Any, ...]], *, owed: int = 0, block: float = 0.0) -> None:
         """Send calls or plain commands, each as an :class:`Item`, or what makes one.
 
         owed: so many, the first, must run; if the connection breaks first, `on_owed` gets them

@@ -269,7 +269,7 @@ def snapshot(channel: Any) -> dict[str, Any]:
     now = time.monotonic()
     server_us = poller.clock.at(now)
     state = poller.states.get(channel)
-    leases = lease_keeper.held()
+    leases = lease_keeper.leases.held()
     held, claims = [], []
     queued = [entry for _, entry in list(state.ready)] if state else []
     for _, _, owner, item in [*queued, *poller.dispatcher.due]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -16,7 +14,6 @@ from ..center.exchanges import Bindings
 from ..model.results import Delivery
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, load
-from .flights import UnansweredPops
 from .policy import WorkerPolicy
 
 # -- the leases of delivered messages that a process holds
@@ -36,7 +33,7 @@ BEATS_PER_LEASE = 3
 class Leases:
     """Delivered messages, each with its visibility timeout. Any thread may call this.
 
-    lock: held for moments, reentrant; see :class:`HeldResources`
+    lock: held for moments, reentrant; see :meth:`.lease_keeper.LeaseKeeper.reset`
     """
 
     def __init__(self, lock: AbstractContextManager[Any]) -> None:
@@ -417,8 +414,7 @@ class Expiries:
         """
         with self._lock:
             return min(
-                (at if at > now else now + retry for at in self._at.values()),
-                default=float("inf"),
+                (at if at > now else now + retry for at in self._at.values()), default=float("inf")
             )
 
     def take(self, now: float) -> bool:
@@ -593,7 +589,7 @@ def delete(
 class EarlyAcks:
     """Those of a process. Any thread may call this.
 
-    lock: held for moments, reentrant; see :class:`.holdings.HeldResources`
+    lock: held for moments, reentrant; see :meth:`.lease_keeper.LeaseKeeper.reset`
     """
 
     def __init__(self, lock: AbstractContextManager[Any]) -> None:
@@ -673,37 +669,6 @@ class EarlyAcks:
         return False
 
 
-# -- calls that must run and could not
-
-
-class OwedCalls:
-    """The calls that a process owes, in order. Any thread may call this, without a lock.
-
-    Each may run twice without harm. Its length counts those that are being tried as well.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[ScriptCall] = deque()
-        self._trying = 0
-
-    def __len__(self) -> int:
-        return len(self._waiting) + self._trying
-
-    def add(self, calls: Iterable[ScriptCall]) -> None:
-        """Run these as well."""
-        self._waiting.extend(calls)
-
-    def take(self) -> list[ScriptCall]:
-        """Those that are to be tried now; :meth:`tried` is next."""
-        self._trying = number = len(self._waiting)
-        return [self._waiting.popleft() for _ in range(number)]
-
-    def tried(self, again: Iterable[ScriptCall] = ()) -> None:
-        """What was taken was tried; these are to be tried again, before all others."""
-        self._waiting.extendleft(reversed(list(again)))
-        self._trying = 0
-
-
 # -- what a process holds on a server and owes it, and when that is to be seen to next
 
 #: Seconds between attempts to run what is owed.
@@ -726,52 +691,3 @@ def next_beat(now: float, lifetimes: Iterable[float], ends_at: float) -> float:
     shortest = min(lifetimes, default=float("inf"))
     due = now + min(SWEEP_INTERVAL, shortest / BEATS_PER_LEASE)
     return min(due, max(ends_at, now + RETRY_INTERVAL))
-
-
-class HeldResources:
-    """Passive parts, which share a lock. None of them asks the server.
-
-    lock: held for moments, within which no greenlet yields. It is reentrant: garbage may be
-        collected meanwhile, and a channel that is garbage leaves what it held.
-    make_lock: makes such locks
-    """
-
-    def __init__(
-        self,
-        lock: AbstractContextManager[Any],
-        make_lock: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
-        self.lock = lock
-        self.leases = Leases(lock)
-        self.early_acks = EarlyAcks(lock)
-        #: transient queues
-        self.topics: KeptFresh[str] = KeptFresh(lock, min)
-        #: (exchange, binding) of transient queues
-        self.bindings: KeptFresh[tuple[str, str]] = KeptFresh(lock, max)
-        self.expiries = Expiries(lock)
-        self.presence = Presence(lock, socket.gethostname(), os.getpid())
-        self.calls = OwedCalls()
-        self.deletions = OwedDeletions(make_lock)
-        #: what is being delivered, and what was to be
-        self.flights = UnansweredPops(make_lock)
-
-    def __bool__(self) -> bool:
-        """Whether there is anything to see to."""
-        return bool(
-            self.leases
-            or self.topics
-            or self.bindings
-            or self.expiries
-            or self.presence
-            or self.calls
-            or self.deletions
-            or self.flights
-        )
-
-    def next_beat(self, now: float) -> float:
-        """When what is held now is to be seen to after now."""
-        kept = (*self.topics.lifetimes().values(), *self.bindings.lifetimes().values())
-        lifetimes = [self.leases.shortest(), self.flights.shortest(), *(ms / 1000 for ms in kept)]
-        ends_at = min(self.flights.kept_until(), self.leases.first_end() + AFTER_END)
-        due = next_beat(now, lifetimes, ends_at)
-        return min(due, self.expiries.next(now, RETRY_INTERVAL))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import socket
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -22,268 +22,27 @@ from ..errors import TocError
 from ..metrics.counters import INTERVAL, Metrics
 from ..model.results import Delivery
 from ..scripts.call import ScriptCall
+from . import holdings
 from .connections import BROKEN
-from .flights import KEPT, UnansweredPop, describe
-from .holdings import (
-    AFTER_END,
-    BEATS_PER_LEASE,
-    PRESENCE_CHANGE,
-    PRESENCE_MS,
-    RETRY_INTERVAL,
-    SWEEP_INTERVAL,
-    Deletion,
-    HeldResources,
-    Place,
-    by_place,
-    delete,
-)
+from .flights import KEPT, UnansweredPop, UnansweredPops, describe
 from .threads import BeatThread, DeferredLog, unpatched_threading
 from .upkeeper import Look, Upkeeper, sweep
-
-# -- one beat
-
-#: Messages that one warning names at most.
-MAX_NAMED = 10
-
-
-@dataclass(eq=False)
-class Beat:
-    """Sees to what a process holds. For one thread, which waits for the server.
-
-    log: logs from that thread
-    beat_within: has the next beat begin within so many seconds
-    due: tells monotonic seconds of the next beat
-    """
-
-    _holdings: HeldResources
-    _log: DeferredLog
-    _beat_within: Callable[[float], None]
-    _due: Callable[[], float]
-
-    def __post_init__(self) -> None:
-        #: queues that could not be refreshed
-        self._unrefreshed: set[str] = set()
-        self._swept = 0.0
-        #: what a node of a Cluster did not do, in this beat, for it could not be reached
-        self._broken: list[Exception] = []
-
-    def run(self, center: TimeoutCenter, began: float) -> None:
-        """Do one beat, which began at that time, in monotonic seconds.
-
-        Raises what a broken connection raises, on a Cluster after all the rest was done.
-        """
-        holdings = self._holdings
-        self._broken = []
-        if holdings.early_acks.process_ends:
-            self._acknowledge_ended(center)
-        self._attempt(center, self._run_owed_calls, center)
-        self._attempt(center, self._renew_leases, center, began)
-        for deletion in holdings.deletions.pending():
-            self._attempt(center, self._delete, center, deletion)
-        for flight in holdings.flights.flying():
-            self._attempt(
-                center, center.runner.run, flight.recalling(center, bodies=False, remember=0)
-            )
-        for flight in holdings.flights.take_kept():
-            self._attempt(center, self._release_flight, center, flight)
-        self._refresh(center)
-        if holdings.presence.is_due(time.monotonic()):
-            self._attempt_home(center, self._announce_presence, center)
-        expired = holdings.expiries.take(time.monotonic())
-        if expired or time.monotonic() - self._swept > SWEEP_INTERVAL:
-            self._swept = time.monotonic()
-            self._attempt_home(center, sweep, center, self._log.log)
-        if self._broken:
-            raise self._broken[0]
-
-    def _attempt(self, center: TimeoutCenter, what: Callable[..., Any], *args: Any) -> bool:
-        """Do it; whether the server could be reached."""
-        # Neither what is refused in one place nor a node that is away may keep the rest from
-        # being renewed. On one server, all the rest would fail as well, if after a while.
-        try:
-            what(*args)
-        except BROKEN as exc:
-            if not center.clustered:
-                raise
-            self._broken.append(exc)
-            return False
-        except Exception as exc:
-            self.log_error(exc)
-        return True
-
-    def _attempt_home(self, center: TimeoutCenter, what: Callable[..., Any], *args: Any) -> bool:
-        """The same for what concerns keys of no single slot: while their node is away, that does
-        not hold up the renewal of leases on the others."""
-
-        def fail(error: Exception) -> Any:
-            raise error
-
-        return self._attempt(
-            center, center.runner.at_home, center.keys.topics, partial(what, *args), fail
-        )
-
-    def log_error(self, exc: Exception) -> None:
-        """Log what does not pass by itself."""
-        known = isinstance(exc, (TocError, exceptions.ResponseError))
-        self._log.log(logging.ERROR, "cannot renew leases: %s", exc, error=None if known else exc)
-
-    # -- what is owed
-
-    def _acknowledge_ended(self, center: TimeoutCenter) -> None:
-        """The process ends, and what it executes."""
-        ended = self._holdings.early_acks.take_all()
-        for delivery in ended:
-            self._holdings.leases.drop(delivery)
-        self._holdings.calls.add(center.commands.ack(ended))
-
-    def _run_owed_calls(self, center: TimeoutCenter) -> None:
-        calls = self._holdings.calls
-        taken = calls.take()
-        again: list[ScriptCall] = []
-        refused: list[Exception] = []
-        try:
-            for call, result in zip(taken, center.runner.run_each(taken), strict=True):
-                if isinstance(result, BROKEN) or (
-                    isinstance(result, Exception) and is_temporary(result)
-                ):
-                    again.append(call)
-                elif isinstance(result, Exception):
-                    refused.append(result)
-        except BROKEN:
-            again = taken
-            raise
-        finally:
-            calls.tried(again)
-        if again:
-            self._beat_within(RETRY_INTERVAL)
-        if refused:
-            self._log.log(logging.ERROR, "cannot settle %d messages: %s", len(refused), refused[0])
-
-    def _delete(self, center: TimeoutCenter, deletion: Deletion) -> None:
-        """Delete a queue that could not be deleted when it was left."""
-        deletions = self._holdings.deletions
-        try:
-            delete(center, deletions, deletion, time.monotonic)
-        except BROKEN:
-            raise
-        except Exception as exc:
-            if not is_temporary(exc):
-                deletions.done(deletion)  # it goes stale
-                raise
-        if deletions:
-            self._beat_within(RETRY_INTERVAL)
-
-    def _release_flight(self, center: TimeoutCenter, flight: UnansweredPop) -> None:
-        """Release what a pop gave to nobody."""
-        try:
-            left = center.runner.run(flight.recalling(center, bodies=False)).messages
-            center.runner.run_all(center.commands.release(left))
-        except BaseException:
-            self._holdings.flights.lose(flight)  # to be tried again
-            raise
-
-    # -- what is held
-
-    def _renew_leases(self, center: TimeoutCenter, began: float) -> None:
-        leases = self._holdings.leases
-        held = leases.due(began, self._due())
-        calls = [
-            ((topic, slot), call)
-            for (topic, slot, visibility), deliveries in by_place(held).items()
-            for call in center.commands.extend(deliveries, visibility)
-        ]
-        lost: list[Delivery] = []
-        overran = leases.take_overran()
-        failed: dict[Place, Exception] = {}
-        results = center.runner.run_each([call for _, call in calls])
-        for (place, _), result in zip(calls, results, strict=True):
-            if isinstance(result, Exception):
-                failed.setdefault(place, result)
-            else:
-                for delivery in filter(leases.lose, result):
-                    (overran if delivery in result.overran else lost).append(delivery)
-        leases.renewed(began, failed, {visibility for _, visibility in held})
-        acknowledged = [one for one in lost if self._holdings.early_acks.drop(one)]
-        if acknowledged:
-            lost = [one for one in lost if one not in acknowledged]
-            self._log.log(
-                logging.WARNING,
-                "leases ended before they were renewed, so others start while these tasks run: %s",
-                named(acknowledged),
-            )
-        if lost:
-            self._log.log(
-                logging.WARNING,
-                "leases ended before they were renewed, the messages may be delivered again: %s",
-                named(lost),
-            )
-        for delivery in overran:
-            center.context.counts(center.registry.topic(delivery.topic)).overran += 1
-            self._log.log(
-                logging.WARNING,
-                "message %s: its max lease has passed although its consumer lives (max_lease, "
-                "x-max-lease or toc_max_lease); it is delivered again, with one retry less",
-                describe(delivery),
-            )
-        self._broken += [exc for exc in failed.values() if isinstance(exc, BROKEN)]
-        refused = [exc for exc in failed.values() if not isinstance(exc, BROKEN)]
-        if refused:
-            raise refused[0]
-
-    def _refresh(self, center: TimeoutCenter) -> None:
-        """Keep transient queues and their bindings from going stale."""
-        topics = self._holdings.topics
-        lifetimes = topics.lifetimes()
-        # Those that are missed last: a node that hangs takes its time with each, and the leases
-        # are due again.
-        for name in sorted(lifetimes, key=self._unrefreshed.__contains__):
-            if self._broken and time.monotonic() >= self._due():
-                break
-            if name not in topics:
-                continue  # deleted since: it must not be declared again
-            if self._attempt_home(center, center.expiring.refresh, name, lifetimes[name]):
-                self._unrefreshed.discard(name)
-            else:
-                self._unrefreshed.add(name)
-        self._unrefreshed &= lifetimes.keys()
-        bindings = self._holdings.bindings
-        for (exchange, binding), lifetime_ms in bindings.lifetimes().items():
-            if (exchange, binding) in bindings:
-                self._attempt(center, Bindings(center).add, exchange, binding, lifetime_ms)
-
-    def _announce_presence(self, center: TimeoutCenter) -> None:
-        """Tell which queues this process consumes."""
-        presence = self._holdings.presence
-        statement, before = presence.next(time.monotonic())
-        if statement or before:
-            try:
-                center.runner.run(announce_presence(center.keys, statement, before, PRESENCE_MS))
-            except BaseException:
-                presence.failed()
-                raise
-        presence.announced(statement)
-
-
-def named(lost: list[Delivery]) -> str:
-    """These, for a warning."""
-    shown = ", ".join(describe(one) for one in lost[:MAX_NAMED])
-    return shown + (f" and {len(lost) - MAX_NAMED} more" if len(lost) > MAX_NAMED else "")
-
 
 # -- renews, from a thread, what this process holds on a server
 #
 # That is: the leases of delivered messages, transient queues and bindings, which queues it
-# consumes,
-# and what could not be done because a connection broke: an acknowledgement counts however late it
-# comes. It also sends what the process has counted. One lease keeper per process and server,
-# whatever
-# happens to Kombu's connections. Its thread is a native one in every pool: a task may block
-# everything else.
+# consumes, and what could not be done because a connection broke: an acknowledgement counts however
+# late it comes. It also sends what the process has counted. One lease keeper per process and
+# server, whatever happens to Kombu's connections. Its thread is a native one in every pool: a task
+# may block everything else.
 #
-# :class:`.holdings.HeldResources` is what is held and owed, :class:`Beat` sees to it,
-# :class:`.threads.BeatThread` says when.
+# What is held and owed is in passive parts (:mod:`.holdings`), which ask no server;
+# :class:`.threads.BeatThread` says when it is seen to.
 
 logger = logging.getLogger(__name__)
+
+#: Messages that one warning names at most.
+MAX_NAMED = 10
 
 #: Seconds that a process waits at its end until what is owed is done.
 LAST_WORDS = 2.0
@@ -344,20 +103,33 @@ class LeaseKeeper:
     def reset(self) -> None:
         """Hold nothing, owe nothing, and have no thread."""
         native = unpatched_threading()
-        lock = native.rlock()
-        self._holdings = holdings = HeldResources(lock, native.rlock)
-        self._leases = holdings.leases
-        #: what was acknowledged while its task runs on; what is being delivered, and what was to be
-        self.early_acks, self.flights = holdings.early_acks, holdings.flights
-        #: transient topics and bindings that are kept from going stale
-        self.topics, self.bindings = holdings.topics, holdings.bindings
+        #: held for moments, within which no greenlet yields. It is reentrant: garbage may be
+        #: collected meanwhile, and a channel that is garbage leaves what it held
+        self.lock = lock = native.rlock()
+        self.leases = holdings.Leases(lock)
+        #: what was acknowledged while its task runs on
+        self.early_acks = holdings.EarlyAcks(lock)
+        #: transient queues, and their bindings (exchange, binding), that are kept from going stale
+        self.topics: holdings.KeptFresh[str] = holdings.KeptFresh(lock, min)
+        self.bindings: holdings.KeptFresh[tuple[str, str]] = holdings.KeptFresh(lock, max)
+        self.expiries = holdings.Expiries(lock)
+        self.presence = holdings.Presence(lock, socket.gethostname(), os.getpid())
+        #: calls that must run and could not, in order; each may run twice without harm
+        self.calls: list[ScriptCall] = []
+        self.deletions = holdings.OwedDeletions(native.rlock)
+        #: what is being delivered, and what was to be
+        self.flights = UnansweredPops(native.rlock)
         # Straight to the part that does it: it is called for every message.
-        self.drop = holdings.leases.drop
+        self.drop = self.leases.drop
         self._thread = thread = BeatThread(self._run, lock)
         self._log = DeferredLog(logger, lambda: thread.patched)
-        self._beat = Beat(holdings, self._log, thread.beat_within, lambda: thread.due)
+        #: queues that could not be refreshed
+        self._unrefreshed: set[str] = set()
+        self._swept = 0.0
+        #: what a node of a Cluster did not do, in this beat, for it could not be reached
+        self._broken: list[Exception] = []
         #: takes part in keeping all topics up
-        self._upkeeper = Upkeeper(
+        self.upkeeper = Upkeeper(
             self._make_center,
             native.lock,
             self._log,
@@ -367,12 +139,7 @@ class LeaseKeeper:
 
     # -- leases
 
-    def hold(
-        self,
-        delivery: Delivery,
-        visibility: float,
-        now_us: int | None = None,
-    ) -> None:
+    def hold(self, delivery: Delivery, visibility: float, now_us: int | None = None) -> None:
         """Renew this message's lease until it is dropped.
 
         visibility: seconds, of its topic
@@ -381,15 +148,15 @@ class LeaseKeeper:
         self._log.flush()
         now = time.monotonic()
         if now_us is None:
-            self._leases.hold(delivery, visibility, now)
-            self._thread.beat_within(visibility / BEATS_PER_LEASE)
+            self.leases.hold(delivery, visibility, now)
+            self._thread.beat_within(visibility / holdings.BEATS_PER_LEASE)
             return
         own, ends = delivery.visibility or visibility, None
-        within = min(own, visibility) / BEATS_PER_LEASE
+        within = min(own, visibility) / holdings.BEATS_PER_LEASE
         if delivery.ends_us is not None:
             lasts = (delivery.ends_us - now_us) / 1_000_000
-            ends, within = now + lasts, min(within, max(lasts, 0.0) + AFTER_END)
-        self._leases.hold(delivery, own, now, ends, visibility)
+            ends, within = now + lasts, min(within, max(lasts, 0.0) + holdings.AFTER_END)
+        self.leases.hold(delivery, own, now, ends, visibility)
         self._thread.beat_within(within)
 
     def refresh(self) -> None:
@@ -397,46 +164,42 @@ class LeaseKeeper:
         consumes. The server may have lost its memory."""
         self._thread.beat_within(0.0)
 
-    def held(self) -> list[tuple[Delivery, float]]:
-        """The messages whose leases are renewed, each with its visibility timeout."""
-        return self._leases.held()
-
     def in_time(self, topic: str | None = None, slots: Collection[int] | None = None) -> bool:
         """Whether every lease held here still lasts: see :meth:`.holdings.Leases.in_time`."""
-        return self._leases.in_time(time.monotonic(), topic, slots)
+        return self.leases.in_time(time.monotonic(), topic, slots)
 
     # -- transient queues, and who consumes what
 
     def keep_topic(self, name: str, expires_ms: int, holder: Hashable) -> None:
         """Keep a transient topic from going stale until its last holder leaves it."""
-        self._holdings.topics.keep(name, expires_ms, holder)
-        self._thread.beat_within(expires_ms / 1000 / BEATS_PER_LEASE)
+        self.topics.keep(name, expires_ms, holder)
+        self._thread.beat_within(expires_ms / 1000 / holdings.BEATS_PER_LEASE)
 
     def keep_binding(self, exchange: str, binding: str, ttl_ms: int, holder: Hashable) -> None:
         """Keep a transient queue's binding from going stale until its last holder leaves it."""
-        self._holdings.bindings.keep((exchange, binding), ttl_ms, holder)
-        self._thread.beat_within(ttl_ms / 1000 / BEATS_PER_LEASE)
+        self.bindings.keep((exchange, binding), ttl_ms, holder)
+        self._thread.beat_within(ttl_ms / 1000 / holdings.BEATS_PER_LEASE)
 
     def look_after(self, name: str, expires_ms: int) -> None:
         """A topic was used just now: look when that time is over whether it has expired."""
         seconds = expires_ms / 1000 + EXPIRED
-        self._holdings.expiries.note(name, time.monotonic() + seconds)
+        self.expiries.note(name, time.monotonic() + seconds)
         self._thread.beat_within(seconds)
 
     def consumes(self, queue: str, holder: Hashable) -> None:
         """A channel consumes a queue: others may know."""
-        self._holdings.presence.add(queue, holder)
-        self._thread.beat_within(PRESENCE_CHANGE)
+        self.presence.add(queue, holder)
+        self._thread.beat_within(holdings.PRESENCE_CHANGE)
 
     def consumes_no_more(self, queue: str, holder: Hashable) -> None:
-        if self._holdings.presence.remove(queue, holder):
+        if self.presence.remove(queue, holder):
             self._thread.beat_within(0.0)
 
     def leave_all(self, holder: Hashable) -> None:
         """A channel is closed."""
-        self._holdings.topics.leave_all(holder)
-        self._holdings.bindings.leave_all(holder)
-        if self._holdings.presence.remove_all(holder):
+        self.topics.leave_all(holder)
+        self.bindings.leave_all(holder)
+        if self.presence.remove_all(holder):
             self._thread.beat_within(0.0)
 
     def delete_later(self, queue: str, bindings: Mapping[str, Sequence[str]]) -> None:
@@ -444,7 +207,7 @@ class LeaseKeeper:
 
         bindings: exchange -> the queue's bindings to it, as they are in Redis
         """
-        self._holdings.deletions.owe(queue, bindings)
+        self.deletions.owe(queue, bindings)
         self._thread.beat_within(0.0)
 
     def withdraw_deletion(self, queue: str, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -453,13 +216,8 @@ class LeaseKeeper:
 
         sleep: how the caller waits
         """
-        while self._holdings.deletions.withdraw(queue, time.monotonic()):
+        while self.deletions.withdraw(queue, time.monotonic()):
             sleep(0.005)  # it is answered, or refused, soon
-
-    @property
-    def owes_deletions(self) -> bool:
-        """Whether queues are still to be deleted."""
-        return bool(self._holdings.deletions)
 
     # -- keeping all topics up
 
@@ -472,35 +230,30 @@ class LeaseKeeper:
         on_step: called in the heartbeat's thread when the server's clock was set forward, with what
             it showed in microseconds by which monotonic seconds
         """
-        with self._holdings.lock:
-            self._upkeeper.want(who, interval, on_step)
-        self._thread.beat_within(RETRY_INTERVAL)
+        with self.lock:
+            self.upkeeper.want(who, interval, on_step)
+        self._thread.beat_within(holdings.RETRY_INTERVAL)
 
     def keep_up_also(self, what: Hashable, look: Look) -> None:
         """Look after this, too, whenever this process is the one that does among those that can."""
-        self._upkeeper.looks[what] = look
+        self.upkeeper.looks[what] = look
 
     def leave_up(self, who: Hashable) -> None:
         """They consume no more."""
-        with self._holdings.lock:  # else one that wants it just now might be forgotten
-            self._upkeeper.unwant(who)
-
-    @property
-    def keeps_up(self) -> bool:
-        """Whether it is this process that keeps all topics up."""
-        return self._upkeeper.elected
+        with self.lock:  # else one that wants it just now might be forgotten
+            self.upkeeper.unwant(who)
 
     @property
     def kept_up(self) -> bool:
         """Whether this process or another is known to keep all topics up."""
-        return self._upkeeper.known
+        return self.upkeeper.election.known(time.monotonic())
 
     # -- what could not be done
 
     def expect(self, flight: UnansweredPop) -> None:
         """Renew what this pop gives as long as its reply is on its way."""
         self.flights.expect(flight)
-        thread, seconds = self._thread, flight.visibility / BEATS_PER_LEASE
+        thread, seconds = self._thread, flight.visibility / holdings.BEATS_PER_LEASE
         if not thread.running or time.monotonic() + seconds < thread.due:
             thread.beat_within(seconds)
 
@@ -511,13 +264,8 @@ class LeaseKeeper:
 
     def retry_later(self, calls: list[ScriptCall]) -> None:
         """Run these as soon as the server can be reached."""
-        self._holdings.calls.add(calls)
-        self._thread.beat_within(RETRY_INTERVAL)
-
-    @property
-    def owes_calls(self) -> bool:
-        """Whether calls are still to be run."""
-        return bool(self._holdings.calls)
+        self.calls += calls
+        self._thread.beat_within(holdings.RETRY_INTERVAL)
 
     def flush_deferred_logs(self) -> None:
         """Log what the thread has to log, where it may not do so by itself.
@@ -532,14 +280,13 @@ class LeaseKeeper:
 
         deadline: monotonic seconds; whatever has not run by then is given up
         """
-        calls, presence = self._holdings.calls, self._holdings.presence
-        early_acks = self._holdings.early_acks
+        calls, presence, early_acks = self.calls, self.presence, self.early_acks
         if not presence.end() and not calls and not early_acks:
             return
         early_acks.process_ends = True
         self._thread.beat_within(0.0)
         # What a process has announced ends by itself, within a minute.
-        patience = min(deadline, time.monotonic() + PRESENCE_CHANGE)
+        patience = min(deadline, time.monotonic() + holdings.PRESENCE_CHANGE)
         while presence and time.monotonic() < patience:
             self._thread.pause(0.005)
         while calls or early_acks:
@@ -569,17 +316,17 @@ class LeaseKeeper:
                 try:
                     center = reach()
                     began = time.monotonic()
-                    self._thread.schedule(self._holdings.next_beat, began)
-                    self._beat.run(center, began)
+                    self._thread.schedule(self._next_beat, began)
+                    self.beat(center, began)
                 except BROKEN as exc:
                     if failing is None:
                         failing = time.monotonic()
                         self._log.log(
                             logging.WARNING, "cannot renew leases for now, will retry: %s", exc
                         )
-                    self._thread.beat_within(RETRY_INTERVAL)
+                    self._thread.beat_within(holdings.RETRY_INTERVAL)
                 except Exception as exc:
-                    self._beat.log_error(exc)
+                    self._log_error(exc)
                 else:
                     if failing is not None:
                         lasted, failing = time.monotonic() - failing, None
@@ -598,38 +345,260 @@ class LeaseKeeper:
     def _wait(self, reach: Callable[[], TimeoutCenter]) -> bool:
         """Until the next beat; False if there is nothing to beat for."""
         while (wait := self._thread.due - time.monotonic()) > 0:
-            until_attempt = max(self._upkeeper.due - time.monotonic(), 0.0)
+            until_attempt = max(self.upkeeper.election.due - time.monotonic(), 0.0)
             self._thread.sleep(min(wait, until_attempt, INTERVAL))
             if time.monotonic() >= self._metrics.due:
-                self._attempt(self._send_metrics, reach)
-            if time.monotonic() >= self._upkeeper.due:
-                self._attempt(self._elect, reach)
+                self._send_metrics(reach)
+            if time.monotonic() >= self.upkeeper.election.due:
+                self._elect(reach)
         if self._is_idle():
-            self._attempt(self._send_metrics, reach)
+            self._send_metrics(reach)
         return not self._thread.ends_if(
-            self._is_idle, time.monotonic() + RETRY_INTERVAL, self._leases.rest
+            self._is_idle, time.monotonic() + holdings.RETRY_INTERVAL, self.leases.rest
         )
 
     def _is_idle(self) -> bool:
-        return not (self._holdings or self._upkeeper.wanted)
+        return not (
+            self.leases
+            or self.topics
+            or self.bindings
+            or self.expiries
+            or self.presence
+            or self.calls
+            or self.deletions
+            or self.flights
+            or self.upkeeper.election.wanted
+        )
 
-    def _attempt(self, what: Callable[..., Any], *args: Any) -> None:
-        try:
-            what(*args)
-        except BROKEN:
-            raise
-        except Exception as exc:
-            self._beat.log_error(exc)
+    def _next_beat(self, now: float) -> float:
+        """When what is held now is to be seen to after now."""
+        kept = (*self.topics.lifetimes().values(), *self.bindings.lifetimes().values())
+        lifetimes = [self.leases.shortest(), self.flights.shortest(), *(ms / 1000 for ms in kept)]
+        ends_at = min(self.flights.kept_until(), self.leases.first_end() + holdings.AFTER_END)
+        due = holdings.next_beat(now, lifetimes, ends_at)
+        return min(due, self.expiries.next(now, holdings.RETRY_INTERVAL))
 
     def _send_metrics(self, reach: Callable[[], TimeoutCenter]) -> None:
         if self._metrics.active:
-            with suppress(*BROKEN):
+            with suppress(*BROKEN), self._logged():
                 self._metrics.send(reach().runner)
 
     def _elect(self, reach: Callable[[], TimeoutCenter]) -> None:
         try:
-            self._upkeeper.attempt(reach())
+            with self._logged():
+                self.upkeeper.attempt(reach())
         except BROKEN as exc:
             self._log.log(
                 logging.DEBUG, "no part in the election of who keeps the queues up: %s", exc
             )
+
+    @contextmanager
+    def _logged(self) -> Iterator[None]:
+        """Log what is not a broken connection, and go on."""
+        try:
+            yield
+        except BROKEN:
+            raise
+        except Exception as exc:
+            self._log_error(exc)
+
+    # -- one beat
+
+    def beat(self, center: TimeoutCenter, began: float) -> None:
+        """See to what is held: one beat, which began at that time, in monotonic seconds. For one
+        thread, which waits for the server.
+
+        Raises what a broken connection raises, on a Cluster after all the rest was done.
+        """
+        self._broken = []
+        if self.early_acks.process_ends:
+            self._acknowledge_ended(center)
+        self._attempt(center, self._run_owed_calls, center)
+        self._attempt(center, self._renew_leases, center, began)
+        for deletion in self.deletions.pending():
+            self._attempt(center, self._delete, center, deletion)
+        for flight in self.flights.flying():
+            self._attempt(
+                center, center.runner.run, flight.recalling(center, bodies=False, remember=0)
+            )
+        for flight in self.flights.take_kept():
+            self._attempt(center, self._release_flight, center, flight)
+        self._refresh(center)
+        if self.presence.is_due(time.monotonic()):
+            self._attempt_home(center, self._announce_presence, center)
+        expired = self.expiries.take(time.monotonic())
+        if expired or time.monotonic() - self._swept > holdings.SWEEP_INTERVAL:
+            self._swept = time.monotonic()
+            self._attempt_home(center, sweep, center, self._log.log)
+        if self._broken:
+            raise self._broken[0]
+
+    def _attempt(self, center: TimeoutCenter, what: Callable[..., Any], *args: Any) -> bool:
+        """Do it; whether the server could be reached."""
+        # Neither what is refused in one place nor a node that is away may keep the rest from
+        # being renewed. On one server, all the rest would fail as well, if after a while.
+        try:
+            what(*args)
+        except BROKEN as exc:
+            if not center.clustered:
+                raise
+            self._broken.append(exc)
+            return False
+        except Exception as exc:
+            self._log_error(exc)
+        return True
+
+    def _attempt_home(self, center: TimeoutCenter, what: Callable[..., Any], *args: Any) -> bool:
+        """The same for what concerns keys of no single slot: while their node is away, that does
+        not hold up the renewal of leases on the others."""
+
+        home = center.runner.at_home, center.keys.topics
+        return self._attempt(center, *home, partial(what, *args), _raise)
+
+    def _log_error(self, exc: Exception) -> None:
+        """Log what does not pass by itself."""
+        known = isinstance(exc, (TocError, exceptions.ResponseError))
+        self._log.log(logging.ERROR, "cannot renew leases: %s", exc, error=None if known else exc)
+
+    # -- what is owed
+
+    def _acknowledge_ended(self, center: TimeoutCenter) -> None:
+        """The process ends, and what it executes."""
+        ended = self.early_acks.take_all()
+        for delivery in ended:
+            self.leases.drop(delivery)
+        self.calls += center.commands.ack(ended)
+
+    def _run_owed_calls(self, center: TimeoutCenter) -> None:
+        taken = list(self.calls)  # others may add to them
+        again: list[ScriptCall] = []
+        refused: list[Exception] = []
+        try:
+            for call, result in zip(taken, center.runner.run_each(taken), strict=True):
+                if isinstance(result, BROKEN) or (
+                    isinstance(result, Exception) and is_temporary(result)
+                ):
+                    again.append(call)
+                elif isinstance(result, Exception):
+                    refused.append(result)
+        except BROKEN:
+            again = taken
+            raise
+        finally:
+            self.calls[: len(taken)] = again
+        if again:
+            self._thread.beat_within(holdings.RETRY_INTERVAL)
+        if refused:
+            self._log.log(logging.ERROR, "cannot settle %d messages: %s", len(refused), refused[0])
+
+    def _delete(self, center: TimeoutCenter, deletion: holdings.Deletion) -> None:
+        """Delete a queue that could not be deleted when it was left."""
+        try:
+            holdings.delete(center, self.deletions, deletion, time.monotonic)
+        except BROKEN:
+            raise
+        except Exception as exc:
+            if not is_temporary(exc):
+                self.deletions.done(deletion)  # it goes stale
+                raise
+        if self.deletions:
+            self._thread.beat_within(holdings.RETRY_INTERVAL)
+
+    def _release_flight(self, center: TimeoutCenter, flight: UnansweredPop) -> None:
+        """Release what a pop gave to nobody."""
+        try:
+            left = center.runner.run(flight.recalling(center, bodies=False)).messages
+            center.runner.run_all(center.commands.release(left))
+        except BaseException:
+            self.flights.lose(flight)  # to be tried again
+            raise
+
+    # -- what is held
+
+    def _renew_leases(self, center: TimeoutCenter, began: float) -> None:
+        leases = self.leases
+        held = leases.due(began, self._thread.due)
+        calls = [
+            ((topic, slot), call)
+            for (topic, slot, visibility), deliveries in holdings.by_place(held).items()
+            for call in center.commands.extend(deliveries, visibility)
+        ]
+        lost: list[Delivery] = []
+        overran = leases.take_overran()
+        failed: dict[holdings.Place, Exception] = {}
+        results = center.runner.run_each([call for _, call in calls])
+        for (place, _), result in zip(calls, results, strict=True):
+            if isinstance(result, Exception):
+                failed.setdefault(place, result)
+            else:
+                for delivery in filter(leases.lose, result):
+                    (overran if delivery in result.overran else lost).append(delivery)
+        leases.renewed(began, failed, {visibility for _, visibility in held})
+        acknowledged = [one for one in lost if self.early_acks.drop(one)]
+        if acknowledged:
+            lost = [one for one in lost if one not in acknowledged]
+            self._log.log(
+                logging.WARNING,
+                "leases ended before they were renewed, so others start while these tasks run: %s",
+                named(acknowledged),
+            )
+        if lost:
+            self._log.log(
+                logging.WARNING,
+                "leases ended before they were renewed, the messages may be delivered again: %s",
+                named(lost),
+            )
+        for delivery in overran:
+            center.context.counts(center.registry.topic(delivery.topic)).overran += 1
+            self._log.log(
+                logging.WARNING,
+                "message %s: its max lease has passed although its consumer lives (max_lease, "
+                "x-max-lease or toc_max_lease); it is delivered again, with one retry less",
+                describe(delivery),
+            )
+        self._broken += [exc for exc in failed.values() if isinstance(exc, BROKEN)]
+        refused = [exc for exc in failed.values() if not isinstance(exc, BROKEN)]
+        if refused:
+            raise refused[0]
+
+    def _refresh(self, center: TimeoutCenter) -> None:
+        """Keep transient queues and their bindings from going stale."""
+        lifetimes = self.topics.lifetimes()
+        # Those that are missed last: a node that hangs takes its time with each, and the leases
+        # are due again.
+        for name in sorted(lifetimes, key=self._unrefreshed.__contains__):
+            if self._broken and time.monotonic() >= self._thread.due:
+                break
+            if name not in self.topics:
+                continue  # deleted since: it must not be declared again
+            if self._attempt_home(center, center.expiring.refresh, name, lifetimes[name]):
+                self._unrefreshed.discard(name)
+            else:
+                self._unrefreshed.add(name)
+        self._unrefreshed &= lifetimes.keys()
+        for (exchange, binding), lifetime_ms in self.bindings.lifetimes().items():
+            if (exchange, binding) in self.bindings:
+                self._attempt(center, Bindings(center).add, exchange, binding, lifetime_ms)
+
+    def _announce_presence(self, center: TimeoutCenter) -> None:
+        """Tell which queues this process consumes."""
+        statement, before = self.presence.next(time.monotonic())
+        if statement or before:
+            try:
+                center.runner.run(
+                    announce_presence(center.keys, statement, before, holdings.PRESENCE_MS)
+                )
+            except BaseException:
+                self.presence.failed()
+                raise
+        self.presence.announced(statement)
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+def named(lost: list[Delivery]) -> str:
+    """These, for a warning."""
+    shown = ", ".join(describe(one) for one in lost[:MAX_NAMED])
+    return shown + (f" and {len(lost) - MAX_NAMED} more" if len(lost) > MAX_NAMED else "")

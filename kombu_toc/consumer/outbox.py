@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ResponseError
 
 from ..center.pop import bury_call, mark_calls
+from ..center.pop_wait import by_topic
 from ..model.results import Delivery
 from ..scripts.call import ScriptCall
 from .connections import BROKEN
 from .flights import describe
 from .loop import TICK, Alarm, Loop
-from .state import by_topic
 
 if TYPE_CHECKING:
     from ..center.center import TimeoutCenter

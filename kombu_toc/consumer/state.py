@@ -389,14 +389,6 @@ def claimant(states: Iterable[ConsumerState], topic: str) -> ConsumerState | Non
     return max(having, key=lambda state: min(state.capacity()[:2])) if having else None
 
 
-def by_topic(claims: Iterable[Claim]) -> dict[str, list[tuple[int, int]]]:
-    """Claims by topic, each as a slot and a time."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    for topic, slot, us in claims:
-        found.setdefault(topic, []).append((slot, us))
-    return found
-
-
 # -- what a process waits for
 
 if TYPE_CHECKING:

@@ -56,11 +56,7 @@ def _start(run: Callable[[], None]) -> None:
 def _patched(original: Callable[[str], Any], leave: Callable[[], None]) -> OSThreads:
     start = original("start_new_thread")
     return OSThreads(
-        True,
-        lambda run: start(run, ()),
-        original("allocate_lock"),
-        original("RLock"),
-        leave,
+        True, lambda run: start(run, ()), original("allocate_lock"), original("RLock"), leave
     )
 
 

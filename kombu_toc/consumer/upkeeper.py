@@ -168,12 +168,12 @@ class Upkeeper:
     def __post_init__(self) -> None:
         self._bell = WakeEvent(self._lock)
         self.name = f"{_host}:{os.getpid()}:{uuid4().hex[:12]}"
-        self._election = Election()
+        self.election = Election()
         #: its part in the election of who does what :attr:`looks` has: only some can
         self._also = Election()
         #: whether this user has the rights that it takes
         self._may = False
-        self._working = False
+        self.working = False
         #: what was seen of the server, or of each node of a Cluster
         self._watches: dict[Hashable, Watch] = {}
         self._home = Watch()
@@ -190,41 +190,22 @@ class Upkeeper:
     ) -> None:
         """Somebody consumes here: see to it that the topics are kept up, here or elsewhere, with a
         pass every so many seconds; and that they hear of a clock that was set forward."""
-        self._election.want(who, interval)
+        self.election.want(who, interval)
         if on_step is not None:
             self._on_step[who] = on_step
 
     def unwant(self, who: Hashable) -> None:
         """They consume no more."""
         self._on_step.pop(who, None)
-        if not self._election.unwant(who):
+        if not self.election.unwant(who):
             self._bell.ring()
-
-    @property
-    def wanted(self) -> bool:
-        return self._election.wanted
-
-    @property
-    def due(self) -> float:
-        """Monotonic seconds of the next :meth:`attempt`."""
-        return self._election.due
-
-    @property
-    def elected(self) -> bool:
-        """Whether this process keeps the topics up."""
-        return self._working and self._election.elected(time.monotonic())
-
-    @property
-    def known(self) -> bool:
-        """Whether this process or another is known to keep the topics up."""
-        return self.elected or self._election.known(time.monotonic())
 
     # -- in the lease keeper's thread
 
     def attempt(self, center: TimeoutCenter) -> None:
         """Try to be elected."""
-        began, election = time.monotonic(), self._election
-        if self._working:
+        began, election = time.monotonic(), self.election
+        if self.working:
             election.again(began + ATTEMPT_INTERVAL)
             return
         election.again(began + FAILED_INTERVAL)
@@ -244,7 +225,7 @@ class Upkeeper:
         mine, left = self._elect(center, time.monotonic())
         election.again(time.monotonic() + min(max(left, 0.0) + 0.01, ATTEMPT_INTERVAL))
         if mine and election.wanted:
-            self._working = True
+            self.working = True
             unpatched_threading().start(self._run)
 
     def _duties(self, center: TimeoutCenter) -> list[str]:
@@ -261,7 +242,7 @@ class Upkeeper:
             self._stepped(step)
             for tell in list(self._on_step.values()):
                 tell(now_us, received)
-        for election, (mine, left) in zip((self._election, self._also), answers, strict=False):
+        for election, (mine, left) in zip((self.election, self._also), answers, strict=False):
             election.result(mine, left > 0, began, received)
         return any(mine for mine, _ in answers), min(left for _, left in answers)
 
@@ -284,16 +265,16 @@ class Upkeeper:
             self._complain("broken", "cannot keep the queues up for now: %s", exc)
         except Exception as exc:
             self._log.log(logging.ERROR, "cannot keep the queues up: %s", exc, error=exc)
-            self._election.again(time.monotonic() + COMPLAIN_AGAIN)
+            self.election.again(time.monotonic() + COMPLAIN_AGAIN)
         finally:
             if center is not None:
                 center.client.close()
                 center.client.connection_pool.disconnect()
                 unpatched_threading().leave()
-            self._working = False
+            self.working = False
 
     def _work(self, center: TimeoutCenter) -> None:
-        watches, election, also = self._watches, self._election, self._also
+        watches, election, also = self._watches, self.election, self._also
         if not center.clustered:
             watches[None] = self._home  # watched since before it was elected
         upkeep = Upkeep(

@@ -12,43 +12,49 @@ import weakref
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 from redis.exceptions import RedisError
 
 from ..compat.redis_connections import socket_of
 from ..errors import TocError
-from ..model.keys import MINUTES, Keys
+from ..model.keys import MINUTES
 from ..model.topic import Declaration, Topic
 
 # -- counters of a process
 
-#: The counters of a topic.
-COUNTERS = (
-    "put",  #: messages added
-    "delivered",  #: deliveries; a message that is delivered again counts again
-    "acked",  #: acknowledged
-    "released",  #: returned unhandled
-    "rolled_back",  #: returned after a failure, or because a lease ended
-    "dead",  #: moved to DeadQueue
-    "cancelled",  #: deleted by id while they waited or were in flight
-    "rescheduled",  #: given another time
-    "requeued",  #: taken out of DeadQueue to be delivered again
-    "dropped",  #: removed from DeadQueue: too old, or too many
-    "purged",  #: deleted with all others of the topic, or from DeadQueue
-    "expired",  #: not delivered: older than they may be
-    "overran",  #: deliveries that ended although their consumers renewed them: max lease
-    "refused",  #: not put: more than may be
-    "guarded",  #: not run again: they had ended in the task library
-    "unguarded",  #: delivered although that could not be asked
-    "fired",  #: firings of schedules that were run
-    "missed",  #: firings that were not: too late, overlapping, or lost
-    "unrecorded",  #: messages, or their ends, that the task library has not got
-    "failed",  #: tasks that failed for good, and were to be listed
-    "empty",  #: pops that found nothing due
-)
+
+@dataclass(eq=False, slots=True)
+class Counted:
+    """The counters of a topic."""
+
+    put: int = 0  #: messages added
+    delivered: int = 0  #: deliveries; a message that is delivered again counts again
+    acked: int = 0  #: acknowledged
+    released: int = 0  #: returned unhandled
+    rolled_back: int = 0  #: returned after a failure, or because a lease ended
+    dead: int = 0  #: moved to DeadQueue
+    cancelled: int = 0  #: deleted by id while they waited or were in flight
+    rescheduled: int = 0  #: given another time
+    requeued: int = 0  #: taken out of DeadQueue to be delivered again
+    dropped: int = 0  #: removed from DeadQueue: too old, or too many
+    purged: int = 0  #: deleted with all others of the topic, or from DeadQueue
+    expired: int = 0  #: not delivered: older than they may be
+    overran: int = 0  #: deliveries that ended although their consumers renewed them: max lease
+    refused: int = 0  #: not put: more than may be
+    guarded: int = 0  #: not run again: they had ended in the task library
+    unguarded: int = 0  #: delivered although that could not be asked
+    fired: int = 0  #: firings of schedules that were run
+    missed: int = 0  #: firings that were not: too late, overlapping, or lost
+    unrecorded: int = 0  #: messages, or their ends, that the task library has not got
+    failed: int = 0  #: tasks that failed for good, and were to be listed
+    empty: int = 0  #: pops that found nothing due
+
+
+COUNTERS = tuple(row.name for row in fields(Counted))
 
 #: The counters of an idle consumer: if only these have changed, they are sent once a minute.
 _IDLE = frozenset(("empty",))
@@ -100,36 +106,13 @@ class Lateness(NamedTuple):
         return Lateness(tuple(a + b for a, b in both), self.us + other.us)
 
 
-class TopicCounts:
+class TopicCounts(Counted):
     """One process's counters of one topic. Any thread may add to them; none ever decreases."""
 
-    __slots__ = (*COUNTERS, "late", "late_us", "sent")
-
-    put: int
-    delivered: int
-    acked: int
-    released: int
-    rolled_back: int
-    dead: int
-    cancelled: int
-    rescheduled: int
-    requeued: int
-    dropped: int
-    purged: int
-    expired: int
-    overran: int
-    fired: int
-    missed: int
-    refused: int
-    guarded: int
-    unguarded: int
-    unrecorded: int
-    failed: int
-    empty: int
+    __slots__ = ("late", "late_us", "sent")
 
     def __init__(self) -> None:
-        for name in COUNTERS:
-            setattr(self, name, 0)
+        super().__init__()
         self.late = [0] * len(PLACES)
         self.late_us = 0
         #: the values that Redis has
@@ -277,21 +260,8 @@ IDLE_INTERVAL = 60.0
 PAUSE = 60.0
 
 
-class Outlet(Protocol):
-    """Adds counters up in Redis; a timeout center is one."""
-
-    @property
-    def client(self) -> Any:
-        """redis-py's client, or that of a Cluster, which has a client for each node."""
-
-    @property
-    def clustered(self) -> bool: ...
-
-    def counting(self, topic: str | None, added: dict[str, int]) -> Any:
-        """The call that adds to a topic's counters; without a topic, to those of scripts."""
-
-    def run_each(self, calls: Sequence[Any]) -> list[Any]:
-        """Run such calls; return their results, or the error of a call that failed."""
+#: Adds counters up in Redis: the :class:`.center.runner.Runner` of a timeout center.
+Outlet: TypeAlias = Any
 
 
 class Metrics(Counters):
@@ -411,14 +381,8 @@ atexit.register(_at_exit)
 RECENT = 5
 
 
-class Source(Protocol):
-    """Where counters are read from; a timeout center is one."""
-
-    @property
-    def client(self) -> Any: ...
-
-    @property
-    def keys(self) -> Keys: ...
+#: Where counters are read from: a timeout center.
+Source: TypeAlias = Any
 
 
 class Measured(NamedTuple):

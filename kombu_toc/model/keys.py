@@ -40,26 +40,17 @@ def schedule_place(name: str, topic: str = "") -> str:
     return name.replace("%", "%25").replace("\0", "%00") + "\0" + topic
 
 
+#: Keys that are hashes, by the first word after their tag.
+_HASHES = (
+    *("body", "reasons", "tokens", "claims", "busy", "holders", "schedules", "templates"),
+    *("leaving", "topics", "counted", "minutes", "firings", "copies", "parts", "edition"),
+    *("scripts", "failures"),
+)
+
 #: Of keys, by the first word after their tag: the command that reads any key of its type, and what
 #: that is. All others are sorted sets.
-_READ = {
-    **dict.fromkeys(
-        (
-            "body",
-            "reasons",
-            "tokens",
-            "claims",
-            "busy",
-            "holders",
-            "schedules",
-            "templates",
-            "leaving",
-        ),
-        (("HEXISTS", ""), "hash"),
-    ),
-    **dict.fromkeys(("topics", "counted", "minutes", "firings"), (("HEXISTS", ""), "hash")),
-    **dict.fromkeys(("copies", "parts", "edition", "scripts"), (("HEXISTS", ""), "hash")),
-    "failures": (("HEXISTS", ""), "hash"),
+_READ: dict[str, tuple[tuple[str, ...], str]] = {
+    **dict.fromkeys(_HASHES, (("HEXISTS", ""), "hash")),
     **dict.fromkeys(("watch", "sent", "bound", "upkeep", "speaker", "look"), (("GET",), "string")),
     "paused": (("SCARD",), "set"),
     **dict.fromkeys(("log", "fanout", "part", "audit"), (("XLEN",), "stream")),
@@ -297,21 +288,12 @@ class Slot:
     def all(self) -> list[str]:
         """Every key of the slot but `copies`, `sent` and `given`."""
         return [
-            *self.stores,
-            self.prepare,
-            self.dead,
-            self.reasons,
-            self.body,
-            self.tokens,
-            self.announced_times,
+            *self.script_keys,
             self.watch,
             *self.lane_keys,
             *self.of_schedules(),
             *(() if self.number else self.failure_keys),
-            self.put_pace,
-            self.claims,
-            self.log,
-            self.leaving,
+            *(self.put_pace, self.claims, self.log, self.leaving),
         ]
 
     def of_schedules(self) -> list[str]:

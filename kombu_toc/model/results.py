@@ -252,16 +252,6 @@ class Popped(NamedTuple):
     errors: list[Exception] = []
 
 
-def merge_popped(parts: Sequence[Popped], more: bool, messages: list[Delivery]) -> Popped:
-    """What several pops did, as one that gives these messages."""
-    now_us = max((part.now_us for part in parts), default=0)
-    if not parts:
-        return Popped(now_us, more, messages, [], [], [], [], [])
-    kinds = zip(*(part[3:] for part in parts), strict=True)
-    lists = ([one for some in kind for one in some] for kind in kinds)
-    return Popped(now_us, more, messages, *lists)
-
-
 class Settled(int):
     """How many messages were acknowledged or released: an int, with those that were not.
 

@@ -26,18 +26,14 @@ local function settle_rest(before, number, ids, births, tokens)
 --< token
 --< sorted
 --< redelivered
-  local slot = {
-    prepare = KEYS[before + 2], body = KEYS[before + 3], dead = KEYS[before + 4],
-    reasons = KEYS[before + 5], tokens = KEYS[before + 6],
-    stores = {unpack(KEYS, before + 7, before + width)},
-  }
+  local slot = slot_from(before + 1, steps, number)
   for i = 1, #ids do
     local there, was = settle_message(slot, ids[i], tokens[i], births[i])
     count = count + there
     if there == 0 then stale[#stale + 1] = seen + i end
     if was then gone[number .. ':' .. ids[i]] = true end
   end
-  settle_if_empty(wake, KEYS[before + 1], number, slot.stores)
+  settle_if_empty(wake, slot.armed, number, slot.stores)
   for i = 1, #unsaid do settled[#settled + 1] = unsaid[i] end
 end
 

@@ -28,10 +28,7 @@ local count, gone, stale, seen = 0, {}, {}, 0
 local at = 6
 for number = 0, slots - 1 do
   local before, many = number * width, tonumber(ARGV[at + 1])
-  local slot = lanes_at(before + 6 + steps)
-  slot.number, slot.stores = ARGV[at], {unpack(KEYS, before + 7, before + 6 + steps)}
-  slot.armed, slot.prepare, slot.body = KEYS[before + 1], KEYS[before + 2], KEYS[before + 3]
-  slot.dead, slot.reasons, slot.tokens = KEYS[before + 4], KEYS[before + 5], KEYS[before + 6]
+  local slot = lanes_at(before + 6 + steps, slot_from(before + 1, steps, ARGV[at]))
   local opens
   for i = at + 2, at + 1 + many do
     local id = ARGV[i]

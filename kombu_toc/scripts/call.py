@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import ActionTimeError
 from ..model import scores
+
+T = TypeVar("T")
 
 # -- the Lua scripts, one file per operation, and their loader
 #
@@ -302,6 +304,16 @@ def as_bytes(text: str) -> bytes:
 
 def texts(raw: Iterable[bytes]) -> list[str]:
     return [text(item) for item in raw]
+
+
+def rows(flat: Sequence[Any], width: int) -> Iterator[tuple[Any, ...]]:
+    """The items of a flat list in a reply, so many together; without what is left at its end."""
+    return zip(*[iter(flat)] * width, strict=False)
+
+
+def parts_of(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """Items, so many at a time."""
+    return (items[start : start + most] for start in range(0, len(items), most))
 
 
 def literal_pattern(text: str) -> str:

@@ -1,7 +1,7 @@
 -- Deletes messages by id, and the copies that share the id unless told not to.
 --
--- KEYS[1] armed   KEYS[2] prepare   KEYS[3] dead   KEYS[4] reasons   KEYS[5] body
--- KEYS[6] tokens   KEYS[7...] store (one per priority step)
+-- KEYS[1] armed   KEYS[2] prepare   KEYS[3] body   KEYS[4] dead   KEYS[5] reasons   KEYS[6] tokens
+-- KEYS[7...] store (one per priority step)
 -- then claims, and the log; then, per id: the copies set of that id, and the one that the id itself is recorded in
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number
@@ -32,7 +32,8 @@ local function place(id) -- (key, state, 1 if it was delivered before, its step 
   local step, plain, score = waits_at(stores, id)
   if step then return stores[step], 1, plain % 1000 < 32 and 1 or 0, step, score end
   for state = 2, 3 do
-    if redis.call('ZSCORE', KEYS[state], id) then return KEYS[state], state, 1 end
+    local key = KEYS[2 * state - 2]
+    if redis.call('ZSCORE', key, id) then return key, state, 1 end
   end
 end
 
@@ -50,12 +51,12 @@ for number = 9, last do
         push(found, id, state, 0, tried, '', '')
       else
         local token = (budget > 0 or with_claims or limited) and redis.call('HGET', KEYS[6], id)
-        local body = budget > 0 and redis.call('HGET', KEYS[5], id) or ''
+        local body = budget > 0 and redis.call('HGET', KEYS[3], id) or ''
         push(found, id, state, 1, tried, body, budget > 0 and token or '')
         bytes = bytes + #body
         redis.call('ZREM', key, id)
         if with_claims then give_up_claim(claims, id, token) end
-        forget(KEYS[5], KEYS[4], KEYS[6], id)
+        forget(KEYS[3], KEYS[5], KEYS[6], id)
         token = limited and state < 3 and token
         if limited and step then limited.leave_lane(id, step, score, token) end
         if token then limited.leave(id, token, true, now, state == 1) end

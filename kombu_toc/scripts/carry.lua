@@ -6,13 +6,6 @@
 -- one pop may have delivered a message of the same id here and there. What its birth was, and where,
 -- becomes a trait.
 
--- The slot whose keys begin there: armed, prepare, body, dead, reasons, tokens, stores.
-local function slot_from(first, steps, number)
-  return {number = number, armed = KEYS[first], prepare = KEYS[first + 1], body = KEYS[first + 2],
-    dead = KEYS[first + 3], reasons = KEYS[first + 4], tokens = KEYS[first + 5],
-    stores = {unpack(KEYS, first + 6, first + 5 + steps)}}
-end
-
 local function is_held(slot, name, claim, now)
   return held(name, claim, now, slot.body, slot.dead, slot.tokens, slot.stores)
 end

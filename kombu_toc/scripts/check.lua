@@ -32,27 +32,16 @@ local function fault(...) push(faults, ...) end -- its kind, the id, and the pla
 local stores = {unpack(KEYS, 7, 6 + steps)}
 if limited then limited.open(KEYS[1], KEYS[2], stores, slot) end
 
-if part == 1 and limited then
-  local us = limited.next_start(now)
+if part == 1 then
+  local us = limited and limited.next_start(now)
+  for step = 1, limited and 0 or steps do
+    local head = redis.call('ZRANGE', KEYS[6 + step], 0, 0, 'WITHSCORES')[2]
+    if head and (not us or action_time(tonumber(head)) < us) then us = action_time(tonumber(head)) end
+  end
   local said_first = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
   if us and (not said_first or tonumber(said_first) > math.max(us, now)) then
     fault(5, '', {})
     if mend then announce(wake, KEYS[1], slot, math.max(us, now), said_first) end
-  end
-  return {'0', faults, 0, said, unsaid}
-elseif part == 1 then
-  local first
-  for step = 1, steps do
-    local head = redis.call('ZRANGE', KEYS[6 + step], 0, 0, 'WITHSCORES')[2]
-    if head and (not first or tonumber(head) < first) then first = tonumber(head) end
-  end
-  if first then
-    local us = action_time(first)
-    local said_first = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
-    if not said_first or tonumber(said_first) > math.max(us, now) then
-      fault(5, '', {})
-      if mend then announce(wake, KEYS[1], slot, us == 0 and now or us, said_first) end
-    end
   end
   return {'0', faults, 0, said, unsaid}
 end

@@ -1,7 +1,6 @@
 -- Declares a topic: the first declaration stands.
 --
--- KEYS[1] topics   KEYS[2] expiring   KEYS[3] names of topics; may be left out: who reads them
--- writes what is missing
+-- KEYS[1] topics   KEYS[2] expiring   KEYS[3] names of topics
 -- ARGV[1] topic    ARGV[2] declaration as JSON
 -- ARGV[3] milliseconds after which the topic goes stale unless it is refreshed, or 0. One that was
 --         declared to stay does not
@@ -15,7 +14,7 @@ if not standing then
   -- one, of nothing. Who starts to consume the topic must be able to.
   redis.call('ZREM', KEYS[2], '')
   redis.call('HSET', KEYS[1], ARGV[1], standing)
-  if KEYS[3] then redis.call('ZADD', KEYS[3], 0, ARGV[1]) end
+  redis.call('ZADD', KEYS[3], 0, ARGV[1])
 end
 local ttl = tonumber(ARGV[3])
 if ttl > 0 and string.find(standing, '"expires": ?%d') then

@@ -52,13 +52,12 @@ end
 local function key_of(token) return token and string.match(token, '[;,]k([^,~@!]*)') or '' end
 local function has_place(token) return string.find(token, '[;,]p1') ~= nil end
 
--- The slot whose lanes begin behind KEYS[before]. Who calls adds prepare, body, dead, tokens, stores.
-local function lanes_at(before)
-  return {
-    lanes = KEYS[before + 1], turns = KEYS[before + 2], waits = KEYS[before + 3],
-    pace = KEYS[before + 4], tags = KEYS[before + 5], busy = KEYS[before + 6],
-    holders = KEYS[before + 7],
-  }
+-- The slot, with its lanes, whose keys begin behind KEYS[before].
+local function lanes_at(before, slot)
+  slot.lanes, slot.turns, slot.waits = KEYS[before + 1], KEYS[before + 2], KEYS[before + 3]
+  slot.pace, slot.tags, slot.busy = KEYS[before + 4], KEYS[before + 5], KEYS[before + 6]
+  slot.holders = KEYS[before + 7]
+  return slot
 end
 
 -- The gate, whose keys come behind KEYS[before].

@@ -9,7 +9,7 @@
 local limited = {keys = LANE_KEYS + 3, args = 3}
 do
   local before = tonumber(ARGV[#ARGV])
-  local slot, gates = lanes_at(before), read_gates(ARGV[#ARGV - 2])
+  local slot, gates = lanes_at(before, {}), read_gates(ARGV[#ARGV - 2])
   local gate = gate_at(before + LANE_KEYS, ARGV[#ARGV - 1])
   local opens
 

@@ -122,7 +122,7 @@ for i = 1, #taken, 4 do
       if birth ~= name then again[#again + 1], again[#again + 2] = i, birth end
       push(messages, 0, step - 1, birth == name and id or {id, birth}, score, envelope)
     else
-      expire(KEYS[3], KEYS[4], KEYS[5], KEYS[6], id, now_ms * 1000 + low, terms.drop)
+      expire(slot_from(1, steps), id, now_ms * 1000 + low, terms.drop)
       expired[#expired + 1] = id
     end
   else

@@ -65,6 +65,7 @@ local function know_more()
 --< recover
 --< expire
   more = {deliver = deliver, is_still = is_still, note_longest = note_longest, read_terms = read_terms,
+    slot_at = function(number) return slot_from((number - 1) * width + 1, steps) end,
     roll_back = roll_back, drop_dead = drop_dead, expire = expire, expire_waiting = expire_waiting}
 end
 local terms = {visibility = tonumber(ARGV[7])}
@@ -92,26 +93,25 @@ local function in_parts(command, key, values)
   end
 end
 
+local function add(list, number, ids)
+  for i = 1, #ids do
+    list[#list + 1] = number - 1
+    list[#list + 1] = ids[i]
+  end
+end
+
 if recover > 0 then
   know_more()
   local until_score = math.min(now_ms, math.floor(tonumber(ARGV[15]) / 1000)) * 1000 + 999
   local over = {}
-  for slot = 1, slots do
-    local stores = {}
-    for step = 1, steps do stores[step] = store(slot, step) end
-    more.roll_back(key(slot, 2), key(slot, 3), key(slot, 4), key(slot, 5), stores, recover, until_score,
-      now_ms, tonumber(ARGV[10]), tonumber(ARGV[11]), untried, key(slot, 6), rolled, died, over)
-    for i = 1, #over do
-      bare[#bare + 1] = slot - 1
-      bare[#bare + 1] = over[i]
-    end
+  for number = 1, slots do
+    local slot = more.slot_at(number)
+    more.roll_back(slot, recover, until_score, now_ms, tonumber(ARGV[10]), tonumber(ARGV[11]), untried,
+      rolled, died, over)
+    add(bare, number, over)
     if over[1] then over = {} end
-    local gone = more.drop_dead(key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6), recover, now_ms,
-      tonumber(ARGV[12]), tonumber(ARGV[13]))
-    for i = 1, #gone do
-      dropped[#dropped + 1] = slot - 1
-      dropped[#dropped + 1] = gone[i]
-    end
+    add(dropped, number,
+      more.drop_dead(slot, recover, now_ms, tonumber(ARGV[12]), tonumber(ARGV[13])))
   end
 end
 
@@ -122,16 +122,11 @@ local LOOK = 100
 local function expire_slot(slot, due_ms, id, score)
   local gone = {id}
   if id then
-    more.expire(key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6), id, score, terms.drop)
+    more.expire(more.slot_at(slot), id, score, terms.drop)
+  else
+    more.expire_waiting(more.slot_at(slot), LOOK, due_ms, now_ms, terms, untried, gone)
   end
-  for step = 1, id and 0 or steps do
-    more.expire_waiting(store(slot, step), step, key(slot, 3), key(slot, 4), key(slot, 5), key(slot, 6),
-      LOOK, due_ms, now_ms, terms, untried, gone)
-  end
-  for i = 1, #gone do
-    expired[#expired + 1] = slot - 1
-    expired[#expired + 1] = gone[i]
-  end
+  add(expired, slot, gone)
 end
 
 if terms.ttl then

@@ -78,7 +78,8 @@ local function slot_at(number)
     false, false, false, false, false, false, false, false,
     index = number - 1, number = ARGV[21 + number], stores = stores, laned = false,
     armed = KEYS[before + 1], prepare = KEYS[before + 2], body = KEYS[before + 3],
-    tokens = KEYS[before + 6], lanes = KEYS[behind + 1], turns = KEYS[behind + 2],
+    dead = KEYS[before + 4], reasons = KEYS[before + 5], tokens = KEYS[before + 6],
+    lanes = KEYS[behind + 1], turns = KEYS[behind + 2],
     waits = KEYS[behind + 3], pace = KEYS[behind + 4], tags = KEYS[behind + 5],
     busy = KEYS[behind + 6], holders = KEYS[behind + 7],
   }
@@ -124,15 +125,14 @@ if recover > 0 then
     if redis.call('ZRANGEBYSCORE', redis_key(number, 2), '-inf', ended, 'LIMIT', 0, 1)[1] then
       local slot, over = slot_at(number), {}
       local function leave(id, token, ended) free_place(slot, id, token, ended, gates, by, gate) end
-      roll_back(slot.prepare, slot.body, redis_key(number, 4), redis_key(number, 5), slot.stores,
-        recover, until_score, now_ms, tonumber(ARGV[10]), tonumber(ARGV[11]), untried, slot.tokens,
+      roll_back(slot, recover, until_score, now_ms, tonumber(ARGV[10]), tonumber(ARGV[11]), untried,
         rolled, died, over, leave)
       add(bare, number, over)
     end
   end
   for number = 1, redis.call('EXISTS', unpack(deads)) > 0 and slots or 0 do
-    add(dropped, number, drop_dead(redis_key(number, 3), redis_key(number, 4), redis_key(number, 5),
-      redis_key(number, 6), recover, now_ms, tonumber(ARGV[12]), tonumber(ARGV[13])))
+    add(dropped, number,
+      drop_dead(slot_at(number), recover, now_ms, tonumber(ARGV[12]), tonumber(ARGV[13])))
   end
 end
 for number = 1, terms.ttl and slots or 0 do
@@ -141,10 +141,7 @@ for number = 1, terms.ttl and slots or 0 do
     leave_lane(slot, id, step, score, token)
     let_go(slot, id, key_of(token), gates, by)
   end
-  for step = 1, steps do
-    expire_waiting(slot.stores[step], step, slot.body, redis_key(number, 4), redis_key(number, 5),
-      slot.tokens, SORTED, now_ms - terms.ttl, now_ms, terms, untried, gone)
-  end
+  expire_waiting(slot, SORTED, now_ms - terms.ttl, now_ms, terms, untried, gone)
   add(expired, number, gone)
 end
 
@@ -297,7 +294,7 @@ do
     low = 32 * (step - 1) + (low < 32 and low or untried)
     local birth, ends
     if not envelope then
-      redis.call('HDEL', redis_key(slot.index + 1, 5), id)
+      redis.call('HDEL', slot.reasons, id)
       redis.call('HDEL', slot.tokens, id)
       bare[#bare + 1], bare[#bare + 2] = slot.index, id
     elseif simple and (not token or #token == #key + 2 and key ~= '') then
@@ -306,9 +303,7 @@ do
     else
       birth, ends = deliver(token, score, name, now_ms, terms)
       if not birth then
-        local number = slot.index + 1
-        expire(slot.body, redis_key(number, 4), redis_key(number, 5), slot.tokens, id,
-          now_ms * 1000 + low, terms.drop)
+        expire(slot, id, now_ms * 1000 + low, terms.drop)
         expired[#expired + 1], expired[#expired + 2] = slot.index, id
       end
     end

@@ -127,16 +127,8 @@ if redis.call('HSETNX', body, id, envelope) == 0 then
   end
   note_copy(now, base)
 end
-local us, score = now, due_score(now)
-if ARGV[3] ~= '' then
-  local moment, left = string.match(ARGV[3], '^(%d*)%+?(%d*)$')
-  local at = tonumber(moment)
-  -- Who sends a countdown knows the clock from before, and the way here takes some time: but not
-  -- longer than a millisecond more than it did lately. Else the clock has been set since, or the
-  -- way was long, and the countdown begins here: then it is not early, at least.
-  if left ~= '' and not (at and math.abs(now + left - at) <= 1000) then at = now + left end
-  if at > now then us, score = at, action_score(at) end
-end
+local us, score = due_at(now, ARGV[3]), due_score(now)
+if us > now then score = action_score(us) end
 local first_score = score
 score = free_score(store, score, step > 0 or traits and key_in(traits) ~= '')
 

@@ -96,15 +96,6 @@ local function refuse(claim, waits)
   return {claim.kept, 2, waits and 1 or 0, claim.base, said, unsaid}
 end
 
--- When a message is due that is put now.
-local function due_at(now, text)
-  if text == '' then return now end
-  local moment, left = string.match(text, '^(%d*)%+?(%d*)$')
-  local at = tonumber(moment)
-  if left ~= '' and not (at and math.abs(now + left - at) <= 1000) then at = now + left end
-  return math.max(at, now)
-end
-
 local now = clock()
 local known = redis.call('HGET', claims, name)
 local other, state, step, score

@@ -7,13 +7,14 @@ local LOST = 'the task failed\nthe worker that ran it is gone: its lease ended'
 -- `died` if they had no retries left. What was acknowledged while it ran is deleted, to `over`, or died. Of a
 -- topic that is limited, `left` is told of each afterwards: its id, its token, whether it has ended.
 -- `may`, if given, is asked whether one is rolled back: its token, when its lease ended in milliseconds.
-local function roll_back(prepare, body, dead, reasons, stores, most, until_score, now_ms,
-                         first_wait, most_wait, max_retries, tokens, rolled, died, over, left, may)
+local function roll_back(slot, most, until_score, now_ms, first_wait, most_wait, max_retries, rolled,
+                         died, over, left, may)
+  local prepare, dead, reasons, tokens = slot.prepare, slot.dead, slot.reasons, slot.tokens
   local ended = redis.call('ZRANGEBYSCORE', prepare, '-inf', string.format('%.0f', until_score),
     'WITHSCORES', 'LIMIT', 0, most)
   local function take_back(id, low, token)
     local retries = low % 32
-    local step = math.min(math.floor(low / 32) + 1, #stores)
+    local step = math.min(math.floor(low / 32) + 1, #slot.stores)
     redis.call('ZREM', prepare, id)
     local acknowledged = string.find(token, '[;,]a1')
     if acknowledged and string.find(token, '[;,]b1,a1') then
@@ -23,12 +24,12 @@ local function roll_back(prepare, body, dead, reasons, stores, most, until_score
       redis.call('HSET', tokens, id, unmarked(token)) -- an acknowledgement that is late still counts
       died[#died + 1] = id
     elseif acknowledged then
-      forget(body, reasons, tokens, id)
+      forget(slot.body, reasons, tokens, id)
       over[#over + 1] = id
     elseif retries > 0 then
       local wait = back_off(first_wait, most_wait, max_retries - retries + 1)
       local due_ms = wait > 0 and now_ms + wait or 0
-      redis.call('ZADD', stores[step], due_ms * 1000 + retries - 1, id)
+      redis.call('ZADD', slot.stores[step], due_ms * 1000 + retries - 1, id)
       rolled[#rolled + 1] = id
     else
       bury(dead, reasons, id, now_ms * 1000 + low, 'no retries left: its lease ended unacknowledged', '')
@@ -44,7 +45,8 @@ local function roll_back(prepare, body, dead, reasons, stores, most, until_score
 end
 
 -- Drops what DeadQueue keeps no longer, at most so many; returns the ids.
-local function drop_dead(body, dead, reasons, tokens, most, now_ms, age_ms, limit)
+local function drop_dead(slot, most, now_ms, age_ms, limit)
+  local dead = slot.dead
   local size = redis.call('ZCARD', dead)
   if size == 0 then return {} end
   local old = redis.call('ZRANGEBYSCORE', dead, '-inf', string.format('%.0f', (now_ms - age_ms) * 1000),
@@ -54,7 +56,7 @@ local function drop_dead(body, dead, reasons, tokens, most, now_ms, age_ms, limi
   end
   for i = 1, #old do
     redis.call('ZREM', dead, old[i])
-    forget(body, reasons, tokens, old[i])
+    forget(slot.body, slot.reasons, slot.tokens, old[i])
   end
   return old
 end

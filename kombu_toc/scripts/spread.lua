@@ -4,6 +4,18 @@
 -- millisecond holds 968 of them, the rest spills into the next ones, and each is less than 1.4 ms late
 -- per 968 that have its time or one within those milliseconds.
 
+-- When a message is due that is put with this time: a moment, `+` and microseconds from now, both, or
+-- nothing. Who sends a countdown knows the clock from before, and the way here takes some time: but not
+-- longer than a millisecond more than it did lately. Else the clock has been set since, or the way was
+-- long, and the countdown begins here: then it is not early, at least.
+local function due_at(now, text)
+  if text == '' then return now end
+  local moment, left = string.match(text, '^(%d*)%+?(%d*)$')
+  local at = tonumber(moment)
+  if left ~= '' and not (at and math.abs(now + left - at) <= 1000) then at = now + left end
+  return math.max(at, now)
+end
+
 -- The score for a message whose action time has `score`: behind the last one that has this time or a
 -- later one of the same millisecond; a millisecond that is full spills into the next.
 local function free_score(store, score, keyed)

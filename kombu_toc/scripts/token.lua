@@ -19,6 +19,13 @@
 -- given it back, and how often that was a requeue. The traits p1, b1 and a1 stand behind
 -- all others, in this order.
 
+-- The slot whose keys begin there: armed, prepare, body, dead, reasons, tokens, stores.
+local function slot_from(first, steps, number)
+  return {number = number, armed = KEYS[first], prepare = KEYS[first + 1], body = KEYS[first + 2],
+    dead = KEYS[first + 3], reasons = KEYS[first + 4], tokens = KEYS[first + 5],
+    stores = {unpack(KEYS, first + 6, first + 5 + steps)}}
+end
+
 local function birth_of(token) return string.match(token, '^[^;~@!]*') end
 
 -- What a redelivery takes over: the birth, and the traits.

@@ -1,8 +1,8 @@
 -- Keeps slots in order, whether anybody consumes them or not: rolls back leases that have ended,
 -- drops what DeadQueue keeps no longer, and announces what is due next. It delivers nothing.
 --
--- KEYS, per topic: per slot: armed, prepare, body, dead, reasons, tokens, watch, store (one per
--- priority step), of a topic that is limited also lanes, turns, waits, pace, tags, busy, holders; of
+-- KEYS, per topic: per slot: armed, prepare, body, dead, reasons, tokens, store (one per priority
+-- step), watch, of a topic that is limited also lanes, turns, waits, pace, tags, busy, holders; of
 -- such a topic, armed, pace and busy of the slot where the whole queue's limits are kept; then its wake
 -- index, if that is on this node
 -- ARGV[1] number of topics
@@ -188,28 +188,20 @@ for topic = 1, tonumber(ARGV[1]) do
   end
   if found then holding[#holding + 1] = topic - 1 end
   for slot = 1, found and slots or 0 do
-    local base = at + (slot - 1) * width
-    local number = ARGV[arg + 11 + slot]
-    local armed, prepare, body = KEYS[base + 1], KEYS[base + 2], KEYS[base + 3]
-    local dead, reasons = KEYS[base + 4], KEYS[base + 5]
-    local tokens, watch = KEYS[base + 6], KEYS[base + 7]
-    local stores = {unpack(KEYS, base + 8, base + 7 + steps)}
-    local laned, leave
+    local base, number = at + (slot - 1) * width, ARGV[arg + 11 + slot]
+    local slot = slot_from(base + 1, steps, number)
+    local leave
     if gates then
-      laned = lanes_at(base + 7 + steps)
-      laned.prepare, laned.body, laned.dead, laned.reasons = prepare, body, dead, reasons
-      laned.tokens, laned.stores = tokens, stores
-      leave = function(id, token, ended)
-        free_place(laned, id, token, ended, gates, now, gate)
-      end
+      lanes_at(base + 7 + steps, slot)
+      leave = function(id, token, ended) free_place(slot, id, token, ended, gates, now, gate) end
     end
 
     local most = math.max(math.min(each, left), 0)
-    local may = looked(watch, prepare, tokens, visibility, grace, each)
+    local may = looked(KEYS[base + 7 + steps], slot.prepare, slot.tokens, visibility, grace, each)
     if may and most > 0 then
       local rolled, died, over = {}, {}, {}
-      roll_back(prepare, body, dead, reasons, stores, most, ended_by(now), now_ms, first_wait,
-        most_wait, retries, tokens, rolled, died, over, leave, may)
+      roll_back(slot, most, ended_by(now), now_ms, first_wait, most_wait, retries, rolled, died, over,
+        leave, may)
       note(topic, number, 1, rolled)
       note(topic, number, 2, died)
       note(topic, number, 5, over)
@@ -217,7 +209,7 @@ for topic = 1, tonumber(ARGV[1]) do
     end
     most = math.max(math.min(each, left), 0)
     if most > 0 then
-      local gone = drop_dead(body, dead, reasons, tokens, most, now_ms, age, limit)
+      local gone = drop_dead(slot, most, now_ms, age, limit)
       note(topic, number, 3, gone)
       if #gone == most then more = 1 end
     end
@@ -225,39 +217,34 @@ for topic = 1, tonumber(ARGV[1]) do
     most = math.max(math.min(each, left), 0)
     if terms.ttl and most > 0 then
       local gone = {}
-      terms.left = laned and function(id, token, step, score)
-        leave_lane(laned, id, step, score, token)
-        let_go(laned, id, key_of(token), gates, now)
+      terms.left = gates and function(id, token, step, score)
+        leave_lane(slot, id, step, score, token)
+        let_go(slot, id, key_of(token), gates, now)
       end
-      for step = 1, steps do
-        expire_waiting(stores[step], step, body, dead, reasons, tokens, most, now_ms - terms.ttl,
-          now_ms, terms, retries, gone)
-      end
+      expire_waiting(slot, most, now_ms - terms.ttl, now_ms, terms, retries, gone)
       note(topic, number, 4, gone)
       if #gone >= most then more = 1 end
     end
 
     local first
-    if laned then
-      local us, left = keep_lanes(laned, each, gates, now)
+    if gates then
+      local us, left = keep_lanes(slot, each, gates, now)
       if left then more = 1 end
       if us and (not earliest or us < earliest) then earliest = us end
       first = us
     end
-    for step = 1, laned and 0 or steps do
-      local head = redis.call('ZRANGE', stores[step], 0, 0, 'WITHSCORES')[2]
+    for step = 1, gates and 0 or steps do
+      local head = redis.call('ZRANGE', slot.stores[step], 0, 0, 'WITHSCORES')[2]
       if head and (not first or tonumber(head) < first) then first = tonumber(head) end
     end
     if whole then
       -- Below, for all slots.
     elseif not first then
-      settle(wake, armed, number, '+inf')
-      -- Of messages that an older release has acknowledged.
-      if redis.call('EXISTS', body) == 0 then redis.call('DEL', tokens) end
+      settle(wake, slot.armed, number, '+inf')
     else
-      local us = laned and first or action_time(first)
+      local us = gates and first or action_time(first)
       if us == 0 then us = now end
-      say_overdue(wake, armed, number, us, now)
+      say_overdue(wake, slot.armed, number, us, now)
     end
   end
   if whole and earliest then

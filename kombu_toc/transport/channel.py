@@ -138,11 +138,7 @@ class Channel(virtual.Channel):
         return PublishBatch(self, max_size)
 
     def _put(
-        self,
-        queue: str,
-        message: dict[str, Any],
-        batch: PublishBatch | None = None,
-        **kwargs: Any,
+        self, queue: str, message: dict[str, Any], batch: PublishBatch | None = None, **kwargs: Any
     ) -> None:
         self.publisher.put(queue, message, batch)
 

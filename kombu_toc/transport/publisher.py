@@ -182,21 +182,6 @@ def unique_answer(id: str) -> Iterator[UniqueAnswer]:
         _awaited.reset(token)
 
 
-def say_kept(id: str, other: str) -> None:
-    """The message of this id is not sent, because there is the other. Raises KeptError if its
-    sender wants to know."""
-    answer = _awaited.get()
-    if answer is not None and answer.id == id:
-        raise KeptError(other)
-
-
-def say_replaced(id: str, other: str) -> None:
-    """The message of this id has the place of the other, and its id."""
-    answer = _awaited.get()
-    if answer is not None and answer.id == id:
-        answer.id = other
-
-
 def is_unique(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> bool:
     """Whether a message has a unique key."""
     return UNIQUE in headers or UNIQUE in properties
@@ -358,10 +343,13 @@ class Publisher:
         found, taken = put_unique(
             topic.name, make, partial(self.run_unique, topic), free, takes_in.get(topic.name)
         )
-        if id is not None and isinstance(found, Conflict):
-            say_kept(id, found.base)
-        elif id is not None and taken is not None:
-            say_replaced(id, taken.base)
+        answer = _awaited.get()
+        if answer is None or answer.id != id:
+            return
+        if isinstance(found, Conflict):
+            raise KeptError(found.base)
+        if taken is not None:
+            answer.id = taken.base
 
     def run(self, queue: str, call: ScriptCall, *, wait: bool = True) -> Any:
         """Run a call that puts a message into a queue. Returns its result.

@@ -497,9 +497,7 @@ class BroadcastQueues:
             return None
         known = exchanges.recall(self._identity, queue, exchange, routing_key)
         last = exchanges.begin(
-            self._center,
-            self._streams(exchange, member),
-            known.last if known is not None else {},
+            self._center, self._streams(exchange, member), known.last if known is not None else {}
         )
         subscription = exchanges.Subscription(queue, exchange, routing_key, last)
         if reading:

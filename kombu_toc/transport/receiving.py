@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from kombu import message as kombu_message
 from kombu.transport import virtual
@@ -194,16 +194,6 @@ class _Consumer(NamedTuple):
     no_ack: bool
 
 
-class Owner(Protocol):
-    """The channel, as far as its receiver knows it."""
-
-    policy: WorkerPolicy
-
-    @property
-    def qos(self) -> Any:
-        """Where a delivered message waits to be acknowledged."""
-
-
 @dataclass(eq=False)
 class Receiver:
     """Delivers to the consumers of a channel: these methods are what the poller calls.
@@ -212,7 +202,7 @@ class Receiver:
     subscriptions: gives those by which broadcasts are read for a queue
     """
 
-    _channel: Owner
+    _channel: Any
     _center: TimeoutCenter
     _poller: Poller
     _lease_keeper: LeaseKeeper

@@ -12,7 +12,7 @@ from time import time_ns
 from typing import Any
 
 from ..center.calls import ADD, SENT
-from ..center.put import UniquePut, ask_recorded
+from ..center.put import UniquePut, put_recorded
 from ..center.runner import BROKEN
 from ..consumer.popper import Guarding
 from ..errors import AlreadyThereError, NotPermittedError, ReplicationError
@@ -156,7 +156,9 @@ class RecordedPublisher(Publisher):
         return Topic(queue, declaration, self._settings.prefix)
 
     def run_unique(self, topic: Topic, put: UniquePut) -> Any:
-        return ask_recorded(self.library, topic, partial(super().run_unique, topic), put)
+        run = partial(super().run_unique, topic, put)
+        takes = put.takes is not None
+        return put_recorded(self.library, topic, put.request, run, takes=takes)
 
 
 _DEAD = NAMES[DEAD]
@@ -306,12 +308,7 @@ class RecordedChannel(Channel):
                 self.note(message, TAKEN, watched=False)
 
     def basic_consume(
-        self,
-        queue: str,
-        no_ack: bool,
-        callback: Callable[[Any], Any],
-        consumer_tag: str,
-        **kwargs: Any,
+        self, queue: str, no_ack: bool, callback: Callable[[Any], Any], *args: Any, **kwargs: Any
     ) -> None:
         def delivered(message: Message) -> Any:
             self.note(message, DONE)
@@ -324,7 +321,7 @@ class RecordedChannel(Channel):
                 *(self.recorder.guard, self.center, poller.loop, poller.on_judged)
             )
         received = delivered if no_ack else callback
-        super().basic_consume(queue, no_ack, received, consumer_tag, **kwargs)
+        super().basic_consume(queue, no_ack, received, *args, **kwargs)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Message | None:
         message = super().basic_get(queue, no_ack, **kwargs)

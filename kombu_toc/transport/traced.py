@@ -154,15 +154,10 @@ class TracedChannel(Channel):
         self.tracing.settled(operation, received, reason)
 
     def basic_consume(
-        self,
-        queue: str,
-        no_ack: bool,
-        callback: Callable[[Any], Any],
-        consumer_tag: str,
-        **kwargs: Any,
+        self, queue: str, no_ack: bool, callback: Callable[[Any], Any], *args: Any, **kwargs: Any
     ) -> None:
         traced = partial(self._hand_over, callback)
-        super().basic_consume(queue, no_ack, traced, consumer_tag, **kwargs)
+        super().basic_consume(queue, no_ack, traced, *args, **kwargs)
 
     def _hand_over(self, callback: Callable[[Any], Any], message: Message) -> Any:
         """Deliver a message to a consumer, in a span."""

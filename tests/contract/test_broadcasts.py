@@ -505,7 +505,7 @@ def test_an_exchange_that_is_deleted_has_no_bindings_any_more(
     broadcast(connection, 1, EVENTS, "worker.online")
     drain(connection)
     queue.channel.exchange_delete("events")
-    connection.transport.lease_keeper._beat.run(connection.transport.center, time.monotonic())
+    connection.transport.lease_keeper.beat(connection.transport.center, time.monotonic())
     broadcast(connection, 2, EVENTS, "worker.online")
     drain(connection)
     assert inbox.bodies == [1]

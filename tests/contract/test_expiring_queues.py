@@ -19,6 +19,7 @@ from kombu_toc.center import topics
 from kombu_toc.consumer.upkeeper import sweep
 from kombu_toc.model.topic import Declaration
 
+from ..support.consumers import keeps_up
 from ..support.fixtures import drain
 from ..support.inspection import keys_left
 from ..support.servers import Server
@@ -222,7 +223,7 @@ def test_a_worker_deletes_what_others_have_left(connect: Connect, client: redis.
     with Consumer(worker, [Queue("mail")], callbacks=[Inbox()]):
         worker.transport.poller.long_running = True
         center = TimeoutCenter(client)
-        while not worker.transport.lease_keeper.keeps_up:
+        while not keeps_up(worker.transport.lease_keeper):
             drain(worker, timeout=0.05)
         topic = center.queues.declare("brief", slots=1, expires=int(EXPIRES * 1000), kept=60_000)
         center.expiring.touch(topic)

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 def heartbeat(server: Server) -> Iterator[LeaseKeeper]:
     made = LeaseKeeper(lambda: TimeoutCenter(server.client()))
     yield made
-    for delivery, _ in made.held():
+    for delivery, _ in made.leases.held():
         made.drop(delivery)
 
 
@@ -89,7 +89,7 @@ def test_what_was_settled_while_its_lease_was_being_renewed_is_not_reported_as_l
     client.ping()
     time.sleep(0.5)  # and is answered
     assert "mail" not in caplog.text
-    assert not heartbeat.held()
+    assert not heartbeat.leases.held()
 
 
 def test_a_thousand_leases_that_ended_make_one_warning(
@@ -99,7 +99,7 @@ def test_a_thousand_leases_that_ended_make_one_warning(
     center.release(deliveries)
     for delivery in deliveries:
         heartbeat.hold(delivery, 1)
-    wait_until(lambda: not heartbeat.held())
+    wait_until(lambda: not heartbeat.leases.held())
     again = "may be delivered again"
     wait_until(lambda: again in caplog.text)
     [record] = [record for record in caplog.records if again in record.getMessage()]
@@ -145,7 +145,7 @@ def test_queues_and_bindings_may_go_at_any_time_while_others_are_kept(
     bound = [binding("direct", "", None, f"reply-{number}") for number in range(200)]
     for number in range(200):
         center.queues.declare(f"reply-{number}", slots=1, expires=int(minute))
-    with heartbeat._holdings.lock:  # its own thread waits until the tables are full
+    with heartbeat.lock:  # its own thread waits until the tables are full
         for number in range(200):
             for holder in ("garbage", "channel", "other"):
                 heartbeat.keep_topic(f"reply-{number}", minute, holder)
@@ -158,9 +158,9 @@ def test_queues_and_bindings_may_go_at_any_time_while_others_are_kept(
 
     thread = threading.Thread(target=delete)
     thread.start()
-    heartbeat._beat.run(center, time.monotonic())
+    heartbeat.beat(center, time.monotonic())
     thread.join()
-    heartbeat._beat.run(center, time.monotonic())
+    heartbeat.beat(center, time.monotonic())
     here = [one for one in caplog.records if one.thread == threading.get_ident()]
     assert not any("cannot renew" in one.getMessage() for one in here)
     assert "reply-199" in center.queues.names()
@@ -242,13 +242,13 @@ def test_a_node_that_is_away_keeps_nothing_on_the_others_from_being_renewed(
     time.sleep(4)  # more than a lease
     places = {delivery.slot for delivery in held}
     assert away.center.pop("mail", 0, slots=places).rolled_back == []
-    assert heartbeat.held()[:3] == [(delivery, 3) for delivery in held]
+    assert heartbeat.leases.held()[:3] == [(delivery, 3) for delivery in held]
     assert away.center.expiring.stale() == []
     assert len(exchange.of("everyone")) == 1
     assert heartbeat.in_time("mail", places), "expired leases are rolled back there"
     away.cluster.restart(away.node)
-    wait_until(lambda: not heartbeat.owes_calls)
-    for delivery, _ in heartbeat.held():
+    wait_until(lambda: not heartbeat.calls)
+    for delivery, _ in heartbeat.leases.held():
         heartbeat.drop(delivery)
     heartbeat.leave_all("me")
 

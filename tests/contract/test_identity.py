@@ -293,7 +293,7 @@ def test_what_is_said_of_a_delivery_does_not_touch_a_later_one_of_the_same_messa
         heartbeat = LeaseKeeper(lambda: center)
         heartbeat.hold(second, 60)
         heartbeat.drop(first)
-        assert [held for held, _ in heartbeat.held()] == [second]
+        assert [held for held, _ in heartbeat.leases.held()] == [second]
         heartbeat.drop(second)
         check_slots(center, "mail")
         assert center.ack([second]) == 1
@@ -398,9 +398,9 @@ def test_who_drops_a_delivery_goes_on_renewing_the_lease_of_a_namesake(
     assert first.lease_token == second.lease_token
     heartbeat.hold(second, 60)
     heartbeat.drop(first)
-    assert [held for held, _ in heartbeat.held()] == [second]
+    assert [held for held, _ in heartbeat.leases.held()] == [second]
     heartbeat.drop(second)
-    assert heartbeat.held() == []
+    assert heartbeat.leases.held() == []
 
 
 def test_an_ack_that_is_owed_and_has_run_is_repeated_without_harm(

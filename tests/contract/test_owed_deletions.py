@@ -92,15 +92,15 @@ def test_a_queue_that_is_declared_anew_is_not_hit_by_the_deletion_of_the_one_bef
     heartbeat = consumer.transport.lease_keeper
     with Consumer(consumer.default_channel, [REPLIES]):
         proxy.refuse()
-    assert heartbeat.owes_deletions
+    assert heartbeat.deletions
     proxy.accept()
     with consumer.channel() as channel:
         REPLIES(channel).declare()
-        assert not heartbeat.owes_deletions
+        assert not heartbeat.deletions
         reply(connect(), "kept")
         [waiting] = slot_keys(client)[:1]
         heartbeat.delete_later("another", {})
-        wait_until(lambda: not heartbeat.owes_deletions)
+        wait_until(lambda: not heartbeat.deletions)
         assert client.exists(waiting)
         assert REPLIES(channel).get(no_ack=True).payload == "kept"
 
@@ -128,7 +128,7 @@ def test_a_deletion_that_is_cut_in_the_middle_is_done_to_its_end(client: redis.R
     keeper.delete_later("me.reply", {})
     assert cut.wait(10)
     assert center.registry.declared("me.reply") is None
-    wait_until(lambda: not keeper.owes_deletions)
+    wait_until(lambda: not keeper.deletions)
     assert keys_left(client) == []
 
 
@@ -164,5 +164,5 @@ def test_a_deletion_that_reaches_the_server_late_does_nothing(
     proxy.thaw()
     with contextlib.closing(redis.Redis(port=proxy.port)) as other:
         other.ping()  # what had piled up has arrived
-    wait_until(lambda: not keeper.owes_deletions)
+    wait_until(lambda: not keeper.deletions)
     assert center.counts("me.reply").waiting == 2

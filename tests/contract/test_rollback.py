@@ -15,7 +15,7 @@ from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 import kombu_toc
 from kombu_toc import Migrated, TimeoutCenter, migrate_back
-from kombu_toc.consumer.lease_keeper import Beat
+from kombu_toc.consumer.lease_keeper import LeaseKeeper
 
 from ..support.cases import night
 from ..support.fixtures import drain
@@ -270,7 +270,7 @@ def test_it_is_refused_while_a_worker_of_another_release_consumes(
     connect: Connect, back: Back, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which does not tell, but waits."""
-    monkeypatch.setattr(Beat, "_announce_presence", lambda beat, center: None)
+    monkeypatch.setattr(LeaseKeeper, "_announce_presence", lambda keeper, center: None)
     consumer = connect()
     with Consumer(consumer, [Queue("celery")], callbacks=[print]):
         with pytest.raises(TimeoutError):

@@ -24,6 +24,7 @@ from kombu_toc.consumer.upkeeper import LEASE
 from kombu_toc.model.results import Delivery
 
 from ..support.cases import night
+from ..support.consumers import keeps_up
 from ..support.fixtures import own_server
 from ..support.inspection import announced, check_slots
 from ..support.servers import Server, SteppedServer
@@ -152,7 +153,7 @@ def test_who_keeps_topics_up_takes_nothing_from_who_lives_after_the_server_stood
     holder.center.queues.declare("mail", visibility=VISIBILITY)
     holder.take("mail", 20)
     keeper.keep_up()
-    until(lambda: keeper.heartbeat.keeps_up)
+    until(lambda: keeps_up(keeper.heartbeat))
     time.sleep(2.5)  # it knows by now that the server is there
     for _ in range(times):
         os.kill(own.pid, signal.SIGSTOP)
@@ -177,7 +178,7 @@ def test_a_clock_that_is_set_forward_takes_nothing_from_who_lives(
     dead.take("mail")
     if who == "keeper":
         other.keep_up()
-        until(lambda: other.heartbeat.keeps_up)
+        until(lambda: keeps_up(other.heartbeat))
         time.sleep(2.5)  # it knows by now that the server is there
     else:
         watch(center, "mail", 2.5)
@@ -287,7 +288,7 @@ def test_a_message_of_its_own_visibility_comes_back_in_time_whoever_polls(
     if who == "next":
         killed = process(server.toc_url)  # it keeps all topics up, and goes without a word
         killed.keep_up()
-        until(lambda: killed.heartbeat.keeps_up)
+        until(lambda: keeps_up(killed.heartbeat))
         other.keep_up()
     dead.center.put("mail", "m", BODY, visibility=1)
     dead.center.pop("mail")
@@ -297,7 +298,7 @@ def test_a_message_of_its_own_visibility_comes_back_in_time_whoever_polls(
     if who == "next":
         watch_key = dead.center.registry.topic("mail").slot(0).watch
         until(lambda: bool(dead.center.client.exists(watch_key)))  # it has looked
-        killed.heartbeat._upkeeper._elect = lambda *_: (False, 1.0)  # without a word
+        killed.heartbeat.upkeeper._elect = lambda *_: (False, 1.0)  # without a word
     if who == "late":
         time.sleep(1.5)  # nobody looks until its lease has ended
 
@@ -324,7 +325,7 @@ def test_a_short_lease_of_a_queue_with_long_ones_outlasts_a_silence_that_nobody_
     holder.center.put("mail", "m", BODY, visibility=1)
     holder.take("mail", visibility=1)
     keeper.keep_up()
-    until(lambda: keeper.heartbeat.keeps_up)
+    until(lambda: keeps_up(keeper.heartbeat))
     time.sleep(2.5)  # it knows by now that the server is there
     for _ in range(times):
         os.kill(own.pid, signal.SIGSTOP)
@@ -357,7 +358,7 @@ def test_topics_that_nobody_consumes_are_kept_up(
     keeper, dead = process(server.toc_url), process(server.toc_url)
     center = dead.center
     keeper.keep_up()
-    until(lambda: keeper.heartbeat.keeps_up)
+    until(lambda: keeps_up(keeper.heartbeat))
     for name in ("nobody", "others"):
         center.queues.declare(name, visibility=VISIBILITY, dead_limit=8)
         for i in range(3):
@@ -386,9 +387,8 @@ def test_a_message_whose_announcement_was_lost_starts_within_a_second(
 
     with Consumer(connection, [Queue("mail")], callbacks=[received]):
         connection.transport.poller.long_running = True
-        keeps_up = connection.transport.lease_keeper
         deadline = time.monotonic() + 10
-        while not keeps_up.keeps_up:
+        while not keeps_up(connection.transport.lease_keeper):
             assert time.monotonic() < deadline
             _drain(connection, 0.1)
         _drain(connection, 1.5)
@@ -420,7 +420,7 @@ def test_of_many_processes_one_keeps_the_topics_up_and_another_follows(
     processes = [process(server.toc_url) for _ in range(5)]
 
     def keepers() -> list[Process]:
-        return [one for one in processes if one.heartbeat.keeps_up]
+        return [one for one in processes if keeps_up(one.heartbeat)]
 
     for one in processes:
         one.keep_up()
@@ -430,7 +430,7 @@ def test_of_many_processes_one_keeps_the_topics_up_and_another_follows(
     assert until(lambda: any(one is not first for one in keepers())) < 2 * LEASE + 1
     [second] = keepers()
     # Without a word: as if it had been killed.
-    second.heartbeat._upkeeper._elect = lambda *_: (False, 1.0)
+    second.heartbeat.upkeeper._elect = lambda *_: (False, 1.0)
     assert until(lambda: any(one is not second for one in keepers())) < 2 * LEASE + 1
 
 
@@ -440,20 +440,20 @@ def test_what_only_some_processes_can_do_is_done_by_one_of_them(
     """Schedules go on although a consumer that knows nothing of them keeps the queues up."""
     plain, *able = (process(server.toc_url) for _ in range(3))
     plain.keep_up()
-    until(lambda: plain.heartbeat.keeps_up)
+    until(lambda: keeps_up(plain.heartbeat))
     looks: list[Process] = []
     for one in able:
         one.heartbeat.keep_up_also("schedules", lambda *_, one=one: looks.append(one))
         one.keep_up()
     until(lambda: len(looks) > 2)
     [first] = set(looks)
-    assert plain.heartbeat.keeps_up
+    assert keeps_up(plain.heartbeat)
     first.leave()
     until(lambda: looks[-1] is not first)
-    assert plain.heartbeat.keeps_up and not any(one.heartbeat.keeps_up for one in able)
+    assert keeps_up(plain.heartbeat) and not any(keeps_up(one.heartbeat) for one in able)
     assert set(looks) == set(able)
     plain.leave()
-    until(lambda: looks[-1].heartbeat.keeps_up)
+    until(lambda: keeps_up(looks[-1].heartbeat))
 
 
 def test_a_broken_topic_keeps_no_other_from_being_kept_up(

@@ -11,7 +11,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 
 #: How many tests may use private names (SLF001, pyproject.toml), and how often. They only fall.
-FILES, TIMES = 56, 233
+FILES, TIMES = 54, 227
 
 
 def allowed() -> list[str]:

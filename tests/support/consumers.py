@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from kombu_toc.client.options import ROUND_ROBIN
+from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.consumer.policy import DefaultPolicy
 from kombu_toc.consumer.state import ConsumerState
 from kombu_toc.model.results import Delivery, Popped
 from kombu_toc.model.topic import Declaration, Topic
 
 MS = 1_000
+
+
+def keeps_up(keeper: LeaseKeeper) -> bool:
+    """Whether it is this process that keeps all topics up."""
+    return keeper.upkeeper.working and keeper.upkeeper.election.elected(time.monotonic())
 
 
 class Room:

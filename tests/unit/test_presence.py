@@ -7,8 +7,7 @@ import threading
 
 import pytest
 
-from kombu_toc.consumer.holdings import PRESENCE_INTERVAL, KeptFresh, OwedCalls, Presence
-from kombu_toc.scripts.call import ScriptCall, load
+from kombu_toc.consumer.holdings import PRESENCE_INTERVAL, KeptFresh, Presence
 
 
 @pytest.fixture
@@ -87,16 +86,3 @@ def test_a_name_is_kept_fresh_until_its_last_holder_leaves_it() -> None:
     assert "reply" in kept
     kept.forget("reply")
     assert not kept
-
-
-def test_calls_that_are_being_tried_are_owed_and_go_first_the_next_time() -> None:
-    first, second, third = (ScriptCall(load("ack"), [name], [], int) for name in "abc")
-    calls = OwedCalls()
-    calls.add([first, second])
-    assert calls.take() == [first, second]
-    calls.add([third])
-    assert len(calls) == 3
-    calls.tried(again=[second])
-    assert calls.take() == [second, third]
-    calls.tried()
-    assert not calls

@@ -15,7 +15,6 @@ from kombu_toc.center.pop_wait import (
     MAX_CLAIMS,
     Gathered,
     Looks,
-    Shares,
     Wait,
 )
 from kombu_toc.center.waiting import names_of, passes, seconds_of
@@ -174,21 +173,6 @@ def test_somebody_looks_rarely_although_the_topics_are_kept_up() -> None:
             looked.append(now)
             looks.looked("mail", now)
     assert len(looked) == 3
-
-
-def test_a_limit_is_divided_over_the_topics_and_what_one_leaves_goes_to_the_others() -> None:
-    shares = Shares(["a", "b", "c"])
-    assert shares.next(7) == [("a", 3), ("b", 2), ("c", 2)]
-    shares.more("b")
-    assert shares.next(4) == [("b", 4)]
-    assert shares.next(4) == []
-
-
-def test_topics_without_a_share_are_asked_if_the_first_has_nothing() -> None:
-    shares = Shares(["a", "b", "c"])
-    assert shares.next(1) == [("a", 1)]
-    assert shares.next(1) == [("b", 1)]
-    assert shares.next(0) == []
 
 
 def test_what_several_pops_did_is_told_as_one() -> None:
