@@ -12,6 +12,7 @@ import weakref
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
@@ -25,30 +26,35 @@ from ..model.topic import Declaration, Topic
 
 # -- counters of a process
 
-#: The counters of a topic.
-COUNTERS = (
-    "put",  #: messages added
-    "delivered",  #: deliveries; a message that is delivered again counts again
-    "acked",  #: acknowledged
-    "released",  #: returned unhandled
-    "rolled_back",  #: returned after a failure, or because a lease ended
-    "dead",  #: moved to DeadQueue
-    "cancelled",  #: deleted by id while they waited or were in flight
-    "rescheduled",  #: given another time
-    "requeued",  #: taken out of DeadQueue to be delivered again
-    "dropped",  #: removed from DeadQueue: too old, or too many
-    "purged",  #: deleted with all others of the topic, or from DeadQueue
-    "expired",  #: not delivered: older than they may be
-    "overran",  #: deliveries that ended although their consumers renewed them: max lease
-    "refused",  #: not put: more than may be
-    "guarded",  #: not run again: they had ended in the task library
-    "unguarded",  #: delivered although that could not be asked
-    "fired",  #: firings of schedules that were run
-    "missed",  #: firings that were not: too late, overlapping, or lost
-    "unrecorded",  #: messages, or their ends, that the task library has not got
-    "failed",  #: tasks that failed for good, and were to be listed
-    "empty",  #: pops that found nothing due
-)
+
+@dataclass(slots=True, eq=False)
+class _Counted:
+    """The counters of a topic."""
+
+    put: int = 0  #: messages added
+    delivered: int = 0  #: deliveries; a message that is delivered again counts again
+    acked: int = 0  #: acknowledged
+    released: int = 0  #: returned unhandled
+    rolled_back: int = 0  #: returned after a failure, or because a lease ended
+    dead: int = 0  #: moved to DeadQueue
+    cancelled: int = 0  #: deleted by id while they waited or were in flight
+    rescheduled: int = 0  #: given another time
+    requeued: int = 0  #: taken out of DeadQueue to be delivered again
+    dropped: int = 0  #: removed from DeadQueue: too old, or too many
+    purged: int = 0  #: deleted with all others of the topic, or from DeadQueue
+    expired: int = 0  #: not delivered: older than they may be
+    overran: int = 0  #: deliveries that ended although their consumers renewed them: max lease
+    refused: int = 0  #: not put: more than may be
+    guarded: int = 0  #: not run again: they had ended in the task library
+    unguarded: int = 0  #: delivered although that could not be asked
+    fired: int = 0  #: firings of schedules that were run
+    missed: int = 0  #: firings that were not: too late, overlapping, or lost
+    unrecorded: int = 0  #: messages, or their ends, that the task library has not got
+    failed: int = 0  #: tasks that failed for good, and were to be listed
+    empty: int = 0  #: pops that found nothing due
+
+
+COUNTERS = tuple(one.name for one in fields(_Counted))
 
 #: The counters of an idle consumer: if only these have changed, they are sent once a minute.
 _IDLE = frozenset(("empty",))
@@ -100,36 +106,13 @@ class Lateness(NamedTuple):
         return Lateness(tuple(a + b for a, b in both), self.us + other.us)
 
 
-class TopicCounts:
+class TopicCounts(_Counted):
     """One process's counters of one topic. Any thread may add to them; none ever decreases."""
 
-    __slots__ = (*COUNTERS, "late", "late_us", "sent")
-
-    put: int
-    delivered: int
-    acked: int
-    released: int
-    rolled_back: int
-    dead: int
-    cancelled: int
-    rescheduled: int
-    requeued: int
-    dropped: int
-    purged: int
-    expired: int
-    overran: int
-    fired: int
-    missed: int
-    refused: int
-    guarded: int
-    unguarded: int
-    unrecorded: int
-    failed: int
-    empty: int
+    __slots__ = ("late", "late_us", "sent")
 
     def __init__(self) -> None:
-        for name in COUNTERS:
-            setattr(self, name, 0)
+        super().__init__()
         self.late = [0] * len(PLACES)
         self.late_us = 0
         #: the values that Redis has
@@ -482,10 +465,10 @@ def read_metrics(
         found[name] = Measured(
             name,
             {counter: totals.get(counter, 0) for counter in COUNTERS},
-            _lateness(totals),
+            lateness_of(totals),
             minutes * 60 + seconds % 60 + us / 1_000_000,
             {counter: recent.get(counter, 0) for counter in COUNTERS},
-            _lateness(recent),
+            lateness_of(recent),
         )
     return found
 
@@ -522,11 +505,6 @@ def _of_minute(minute: int, raw: bytes | None) -> dict[str, int]:
     return numbers if numbers.pop("minute", None) == minute else {}
 
 
-def lateness_of(numbers: Mapping[str, int]) -> Lateness:
-    """The lateness in what was counted in a minute."""
-    return _lateness(numbers)
-
-
 def read_script_times(center: Source) -> dict[str, ScriptTimes]:
     """How often all processes have called each script, and how long they waited for it."""
     numbers = _numbers(center.client.hgetall(center.keys.scripts))
@@ -545,6 +523,7 @@ def _numbers(raw: dict[bytes, bytes]) -> dict[str, int]:
     return {name.decode(): int(number) for name, number in raw.items()}
 
 
-def _lateness(numbers: Mapping[str, int]) -> Lateness:
+def lateness_of(numbers: Mapping[str, int]) -> Lateness:
+    """The lateness in what was counted."""
     buckets = tuple(numbers.get(f"late:{bound}", 0) for bound in PLACES)
     return Lateness(buckets, numbers.get("late_us", 0))
