@@ -25,7 +25,7 @@ from ..model.results import Delivery
 from . import statuses
 from .records import Event, Key, Row, identity_of, is_raw, is_storable, now_us
 from .shards import Database
-from .store import CHUNK, Store
+from .store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -81,17 +81,16 @@ def ends_of(store: Store, keys: Iterable[Key]) -> dict[Key, _End]:
     has of each."""
     found: dict[Key, _End] = {}
     names = ("id", "token", "topic", *_End._fields)
-    for shard, some in store.shards.of_keys(sorted(set(keys))).items():
+    for shard, some in store.shards.parts_of(set(keys)):
         history = shard.tables.history
         columns = [history.c[name] for name in names]
-        for start in range(0, len(some), CHUNK):
-            which = history.c.id.in_({key[0] for key in some[start : start + CHUNK]})
-            for row in shard.database.read(select(*columns).where(which)):
-                key: Key = (row["id"], row["token"], row["topic"])
-                end = _End(*(row[name] for name in _End._fields))
-                before = found.get(key)
-                if before is None or before.modified_us < end.modified_us:
-                    found[key] = end
+        which = history.c.id.in_({key[0] for key in some})
+        for row in shard.database.read(select(*columns).where(which)):
+            key: Key = (row["id"], row["token"], row["topic"])
+            end = _End(*(row[name] for name in _End._fields))
+            before = found.get(key)
+            if before is None or before.modified_us < end.modified_us:
+                found[key] = end
     return found
 
 

@@ -25,9 +25,9 @@ from .outcomes import are
 from .putting import Putter, note_expired
 from .records import Event, Key, Row, key_of, now_us
 from .schema import IS_FAR
-from .shards import Shard
+from .shards import CHUNK, Shard, chunks, each_asked
 from .statuses import FAR
-from .store import CHUNK, Store, chunks, row_columns
+from .store import Store, row_columns
 
 # -- what is far ahead
 #
@@ -279,49 +279,40 @@ class Loader:
             for name, horizon in horizons.items()
         }
         heads: list[_Head] = []
-        error: LibraryError | None = None
-        for database in self._far.shards.databases:
-            if database.rests:
-                continue
-            try:
-                for topic, bound in bounds.items():
-                    for first_us, shard in self._far.store.holding(database, FAR, bound, topic):
-                        self._see(heads, first_us, shard, topic)
-            except LibraryError as exc:  # another database may be there
-                error = error or exc
-        ends = time.monotonic() + TURN
-        loaded, transactions = self.loaded, 0
-        while heads and time.monotonic() < until:
-            head = heapq.heappop(heads)
-            if head.shard.database.rests:
-                continue
-            bound = bounds[head.topic]
-            try:
-                ahead = self._far.ahead(head.shard, head.topic, head.first_us, bound, TOGETHER)
-                if ahead.number and heads and ahead.first_us > heads[0].first_us:
-                    # What was there before is put by now: others are sooner.
-                    self._see(heads, ahead.first_us, head.shard, head.topic)
+        with each_asked() as asking:
+            for database in self._far.shards.awake():
+                with asking:
+                    for topic, bound in bounds.items():
+                        for first_us, shard in self._far.store.holding(database, FAR, bound, topic):
+                            self._see(heads, first_us, shard, topic)
+            ends = time.monotonic() + TURN
+            loaded, transactions = self.loaded, 0
+            while heads and time.monotonic() < until:
+                head = heapq.heappop(heads)
+                if head.shard.database.rests:
                     continue
-                if not ahead.number:
-                    continue
-                transactions += 1
-                rows = self._load(head, ahead, bound, until)
-                if rows:
-                    self._see(heads, rows[-1].action_us, head.shard, head.topic)
-            except LibraryError as exc:
-                error = error or exc
-            if time.monotonic() >= ends or transactions >= TRANSACTIONS:
-                break
-            if self.loaded - loaded >= ROWS:
-                break
-        if heads:
-            self._next_look = now + TURN
-        else:
-            self._next_look = now + LOOK_INTERVAL
-            if look_at_all:
-                self._next_all = now + ALL_INTERVAL
-        if error is not None:
-            raise error
+                bound = bounds[head.topic]
+                with asking:
+                    ahead = self._far.ahead(head.shard, head.topic, head.first_us, bound, TOGETHER)
+                    if ahead.number and heads and ahead.first_us > heads[0].first_us:
+                        # What was there before is put by now: others are sooner.
+                        self._see(heads, ahead.first_us, head.shard, head.topic)
+                        continue
+                    if not ahead.number:
+                        continue
+                    transactions += 1
+                    if rows := self._load(head, ahead, bound, until):
+                        self._see(heads, rows[-1].action_us, head.shard, head.topic)
+                if time.monotonic() >= ends or transactions >= TRANSACTIONS:
+                    break
+                if self.loaded - loaded >= ROWS:
+                    break
+            if heads:
+                self._next_look = now + TURN
+            else:
+                self._next_look = now + LOOK_INTERVAL
+                if look_at_all:
+                    self._next_all = now + ALL_INTERVAL
         return bool(heads) and time.monotonic() >= self._next_look
 
     def _horizons(self) -> dict[str | None, float]:
@@ -526,7 +517,7 @@ class FarStore:
         """Have these rows put into Redis, with other values, such as another action time, as far as
         they are still far ahead; return them as they were."""
         found: list[Row] = []
-        for shard, keys in self._divided([row.key for row in rows]):
+        for shard, keys in self.shards.parts_of(row.key for row in rows):
             table = shard.tables.pending
             wanted = select(*row_columns(table)).where(text(IS_FAR), are(table, keys))
             locked = shard.database.dialect.locking(wanted, waits=True)
@@ -589,7 +580,7 @@ class FarStore:
         how: Any,
     ) -> list[Key]:
         changed: list[Key] = []
-        for shard, some in self._divided([row.key for row in rows]):
+        for shard, some in self.shards.parts_of(row.key for row in rows):
             database, table = shard.database, shard.tables.pending
 
             def work(
@@ -624,12 +615,6 @@ class FarStore:
         status, at = how
         events = [Event(key, status, at, 0, "", "", ({}, 0)) for key in keys]
         outcomes.write(shard.database.dialect, shard.tables, events, connection)
-
-    def _divided(self, keys: Sequence[Key]) -> Iterator[tuple[Shard, Sequence[Key]]]:
-        """Keys by their shards, as many as a statement names, in one order whoever does it."""
-        for shard, some in self.shards.of_keys(keys).items():
-            for chunk in chunks(sorted(some)):
-                yield shard, chunk
 
     def pages(self, topic: str) -> Iterator[list[Row]]:
         """What is far ahead in a queue now, some rows at a time, for who ends them."""

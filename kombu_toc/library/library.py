@@ -330,11 +330,10 @@ class Reshard:
         number = 0
         for database in self._shards.databases:
             with database.patiently(COUNTING) as patient:
-                for shard in self._shards.all:
-                    if shard.database is database:
-                        for table in shard.tables:
-                            many = select(func.count().label("many")).select_from(table)
-                            number += patient.read(many)[0]["many"]
+                for shard in self._shards.of_database(database):
+                    for table in shard.tables:
+                        many = select(func.count().label("many")).select_from(table)
+                        number += patient.read(many)[0]["many"]
         return number
 
     def _move(self, shard: Shard) -> None:

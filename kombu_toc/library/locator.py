@@ -22,7 +22,7 @@ from .db import ROWS_PER_STATEMENT
 from .outcomes import are
 from .records import Key, now_us
 from .schema import LOCATOR
-from .shards import Database, Shard, Shards
+from .shards import Database, Shard, Shards, each_asked
 
 #: Microseconds of a day: what history has no more goes from here, too.
 _DAY_US = 86_400_000_000
@@ -74,19 +74,13 @@ class Locator:
             return
         with self._lock:
             owed, self._owed = self._owed, {}
-        error: LibraryError | None = None
-        for database, rows in self._by_database(owed).items():
-            try:
-                if not database.rests:
-                    self._write(database, rows)
-                    continue
-            except LibraryError as exc:
-                error = error or exc
-            with self._lock:
-                late = {(row["id"], row["spread"]): row["day"] for row in rows}
-                self._owed = {**late, **self._owed}
-        if error is not None:
-            raise error
+        with each_asked() as asking:
+            for database, rows in self._by_database(owed).items():
+                with asking:
+                    if not database.rests:
+                        self._write(database, rows)
+                        continue
+                self.take({(row["id"], row["spread"]): row["day"] for row in rows})
 
     def _by_database(
         self, owed: dict[tuple[str, int], int]
@@ -202,7 +196,7 @@ class Locator:
             raise error
 
     def _look_in(self, database: Database, ids: Sequence[str]) -> Iterable[tuple[Shard, Key]]:
-        shards = [one for one in self._shards.all if one.database is database]
+        shards = self._shards.of_database(database)
         many = TABLES[database.dialect.name]
         for start in range(0, len(shards), many):
             some = shards[start : start + many]

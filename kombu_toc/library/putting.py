@@ -32,8 +32,8 @@ from . import records, statuses
 from .guard import ended_rows, ends_of, over_of
 from .outcomes import are
 from .schema import IS_NOT_FAR, MAX_ERROR
-from .shards import Database, Shard
-from .store import CHUNK, Store, chunks
+from .shards import CHUNK, Database, Shard, chunks
+from .store import Store
 
 # -- unique keys of rows
 
@@ -216,8 +216,8 @@ THERE, DEAD, MISSING = "there", "dead", "missing"
 def states_in_redis(center: TimeoutCenter, rows: Sequence[records.Row]) -> list[str]:
     """Where the message of each row is."""
     found: list[str] = []
-    for start in range(0, len(rows), CHUNK):
-        found += _states(center, rows[start : start + CHUNK])
+    for chunk in chunks(rows):
+        found += _states(center, chunk)
     return found
 
 
@@ -295,8 +295,8 @@ class DeadLetters:
         for topic, ids in by_topic.items():
             for shard, some in self._store.locator.shards_of(sorted(ids)).items():
                 table = shard.tables.pending
-                for start in range(0, len(some), CHUNK):
-                    which = table.c.id.in_(some[start : start + CHUNK]) & (table.c.topic == topic)
+                for chunk in chunks(some):
+                    which = table.c.id.in_(chunk) & (table.c.topic == topic)
                     which &= table.c.place == statuses.IN_DEAD_QUEUE
                     shard.database.execute(make(table, which))
 
@@ -338,13 +338,7 @@ class DeadLetters:
         if rows:
             self._store.insert([row for row, _ in rows.values()])
             # Of some, their workers could not say yet that they are dead.
-            values = {"status": statuses.DEAD, "place": statuses.IN_DEAD_QUEUE}
-            for shard, keys in self._store.shards.of_keys(rows).items():
-                table = shard.tables.pending
-                for start in range(0, len(keys), CHUNK):
-                    which = are(table, keys[start : start + CHUNK])
-                    which &= table.c.status == statuses.TAKEN
-                    shard.database.execute(update(table).where(which).values(**values))
+            self._store.keep_dead(rows)
 
     def requeued(self, named: Iterable[tuple[str, str]]) -> None:
         """Dead letters wait again. Raises LibraryError."""
@@ -407,9 +401,7 @@ class DeadLetters:
         """Make dead letters of what was dead in a database and is not in Redis; return how many.
         Their age counts from now on."""
         number = 0
-        for shard in self._store.shards.all:
-            if shard.database is not database:
-                continue
+        for shard in self._store.shards.of_database(database):
             after = None
             while rows := self._store.page(shard, statuses.IN_DEAD_QUEUE, after, PAGE):
                 after = rows[-1].action_us, *rows[-1].key

@@ -39,8 +39,8 @@ from .records import (
 )
 from .schedules import Schedules
 from .schema import LAYOUT
-from .shards import Database, Shard
-from .store import CHUNK, Store, chunks, together
+from .shards import CHUNK, Asking, Database, Shard, chunks, each_asked
+from .store import Store, together
 
 T = TypeVar("T")
 
@@ -433,60 +433,52 @@ class Reconciler:
 
         begins: whether to begin with a round, unless one is under way
         """
-        put, read, pages, error = 0, 0, 0, None
-        if begins and not self._round:
-            error = self._begin()
-        while self._round and read < ROWS_PER_LOOK and pages < PAGES_PER_LOOK:
-            shard = self._round.popleft()
-            try:
-                if shard.database.rests:
-                    self._forget(shard)
-                    continue
-                pages += 1
-                rows, ends = self._page(shard)
-                put += self._judge(shard, rows)
-            except LibraryError as exc:
+        put = read = pages = 0
+        with each_asked() as asking:
+            if begins and not self._round:
+                self._begin(asking)
+            while self._round and read < ROWS_PER_LOOK and pages < PAGES_PER_LOOK:
+                shard = self._round.popleft()
+                if not shard.database.rests:
+                    pages += 1
+                    with asking:
+                        rows, ends = self._page(shard)
+                        put += self._judge(shard, rows)
+                        read += len(rows)
+                        self._go_on(shard, ends)
+                        continue
                 self._forget(shard)
-                error = error or exc
-                continue
-            read += len(rows)
-            if ends or len(self._seen[shard.number]) >= MAX_SUSPECTS:
-                # Its round is over: with so many that are missing, the first of them come first.
-                self._after[shard.number] = None
-                self._suspects[shard.number] = self._seen.pop(shard.number, {})
-            else:
-                self._round.append(shard)
-        try:
-            self._withdraw_ended()
-        except LibraryError as exc:
-            error = error or exc
-        if put:
-            logger.warning(
-                "%d messages were overdue and not in Redis: put there again from the library", put
-            )
-        if error is not None:
-            raise error
+            with asking:
+                self._withdraw_ended()
+            if put:
+                logger.warning(
+                    "%d messages were overdue and not in Redis: put there again from the library",
+                    put,
+                )
         return put
 
-    def _begin(self) -> LibraryError | None:
-        """Begin a round through the shards that have something overdue; return the error of the
-        first database that is away."""
-        until, error = now_us() - UNDER_WAY_US, None
+    def _go_on(self, shard: Shard, ends: bool) -> None:
+        """A page of a shard was read, perhaps the last one."""
+        if ends or len(self._seen[shard.number]) >= MAX_SUSPECTS:
+            # Its round is over: with so many that are missing, the first of them come first.
+            self._after[shard.number] = None
+            self._suspects[shard.number] = self._seen.pop(shard.number, {})
+        else:
+            self._round.append(shard)
+
+    def _begin(self, asking: Asking) -> None:
+        """Begin a round through the shards that have something overdue."""
+        until = now_us() - UNDER_WAY_US
         overdue: set[int] = set()
-        for database in self._store.shards.databases:
-            if database.rests:
-                continue
-            try:
+        for database in self._store.shards.awake():
+            with asking:
                 for _, shard in self._store.holding(database, statuses.IN_REDIS, until):
                     overdue.add(shard.number)
-            except LibraryError as exc:
-                error = error or exc
         for shard in self._store.shards.all:
             if shard.number in overdue:
                 self._round.append(shard)
             else:
                 self._forget(shard)
-        return error
 
     def _forget(self, shard: Shard) -> None:
         """Begin anew with a shard that was away, or has nothing overdue: of one that was away, what
@@ -556,7 +548,7 @@ class Reconciler:
         since, asked = time.monotonic() - WATCH, []
         if not self._returned:
             return
-        awake = {shard.number for shard in self._store.shards.awake()}
+        awake = {one.number for one in self._store.shards.all if not one.database.rests}
         for number in list(self._returned)[:PAGES_PER_LOOK]:
             kept = self._returned.pop(number)
             for key in [key for key, (_, at) in kept.items() if at < since]:

@@ -29,7 +29,7 @@ from .keeper import Keeper
 from .notes import FLUSH_AT, Backlog, Gathering
 from .records import Event, Key, Row, now_us
 from .schedules import Schedules
-from .shards import Database
+from .shards import Database, each_asked
 from .store import Store
 
 logger = logging.getLogger(__name__)
@@ -390,18 +390,14 @@ class Recorder:
     def _turn(self) -> None:
         """Do what is due. Each part is done whatever another one's database does; raises
         LibraryError of the first that was away."""
-        error: LibraryError | None = None
         owed = self.store.declarations.write_owed
-        for do in (
-            *(self._write_backlog, owed, self._write_schedules, self._touch, self._note_committed),
-            *(self.store.locator.write, self._keep),
-        ):
-            try:
-                do()
-            except LibraryError as exc:
-                error = error or exc
-        if error is not None:
-            raise error
+        with each_asked() as asking:
+            for do in (
+                *(self._write_backlog, owed, self._write_schedules),
+                *(self._touch, self._note_committed, self.store.locator.write, self._keep),
+            ):
+                with asking:
+                    do()
 
     def _write_backlog(self) -> None:
         self.gathering.look()

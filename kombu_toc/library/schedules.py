@@ -17,11 +17,10 @@ from sqlalchemy import Connection, delete, select
 
 from ..center.calls import ScheduleChange, ScheduleFiring
 from ..center.center import TimeoutCenter
-from ..errors import LibraryError
 from .putting import Putter
 from .records import key_of
 from .schema import SCHEDULES
-from .shards import Database
+from .shards import Database, each_asked
 from .store import Store
 
 #: Topic and name.
@@ -122,23 +121,20 @@ class Schedules:
     def _write_all(self) -> None:
         with self._lock:
             changes, self._changes = self._changes, {}
-        failed: LibraryError | None = None
         by_database: dict[Database, list[Name]] = defaultdict(list)
         # In one order, so that two processes do not wait for each other.
         for name in sorted(changes):
             by_database[self._store.shards.of(name[1]).database].append(name)
-        for database, names in by_database.items():
-            for start in range(0, len(names), TOGETHER):
-                some = {name: changes[name] for name in names[start : start + TOGETHER]}
-                try:
-                    database.run(partial(self._write, database, some))
-                except LibraryError as exc:
-                    failed = exc
+        with each_asked() as asking:
+            for database, names in by_database.items():
+                for start in range(0, len(names), TOGETHER):
+                    some = {name: changes[name] for name in names[start : start + TOGETHER]}
+                    with asking:
+                        database.run(partial(self._write, database, some))
+                        continue
                     with self._lock:
                         for name, change in some.items():
                             self._add(name, change)
-        if failed is not None:
-            raise failed
 
     @classmethod
     def merge(cls, database: Database, row: dict[str, Any]) -> None:
