@@ -17,7 +17,7 @@ from ..model.library import BEHIND, OFF, OUTBOX
 from ..model.results import REPLACED, WAITING, Cancelled, Delivery, Found, Put, Rescheduled
 from ..model.topic import Declaration, Topic
 from . import outbox, statuses
-from .horizon import FarMessages, is_far
+from .horizon import FarMessages, is_far, new_time
 from .library import Library, ServerTime
 from .putting import DeadLetters, missing_of
 from .recorder import Recorder, logger
@@ -315,11 +315,7 @@ class OpenLibrary:
         ]
         if not only:
             return []
-        seconds, us = self._center.client.time()
-        now = seconds * 1_000_000 + us
-        to_us = max(now if at_us is None else at_us, now)
-        if delay_us is not None:
-            to_us = max(now + delay_us, now)
+        now, to_us = new_time(self._center, at_us, delay_us)
         # What is due may have just run, and its worker has not said so.
         sure = [
             row

@@ -415,20 +415,22 @@ class Store:
                 moved.append(row)
         return moved
 
-    def of_topic(self, topic: str, until_us: int) -> Iterator[list[Row]]:
-        """What has not ended of a queue, was sent until then, and is not far ahead, page by page.
+    def of_topic(self, topic: str, until_us: int, *, far: bool = False) -> Iterator[list[Row]]:
+        """What has not ended of a queue and was sent until then, page by page: what is far ahead,
+        or what is not.
 
         That may take longer than a statement usually may: a database has to go over what was
         deleted a moment ago.
         """
         for database, shards in self._patiently():
             for shard in shards:
-                columns = shard.tables.pending.c
-                mine = sa.text(IS_NOT_FAR), columns.topic == topic, columns.created_us <= until_us
-                for place in (statuses.IN_REDIS, statuses.NOT_PUT):
-                    conditions, after = [columns.place == place, *mine], None
-                    patient = shard._replace(database=database)
-                    while rows := self._after(patient, conditions, after, CHUNK):
+                columns, patient = shard.tables.pending.c, shard._replace(database=database)
+                near = [columns.place == one for one in (statuses.IN_REDIS, statuses.NOT_PUT)]
+                for place in [sa.text(IS_FAR)] if far else near:
+                    conditions = [place, columns.topic == topic, columns.created_us <= until_us]
+                    conditions += [] if far else [sa.text(IS_NOT_FAR)]
+                    after = None
+                    while rows := self.after(patient, conditions, after, CHUNK)[0]:
                         yield rows
                         after = rows[-1].action_us, *rows[-1].key
 
@@ -485,28 +487,30 @@ class Store:
         conditions = [columns.place == place]
         if until_us is not None:
             conditions.append(columns.action_us <= until_us)
-        return self._after(shard, conditions, after, limit)
+        return self.after(shard, conditions, after, limit)[0]
 
     @staticmethod
-    def _after(
+    def after(
         shard: Shard,
         conditions: Sequence[Any],
         after: tuple[int, str, str, str] | None,
         limit: int,
-    ) -> list[Row]:
+    ) -> tuple[list[Row], bool]:
+        """As :meth:`page`, of the rows for which these hold; and whether there are no more."""
         columns = shard.tables.pending.c
         order = [columns[name] for name in _ORDER]
         if after is None:
-            return read(shard, conditions, order, limit)[0]
+            return read(shard, conditions, order, limit)
         # Apart what is due at the same moment, and what is later: so an index leads to either,
         # however many are due at once.
         key = sa.tuple_(columns.id, columns.token, columns.topic)
         same = [columns.action_us == after[0], columns.id >= after[1], key > after[1:]]
         rows, ends = read(shard, [*conditions, *same], order, limit)
-        if ends and len(rows) < limit:
+        if ends:
             later = [*conditions, columns.action_us > after[0]]
-            rows += read(shard, later, order, limit - len(rows))[0]
-        return rows
+            more, ends = read(shard, later, order, limit - len(rows))
+            rows += more
+        return rows, ends
 
     def holding(
         self, database: Database, place: int, until_us: int | None = None, topic: str | None = None
