@@ -324,16 +324,12 @@ class HttpApi:
 
     async def _serve(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         found = request = None
-        is_unread = False
         connection = guard.current()
         try:
             found = self._read(scope, receive)
             self._admit(scope, *found)
             request = found[0]
             made = await self._answer(*found)
-            is_unread = (
-                made.status == TOO_LARGE or scope["method"] not in WITH_BODY
-            ) and asgi.has_body(scope)
         except asgi.Gone:
             if connection is None:
                 return
@@ -343,9 +339,9 @@ class HttpApi:
             if found is not None and found[1].is_shown and problem.kind in _REFUSALS:
                 self._note_refused(scope, found[0], found[1], problem)
             made = as_answer(problem)
-            is_unread = (
-                request is None or made.status == TOO_LARGE or scope["method"] not in WITH_BODY
-            ) and asgi.has_body(scope)
+        is_unread = asgi.has_body(scope) and (
+            request is None or made.status == TOO_LARGE or scope["method"] not in WITH_BODY
+        )
         if made.undo is not None and request is not None and await _has_gone(request):
             await made.undo()
             if connection is None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from redis.exceptions import (
@@ -109,6 +111,16 @@ class Problem(Exception):
 def invalid(field: str, detail: str) -> Problem:
     """A field that cannot be used."""
     return Problem("invalid-field", f"{field}: {detail}" if field else detail, field)
+
+
+@contextmanager
+def going_on(otherwise: str = "use the nextPageToken of one") -> Iterator[None]:
+    """Within this, a page is read that begins where another has ended: a ValueError says that none
+    has ended there."""
+    try:
+        yield
+    except ValueError:
+        raise invalid("after", f"no page goes on there; {otherwise}") from None
 
 
 def not_found(what: str) -> Problem:

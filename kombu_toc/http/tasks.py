@@ -23,7 +23,7 @@ from .messages import (
     token_of,
     unique_of,
 )
-from .problems import Problem, invalid, not_found, problem_of
+from .problems import Problem, going_on, invalid, not_found, problem_of
 from .request import Answer, Operations, Request, answer
 
 #: Messages of one page, and of one request, at most.
@@ -264,13 +264,11 @@ async def read_page(api: Any, queue: str, *, limit: int, after: str | None, **ho
     found: list[Found] = []
     size = 0
     while True:
-        try:
-            step = min(_STEP, limit - len(found))
+        step = min(_STEP, limit - len(found))
+        with going_on():
             page = await api.center.scan(
                 queue, limit=step, after=after, size=PAGE_BYTES - size, **how
             )
-        except ValueError:
-            raise invalid("after", "no page goes on there; use the nextPageToken of one") from None
         found += page.messages
         size += sum(len(one.body) for one in page.messages)
         after = page.after

@@ -13,16 +13,8 @@ from ..center.calls import PutRequest
 from ..center.center import TimeoutCenter
 from ..center.runner import BROKEN
 from ..errors import LibraryError
+from ..model import library as model
 from ..model.failures import FailuresRetried
-from ..model.library import (
-    FAILURES,
-    Disagreement,
-    LibraryResharded,
-    LibraryStatus,
-    Rebuilt,
-    Record,
-    RecordPage,
-)
 from ..model.results import Cancelled, OnProgress, Rescheduled, tell_nobody
 from ..scripts.call import Countdown
 from . import migrate, statuses
@@ -66,7 +58,7 @@ class Library:
         between: tuple[float | None, float | None] | None = None,
         limit: int = 100,
         after: str | None = None,
-    ) -> RecordPage:
+    ) -> model.RecordPage:
         given = {"biz_type": biz_type, "biz_id": biz_id, "task": task}
         where: dict[str, Any] = {
             name: _text(name, value) for name, value in given.items() if value is not None
@@ -85,13 +77,13 @@ class Library:
     def retry(
         self,
         *,
-        status: str | Collection[str] = FAILURES,
+        status: str | Collection[str] = model.FAILURES,
         limit: int | None = None,
         on_progress: OnProgress = tell_nobody,
         **which: Any,
     ) -> FailuresRetried:
         names = [status] if isinstance(status, str) else status
-        if not names or not set(names) <= set(FAILURES):
+        if not names or not set(names) <= set(model.FAILURES):
             raise LibraryError(f"only what is failed or dead is retried, not {status!r}")
         done, after, until = FailuresRetried(), None, now_us()
         while limit is None or done.number < limit:
@@ -108,10 +100,10 @@ class Library:
                 break
         return done
 
-    def rebuild(self, on_progress: OnProgress = tell_nobody) -> Rebuilt:
+    def rebuild(self, on_progress: OnProgress = tell_nobody) -> model.Rebuilt:
         return Rebuild(self.store, self._center, self._ready).run(on_progress)
 
-    def check(self, *, fix: bool = False) -> list[Disagreement]:
+    def check(self, *, fix: bool = False) -> list[model.Disagreement]:
         self._ready()
         center = self._another()  # one that records nothing
         try:
@@ -125,7 +117,7 @@ class Library:
     def upgrade(self) -> list[str]:
         return [str(database.url) for database in migrate.upgrade(self.store.shards)]
 
-    def reshard(self, on_progress: OnProgress = tell_nobody) -> LibraryResharded:
+    def reshard(self, on_progress: OnProgress = tell_nobody) -> model.LibraryResharded:
         if self.store.shards.former is None:
             raise LibraryError(
                 "toc_library_before and toc_library_tables_before are to name the layout that the "
@@ -143,7 +135,7 @@ class Library:
         store = self.store
         return sum(days for one in store.shards.all for days in store.pruning(one, before))
 
-    def status(self) -> list[LibraryStatus]:
+    def status(self) -> list[model.LibraryStatus]:
         found = []
         for database in self.store.shards.databases:
             version, problem = None, ""
@@ -152,14 +144,14 @@ class Library:
                 migrate.check(self.store.shards, database)
             except LibraryError as exc:
                 problem = str(exc)
-            found.append(LibraryStatus(str(database.url), version, problem))
+            found.append(model.LibraryStatus(str(database.url), version, problem))
         return found
 
     def counts(self) -> dict[str, int]:
         self._ready()
         return self.store.count()
 
-    def history(self, id: str) -> list[Record]:
+    def history(self, id: str) -> list[model.Record]:
         self._ready.as_far_as_there()
         return self.store.history(_text("id", id))
 
@@ -300,10 +292,10 @@ class Reshard:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._shards = store.shards
-        self._done = LibraryResharded(0, 0, 0)
+        self._done = model.LibraryResharded(0, 0, 0)
         self._tell: OnProgress = tell_nobody
 
-    def run(self, on_progress: OnProgress) -> LibraryResharded:
+    def run(self, on_progress: OnProgress) -> model.LibraryResharded:
         """Move the rows. Raises LibraryError."""
         self._tell = on_progress
         for database in self._shards.databases:
@@ -345,7 +337,7 @@ class Reshard:
                     self._store.locator.owe(keys, now_us())
                     self._store.locator.write()
                 rows = self._done.rows + len(keys)
-                self._done = LibraryResharded(
+                self._done = model.LibraryResharded(
                     rows, max(self._done.of_rows, rows), self._done.moved + moved
                 )
                 self._tell(rows, self._done.of_rows)

@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from kombu_toc import LibraryError, center_for
-from kombu_toc.library import db, guard, outcomes, rebuild, shards, statuses
+from kombu_toc.library import db, guard, outcomes, rebuild, statuses
+from kombu_toc.library import store as store_module
 from kombu_toc.library.horizon import FarStore
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.putting import DeadLetters
@@ -276,7 +277,7 @@ def test_rows_that_are_due_at_once_are_read_page_by_page(store):
 @pytest.mark.every_engine
 def test_a_queue_is_read_page_by_page(store, monkeypatch):
     """In whatever state its messages are, and although rows disappear meanwhile."""
-    monkeypatch.setattr(shards, "CHUNK", 3)
+    monkeypatch.setattr(store_module, "CHUNK", 3)
     changes = (
         *({}, {"place": statuses.NOT_PUT}, {"status": statuses.TAKEN}),
         *({"topic": "other"}, {"created_us": now_us() + 10**9}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ...aio.center import AsyncTimeoutCenter
 from ...errors import PartialError
@@ -11,7 +11,7 @@ from ...model.failures import FailureGroup
 from ..library import FarAhead
 from ..problems import Problem
 from ..request import Answer
-from ..tokens import Audit, Mask, Tokens
+from ..tokens import Audit, Mask
 from .jobs import Jobs
 from .reading import PageExtras, Reader
 from .render import Ask, View
@@ -22,23 +22,6 @@ from .snapshots import DeadLetterGroups, Looks, SearchCache, SnapshotCache
 T = TypeVar("T")
 
 
-class Api(Protocol):
-    """The application that the page belongs to, as far as the page needs it."""
-
-    center: AsyncTimeoutCenter
-    acting: Any
-    audit: Audit
-    tokens: Tokens
-    names: frozenset[str]
-
-    @property
-    def has_library(self) -> bool: ...
-
-    async def known_queue(self, queue: str) -> str: ...
-
-    async def ask_library(self, method: str, *args: Any, **options: Any) -> Any: ...
-
-
 class Tools:
     """One of everything, for one page.
 
@@ -47,9 +30,11 @@ class Tools:
     mask: what is not shown
     """
 
-    def __init__(self, api: Api, extras: PageExtras, mask: Mask) -> None:
-        self.api, self.extras, self.mask, self.audit = api, extras, mask, api.audit
-        self.center = center = api.center
+    def __init__(self, api: Any, extras: PageExtras, mask: Mask) -> None:
+        self.api, self.extras, self.mask = api, extras, mask
+        self.audit: Audit = api.audit
+        center: AsyncTimeoutCenter = api.center
+        self.center = center
         self.reader = reader = Reader(mask, extras)
         self.snapshots = SnapshotCache(center)
         self.far = FarAhead(api)
@@ -92,7 +77,8 @@ class Tools:
     async def queue_of(self, ask: Ask, role: str, queue: str) -> str:
         """A queue for which this is allowed. Raises Problem for any other."""
         check_role(ask, role, queue)
-        return await self.api.known_queue(queue)
+        known: str = await self.api.known_queue(queue)
+        return known
 
 
 #: Makes a view, or answers otherwise.
