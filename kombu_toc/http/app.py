@@ -575,7 +575,7 @@ _STATUS = record("status", status=TEXT)
 
 
 @OPERATIONS.add(
-    "GET", ("openapi.json",), "This document", role="", returns=("OpenAPI 3.1.", {"type": "object"})
+    "GET /openapi.json", "This document", role="", returns=("OpenAPI 3.1.", {"type": "object"})
 )
 async def _openapi(api: HttpApi, request: asgi.Request) -> asgi.Answer:
     return asgi.answer(
@@ -584,14 +584,14 @@ async def _openapi(api: HttpApi, request: asgi.Request) -> asgi.Answer:
 
 
 @OPERATIONS.add(
-    "GET", ("healthz",), "Tell whether the process lives", role="", returns=("It does.", _STATUS)
+    "GET /healthz", "Tell whether the process lives", role="", returns=("It does.", _STATUS)
 )
 async def _healthz(api: HttpApi, request: asgi.Request) -> asgi.Answer:
     return asgi.answer({"status": "ok"})
 
 
 @OPERATIONS.add(
-    "GET", ("readyz",), "Tell whether the broker can be used", role="", returns=("It can.", _STATUS)
+    "GET /readyz", "Tell whether the broker can be used", role="", returns=("It can.", _STATUS)
 )
 async def _readyz(api: HttpApi, request: asgi.Request) -> asgi.Answer:
     try:
@@ -631,8 +631,7 @@ def _others_serve(center: TimeoutCenter) -> None:
 
 
 @OPERATIONS.add(
-    "GET",
-    ("metrics",),
+    "GET /metrics",
     "Metrics in Prometheus's text format",
     query={"topic": Text("Only these queues: names, or patterns as mail,sms-*", most=16_000)},
     about="Of more than 1,000 queues, those that most was put into.",

@@ -60,9 +60,6 @@ _NEW = Object(
     name="NewJob",
 )
 
-_ALL = ("v1", "queues", "{queue}", "jobs")
-_ONE = (*_ALL, "{id}")
-
 OPERATIONS = Operations("jobs")
 
 
@@ -91,8 +88,7 @@ def _check(request: Request, act: str) -> None:
 
 
 @OPERATIONS.add(
-    "POST",
-    _ALL,
+    "POST /v1/queues/{queue}/jobs",
     "Begin a job",
     request=_NEW,
     status=202,
@@ -132,8 +128,7 @@ async def begin(api: Any, request: Request) -> Answer:
 
 
 @OPERATIONS.add(
-    "GET",
-    _ALL,
+    "GET /v1/queues/{queue}/jobs",
     "List jobs",
     returns=("The latest ones.", record("jobs", jobs=array(_JOB))),
     problems=("not-found",),
@@ -155,8 +150,7 @@ async def _job_of(api: Any, request: Request) -> Job:
 
 
 @OPERATIONS.add(
-    "GET",
-    _ONE,
+    "GET /v1/queues/{queue}/jobs/{id}",
     "Show how far a job has come",
     returns=("The job; it is kept for an hour.", _JOB),
     problems=("not-found",),
@@ -167,10 +161,8 @@ async def show_job(api: Any, request: Request) -> Answer:
 
 
 @OPERATIONS.add(
-    "POST",
-    _ONE,
+    "POST /v1/queues/{queue}/jobs/{id}:stop",
     "Stop a job between two steps",
-    verb="stop",
     act="stop job",
     returns=("The job; it may still be in a step.", _JOB),
     problems=("not-found", "forbidden"),

@@ -62,7 +62,6 @@ _PAGE = record(
     nextPageToken=or_null(TEXT),
     away=described(WHOLE, "How many databases do not answer: what they have is not here."),
 )
-_TASKS = ("v1", "library", "tasks")
 
 #: Seconds for which databases are waited for. (KEDA waits for three.)
 FAR_WITHIN = 2.0
@@ -97,8 +96,7 @@ def shown_record(record: Record, mask: Mask | Masking | None = None) -> dict[str
 
 
 @OPERATIONS.add(
-    "GET",
-    _TASKS,
+    "GET /v1/library/tasks",
     "Find tasks in the library",
     query={
         "bizType": Text("The business type.", most=64),
@@ -162,10 +160,8 @@ def _checked(attributes: dict[str, str]) -> dict[str, str]:
 
 
 @OPERATIONS.add(
-    "POST",
-    _TASKS,
+    "POST /v1/library/tasks:retry",
     "Send again what has failed or is dead, each once",
-    verb="retry",
     role="operate",
     request=Object(
         {
@@ -195,8 +191,7 @@ async def retry(api: Any, request: Request) -> Answer:
 
 
 @OPERATIONS.add(
-    "GET",
-    (*_TASKS, "{id}"),
+    "GET /v1/library/tasks/{id}",
     "Show the history of a task",
     returns=("Its records.", _PAGE),
     problems=("not-found",),
@@ -339,8 +334,6 @@ _RETRIED = record(
     chords=described(WHOLE, "How many belong to a group or chord, which stays as it is."),
 )
 
-_ALL = ("v1", "queues", "{queue}", "failures")
-
 FAILED = Operations("failures")
 
 
@@ -384,8 +377,7 @@ async def shown_failures(
 
 
 @FAILED.add(
-    "GET",
-    _ALL,
+    "GET /v1/queues/{queue}/failures",
     "List failed tasks",
     query={
         **_WHICH,
@@ -411,8 +403,7 @@ async def list_failures(api: Any, request: Request) -> Answer:
 
 
 @FAILED.add(
-    "GET",
-    (*_ALL, "{id}"),
+    "GET /v1/queues/{queue}/failures/{id}",
     "Show why a task failed",
     returns=("The failure.", _FAILURE),
     problems=("not-found",),
@@ -427,12 +418,10 @@ async def show_failure(api: Any, request: Request) -> Answer:
 
 
 @FAILED.add(
-    "POST",
-    _ALL,
+    "POST /v1/queues/{queue}/failures:retry",
     "Run failed tasks again",
     role="operate",
     act="retry",
-    verb="retry",
     request=_CHOSEN,
     returns=("How many, and what was taken away from them.", _RETRIED),
     problems=("not-found",),
@@ -446,12 +435,10 @@ async def retry_failures(api: Any, request: Request) -> Answer:
 
 
 @FAILED.add(
-    "POST",
-    _ALL,
+    "POST /v1/queues/{queue}/failures:forget",
     "Forget failed tasks",
     role="operate",
     act="forget",
-    verb="forget",
     request=_CHOSEN,
     returns=("How many.", record("deleted", deleted=WHOLE)),
     problems=("not-found",),

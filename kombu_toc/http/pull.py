@@ -62,8 +62,6 @@ REJECT = Object(
     name="Rejection",
 )
 
-_QUEUE = ("v1", "queues", "{queue}")
-
 OPERATIONS = Operations("pull")
 
 
@@ -90,11 +88,9 @@ async def lease_again(api: Any, request: Request, made: Answer) -> Answer:
 
 
 @OPERATIONS.add(
-    "POST",
-    _QUEUE,
+    "POST /v1/queues/{queue}:lease",
     "Lease messages that are due",
     role="write",
-    verb="lease",
     again=lease_again,
     request=LEASE,
     required=False,
@@ -202,22 +198,18 @@ for _verb, _done, _summary, _returns, _about in (
     ("release", "released", "Give messages back unhandled", "How many are back.", "back"),
 ):
     OPERATIONS.add(
-        "POST",
-        _QUEUE,
+        f"POST /v1/queues/{{queue}}:{_verb}",
         _summary,
         role="write",
-        verb=_verb,
         request=SETTLE,
         returns=(_returns, _settled(_done, f"How many are {_about}.")),
     )(_settling(_verb, _done))
 
 
 @OPERATIONS.add(
-    "POST",
-    _QUEUE,
+    "POST /v1/queues/{queue}:extend",
     "Extend leases",
     role="write",
-    verb="extend",
     request=EXTEND,
     returns=(
         "How many are extended.",
@@ -233,11 +225,9 @@ async def extend(api: Any, request: Request) -> Answer:
 
 
 @OPERATIONS.add(
-    "POST",
-    _QUEUE,
+    "POST /v1/queues/{queue}:reject",
     "Give messages back after a failure",
     role="write",
-    verb="reject",
     request=REJECT,
     returns=(
         "What became of them.",
