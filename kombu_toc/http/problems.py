@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 
 from redis.exceptions import (
@@ -106,6 +107,19 @@ class Problem(Exception):
             **self.more,
         }
         return json.dumps(document).encode()
+
+
+def refusal(problem: Problem) -> bytes:
+    """The answer of HTTP/1.1 that says a problem, for a connection that is closed then."""
+    body = problem.body()
+    lines = [
+        f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}",
+        f"content-type: {CONTENT_TYPE.decode()}",
+        "connection: close",
+        *(f"{name.decode()}: {said.decode()}" for name, said in problem.headers),
+        f"content-length: {len(body)}",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def invalid(field: str, detail: str) -> Problem:

@@ -75,16 +75,6 @@ class _Batch(NamedTuple):
     ended: int
 
 
-class _Doubt(NamedTuple):
-    """A row that may be under way to a worker, or back: it is looked at once more.
-
-    at: monotonic seconds when
-    """
-
-    at: float
-    row: records.Row
-
-
 class _Total:
     """How many rows there are: to count many takes long, and nothing waits for that."""
 
@@ -147,7 +137,9 @@ class Rebuild:
         self._away: dict[Database, LibraryError] = {}
         self._putter = putting.Putter(self._center, self._store.topics, self._store.take_over)
         self._returner = putting.Returner(self._store, self._center, self._putter)
-        self._doubts: deque[_Doubt] = deque()
+        #: rows that may be under way to a worker, or back: monotonic seconds when each is looked at
+        #: once more
+        self._doubts: deque[tuple[float, records.Row]] = deque()
         self._name = f"rebuild/{os.urandom(6).hex()}"
         self._claims = 0
 
@@ -171,7 +163,7 @@ class Rebuild:
                 yield self._wanted(batch)
                 yield from self._settled()
             while self._doubts:
-                time.sleep(max(self._doubts[0].at - time.monotonic(), 0.0))
+                time.sleep(max(self._doubts[0][0] - time.monotonic(), 0.0))
                 yield from self._settled()
 
         # The database works while Redis does.
@@ -313,7 +305,7 @@ class Rebuild:
         for row in held:
             # By the clock of its sender, which may be wrong.
             young = min(max(YOUNG - (now_us() - row.created_us) / 1e6, 0.0), YOUNG)
-            self._doubts.append(_Doubt(now + SETTLE + young, row))
+            self._doubts.append((now + SETTLE + young, row))
         left = {row.key for row in near}
         wanted = [row for row in found.wanted if row.key not in left]
         return found._replace(number=found.number - len(held), wanted=wanted)
@@ -322,8 +314,8 @@ class Rebuild:
         """Rows that were looked at before, and of which nothing was heard since."""
         now = time.monotonic()
         rows: list[records.Row] = []
-        while self._doubts and self._doubts[0].at <= now and len(rows) < TOGETHER:
-            rows.append(self._doubts.popleft().row)
+        while self._doubts and self._doubts[0][0] <= now and len(rows) < TOGETHER:
+            rows.append(self._doubts.popleft()[1])
         if not rows:
             return
         number = 0
@@ -391,9 +383,8 @@ WATCH = 600.0
 MAX_FOUND, MAX_FOUND_BYTES = 50_000, 64_000_000
 
 
-class _Suspect(NamedTuple):
-    since: float
-    modified_us: int
+#: Of a row that is missing: since when, by the monotonic clock, and when it was changed last.
+_Suspect = tuple[float, int]
 
 
 @dataclass(eq=False)
@@ -514,9 +505,9 @@ class Reconciler:
         """Whether it was missing before, and nothing has become of it since."""
         now = time.monotonic()
         suspect = self._suspects[shard.number].get(row.key)
-        if suspect is None or suspect.modified_us != row.modified_us:
-            suspect = _Suspect(now, row.modified_us)
-        if suspect.since < now - CONFIRM:
+        if suspect is None or suspect[1] != row.modified_us:
+            suspect = now, row.modified_us
+        if suspect[0] < now - CONFIRM:
             return True
         self._seen[shard.number][row.key] = suspect
         return False

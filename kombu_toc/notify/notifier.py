@@ -92,14 +92,13 @@ class Notifier:
         check_needs()
         from .posting import Poster
 
-        if not 0.1 <= timeout <= 3600:
-            raise ConfigurationError(f"timeout must be from 0.1 to 3600 seconds, not {timeout}")
-        if not 1 <= concurrency <= MOST_UNDER_WAY:
-            raise ConfigurationError(
-                f"concurrency must be from 1 to {MOST_UNDER_WAY}, not {concurrency}"
-            )
-        if not 0 <= backoff <= 86_400:
-            raise ConfigurationError(f"backoff must be from 0 to 86400 seconds, not {backoff}")
+        for name, said, least, most, unit in (
+            ("timeout", timeout, 0.1, 3600, " seconds"),
+            ("concurrency", concurrency, 1, MOST_UNDER_WAY, ""),
+            ("backoff", backoff, 0, 86_400, " seconds"),
+        ):
+            if not least <= said <= most:
+                raise ConfigurationError(f"{name} must be from {least} to {most}{unit}, not {said}")
         if secrets is not None and not secrets.secrets:
             raise ConfigurationError(
                 "there are no secrets, so nothing could be signed: make one by "
