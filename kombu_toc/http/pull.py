@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Context
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -282,25 +283,17 @@ LEAST_SHARE = 10
 _SHORTEST = 0.01
 
 
+@dataclass(slots=True, eq=False)
 class Ask:
     """What one client asks for.
 
     until: when it gives up, by the loop's clock
     """
 
-    __slots__ = ("answer", "limit", "until", "visibility")
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        limit: int,
-        visibility: float | None,
-        until: float,
-    ) -> None:
-        self.limit = limit
-        self.until = until
-        self.visibility = visibility
-        self.answer: asyncio.Future[list[Delivery]] = loop.create_future()
+    answer: asyncio.Future[list[Delivery]]
+    limit: int
+    visibility: float | None
+    until: float
 
     def give(self, messages: list[Delivery]) -> bool:
         """Answer it; whether it still waits."""
@@ -440,7 +433,7 @@ class LongPolls:
         if self._closed:  # also if it was meanwhile
             return []
         loop = asyncio.get_running_loop()
-        ask = Ask(loop, limit, visibility, loop.time() + wait)
+        ask = Ask(loop.create_future(), limit, visibility, loop.time() + wait)
         self._stand_in_line(queue, ask, who)
         timer = loop.call_later(wait, ask.give, [])
         try:

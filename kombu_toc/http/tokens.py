@@ -426,10 +426,9 @@ class Masking:
 
     def members(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name, with each name."""
-        if self._mask.hides_all:
-            return {name: self.hide(value) for name, value in kwargs.items()}
+        hides = self._mask.hides
         return {
-            name: self.hide(value) if self._mask.hides(name) else self.value(value)
+            name: self.hide(value) if hides(name) else self.value(value)
             for name, value in kwargs.items()
         }
 
@@ -472,13 +471,7 @@ class Masking:
 
     def properties(self, properties: dict[str, Any]) -> dict[str, Any]:
         """What else a message has: ``*`` is about arguments."""
-        mask = self._mask
-        if not mask or mask.hides_all:
-            return properties
-        return {
-            name: self.hide(value) if mask.hides(name) else self.value(value)
-            for name, value in properties.items()
-        }
+        return properties if self._mask.hides_all else self.members(properties)
 
     def text(self, text: str) -> str:
         """An error, or a key, in which what was hidden may stand: as it is, or as it is written in

@@ -21,7 +21,18 @@ from .horizon import FarMessages, is_far, new_time
 from .library import Library, ServerTime
 from .putting import DeadLetters, missing_of
 from .recorder import Recorder, logger
-from .records import Key, Row, identity_of, ids_of, key_of, lease_us, named, now_us, row_of, stem_of
+from .records import (
+    Key,
+    Row,
+    has_worker,
+    identity_of,
+    ids_of,
+    key_of,
+    named,
+    now_us,
+    row_of,
+    stem_of,
+)
 from .retry import FailedRows
 
 #: Microseconds ahead within which a message may have run before its time is changed.
@@ -379,7 +390,7 @@ class OpenLibrary:
         for rows in self.recorder.store.of_topic(topic, until):
             gone = [row.key for row in rows if row.status == statuses.PENDING]
             taken = [row for row in rows if row.status == statuses.TAKEN]
-            lost = [row for row in taken if row.modified_us + lease_us(row, limits) < now_us()]
+            lost = [row for row in taken if not has_worker(row, limits, now_us())]
             gone += [row.key for row in missing_of(self._center, lost)]
             self.recorder.end(gone, statuses.CANCELLED)
 

@@ -130,6 +130,7 @@ class _Question(NamedTuple):
     answer: Answer
 
 
+@dataclass(eq=False)
 class Guard:
     """Asks the databases of one library, each for itself; any thread may call it.
 
@@ -138,21 +139,17 @@ class Guard:
     patience: seconds for which whoever asks waits
     """
 
-    def __init__(
-        self,
-        store: Store,
-        ready: Callable[[Sequence[Database]], None],
-        record: Callable[[Event], None],
-        worker: Callable[[], str],
-        patience: float,
-    ) -> None:
-        self.patience = patience
-        self._shards = store.shards
-        self._record = record
+    _store: Store
+    _ready: Callable[[Sequence[Database]], None]
+    _record: Callable[[Event], None]
+    _worker: Callable[[], str]
+    patience: float
+
+    def __post_init__(self) -> None:
         #: by the number of the database
         self.askers = [
-            Asker(store, database, partial(ready, [database]), worker, patience)
-            for database in store.shards.databases
+            Asker(self._store, one, partial(self._ready, [one]), self._worker, self.patience)
+            for one in self._store.shards.databases
         ]
 
     def after_fork(self) -> None:
@@ -162,7 +159,7 @@ class Guard:
 
     def _number_of(self, delivery: Delivery) -> int:
         """The database that has the row."""
-        return self._shards.of_key(name_of(delivery).key).database.number
+        return self._store.shards.of_key(name_of(delivery).key).database.number
 
     def apart(self, deliveries: Sequence[Delivery]) -> list[list[int]]:
         """Their places, by who is asked: a database that is away keeps no other's waiting."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Table, delete, func, select, tuple_, update
+from sqlalchemy import delete, func, select, update
 
 from ..center.calls import PutRequest
 from ..center.center import TimeoutCenter
@@ -331,7 +331,9 @@ class Reshard:
     def _move(self, shard: Shard) -> None:
         """Move what does not belong into a shard, and say in the locator where the rest is."""
         for table in shard.tables:
-            for keys in _pages(shard.database, table):
+            columns = [table.c[name] for name in KEY]
+            for page in shard.database.pages(select(*columns), *columns, size=MOVED_TOGETHER):
+                keys: list[Key] = [(row["id"], row["token"], row["topic"]) for row in page]
                 moved = self._store.mover.bring_home(shard, keys)
                 if table is shard.tables.history:
                     self._store.locator.owe(keys, now_us())
@@ -367,15 +369,7 @@ class Reshard:
     def _move_locator(self, database: Database) -> None:
         """Give what a database has of the locator to those that have it from now on."""
         id, spread = LOCATOR.c.id, LOCATOR.c.spread
-        after: Any = None
-        while True:
-            page = select(id, spread, LOCATOR.c.day).order_by(id, spread).limit(MOVED_TOGETHER)
-            if after is not None:
-                page = page.where(id >= after[0], tuple_(id, spread) > after)
-            rows = database.read(page)
-            if not rows:
-                return
-            after = rows[-1]["id"], rows[-1]["spread"]
+        for rows in database.pages(select(LOCATOR), id, spread, size=MOVED_TOGETHER):
             gone = [row for row in rows if self._shards.of(row["id"]).database is not database]
             if gone:
                 self._store.locator.take({(row["id"], row["spread"]): row["day"] for row in gone})
@@ -390,19 +384,3 @@ class Reshard:
             says = urls.index(database.url), len(urls), self._shards.layout.tables
         values = dict(zip(("number", "of_databases", "of_tables"), says, strict=True))
         database.execute(update(LAYOUT).where(LAYOUT.c.id == 1).values(**values))
-
-
-def _pages(database: Database, table: Table) -> Iterator[list[Key]]:
-    """The keys of a table, a page at a time."""
-    columns = [table.c[name] for name in KEY]
-    after: Key | None = None
-    while True:
-        page = select(*columns).order_by(*columns).limit(MOVED_TOGETHER)
-        if after is not None:
-            page = page.where(columns[0] >= after[0], tuple_(*columns) > after)
-        rows = database.read(page)
-        if not rows:
-            return
-        keys: list[Key] = [(row["id"], row["token"], row["topic"]) for row in rows]
-        yield keys
-        after = keys[-1]

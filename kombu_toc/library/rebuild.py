@@ -347,9 +347,7 @@ class Rebuild:
             expires = records.expires_us(row)
             if row.key in over or (expires is not None and expires <= now):
                 ended += 1
-            elif row.status == statuses.TAKEN and now < row.modified_us + records.lease_us(
-                row, limits
-            ):
+            elif records.has_worker(row, limits, now):
                 taken += 1
             else:
                 wanted.append(row)
@@ -483,11 +481,7 @@ class Reconciler:
 
     def _judge(self, shard: Shard, rows: Sequence[records.Row]) -> int:
         now, limits = now_us(), self._center.limits
-        rows = [
-            row
-            for row in rows
-            if row.status != statuses.TAKEN or row.modified_us + records.lease_us(row, limits) < now
-        ]
+        rows = [row for row in rows if not records.has_worker(row, limits, now)]
         events: list[records.Event] = []
         confirmed: list[records.Row] = []
         for row, state in zip(rows, putting.states_in_redis(self._center, rows), strict=True):
@@ -651,11 +645,7 @@ class Comparison:
         return [
             row
             for row, state in zip(rows, putting.states_in_redis(self._center, rows), strict=True)
-            if state != putting.THERE
-            and (
-                row.status != statuses.TAKEN
-                or row.modified_us + records.lease_us(row, limits) < now
-            )
+            if state != putting.THERE and not records.has_worker(row, limits, now)
         ]
 
     def _messages(self) -> Iterator[list[Found]]:

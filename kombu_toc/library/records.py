@@ -270,11 +270,12 @@ def as_of(row: Row, ttl_ms: int | None, now: int) -> Row | None:
     return row._replace(traits=as_put(f"{said}{expires // 1000}", now // 1000))
 
 
-def lease_us(row: Row, limits: Limits) -> int:
-    """For how long a worker that has taken a message may be about to finish it: it says so again
-    well before."""
+def has_worker(row: Row, limits: Limits, now: int) -> bool:
+    """Whether a worker that has taken a message may be about to finish it: it says so again well
+    before its lease ends."""
     ms = trait(row.traits, "v")
-    return int(max(limits.visibility, 0 if ms is None else ms / 1000) * 1_000_000)
+    lease = max(limits.visibility, 0 if ms is None else ms / 1000)
+    return row.status == statuses.TAKEN and now <= row.modified_us + int(lease * 1_000_000)
 
 
 def row_of_message(found: Found, key: Key, content: Mapping[str, Any] | None = None) -> Row:

@@ -169,20 +169,9 @@ class Schedules:
     def rebuild(self, center: TimeoutCenter, putter: Putter, database: Database) -> int:
         """Put back the schedules of a database that Redis has lost, each with the message of its
         next firing; return how many."""
-        number = 0
-        after: Name = ("", "")
-        while rows := self._page(database, after):
-            number += self._put(center, putter, rows)
-            after = rows[-1]["topic"], rows[-1]["name"]
-        return number
-
-    @staticmethod
-    def _page(database: Database, after: Name) -> Any:
-        topic, name = SCHEDULES.c.topic, SCHEDULES.c.name
-        behind = (topic > after[0]) | ((topic == after[0]) & (name > after[1]))
-        there = SCHEDULES.c.record != ""
-        reading = select(SCHEDULES).where(behind & there).order_by(topic, name).limit(PAGE)
-        return database.read(reading)
+        there = select(SCHEDULES).where(SCHEDULES.c.record != "")
+        pages = database.pages(there, SCHEDULES.c.topic, SCHEDULES.c.name, size=PAGE)
+        return sum(self._put(center, putter, rows) for rows in pages)
 
     def any_before(self, database: Database, us: int) -> bool:
         """Whether a schedule fires next before that time: a worker may have just taken it on."""

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Engine, RowMapping, select
+from sqlalchemy import Connection, Engine, RowMapping, select, tuple_
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
 from ..client.options import DatabaseURL
@@ -84,6 +84,18 @@ class Database:
             return connection.execute(statement, values).mappings().all()
 
         return self.run_single(work)
+
+    def pages(self, reading: Any, *key: Any, size: int) -> Iterator[Sequence[RowMapping]]:
+        """The rows that a SELECT finds, in the order of these columns, so many at a time. A row
+        that is deleted meanwhile keeps none of the others from being found."""
+        page = reading.order_by(*key).limit(size)
+        after: tuple[Any, ...] | None = None
+        # The first column as well: so an index leads to where a page begins.
+        while rows := self.read(
+            page if after is None else page.where(key[0] >= after[0], tuple_(*key) > after)
+        ):
+            yield rows
+            after = tuple(rows[-1][one.name] for one in key)
 
     def _run(self, engine: Engine, seconds: float, work: Callable[[Connection], T]) -> T:
         # Whatever is tried again: who waits is told when the time is over, or soon after.

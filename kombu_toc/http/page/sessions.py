@@ -12,7 +12,8 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
@@ -67,24 +68,19 @@ class Visitor(NamedTuple):
         return self.token.allows(role, queue)
 
 
+@dataclass(eq=False)
 class Sessions:
     """Finds out who asks.
 
     names: names of this server, by which who has no token may look
     """
 
-    def __init__(
-        self,
-        center: AsyncTimeoutCenter,
-        tokens: Tokens,
-        names: frozenset[str],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._center = center
-        self._tokens = tokens
-        self._names = names
-        self._clock = clock
-        #: the token of each session that was looked up, and when, by that clock
+    _center: AsyncTimeoutCenter
+    _tokens: Tokens
+    _names: frozenset[str]
+
+    def __post_init__(self) -> None:
+        #: the token of each session that was looked up, and when, by the monotonic clock
         self._known: dict[str, tuple[Token | None, float]] = {}
 
     async def visitor(self, request: Request) -> Visitor:
@@ -110,7 +106,7 @@ class Sessions:
 
     async def _token_of(self, cookie: str) -> Token | None:
         name = _hash(cookie)
-        now = self._clock()
+        now = time.monotonic()
         known = self._known.get(name)
         if known is not None and known[0] is not None and not self._tokens.has(known[0]):
             del self._known[name]  # it was removed
