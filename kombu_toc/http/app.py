@@ -24,7 +24,7 @@ from .messages import DecompressionBudget, shown_found, shown_masked
 from .page import Mask, Page, PageExtras
 from .problems import KINDS, SCHEMA, Problem, invalid, not_found, problem_of
 from .pull import LongPolls
-from .tokens import MOST, NOBODY, Audit, Masking, Token, Tokens
+from .tokens import MOST, NOBODY, Audit, Masking, Token, Tokens, check_role
 
 # -- what runs in the event loop of a server, beside its requests
 
@@ -549,11 +549,8 @@ def _said(request: asgi.Request, operation: asgi.Operation) -> str:
 
 def _check_role(request: asgi.Request, operation: asgi.Operation) -> None:
     """Raises Problem if a token does not allow this."""
-    token, queue = request.token, _queue_of(request, operation)
-    allowed = operation.role in token.roles if operation.many_queues else None
-    if not (token.allows(operation.role, queue) if allowed is None else allowed):
-        where = "of all queues" if queue is None else f"of queue {queue!r}"
-        raise Problem("forbidden", f"this needs a token with the role {operation.role} {where}")
+    if not (operation.many_queues and operation.role in request.token.roles):
+        check_role(request.token, operation.role, _queue_of(request, operation))
 
 
 # -- what is of no queue

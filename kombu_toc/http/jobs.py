@@ -11,8 +11,9 @@ from .fields import TEXT, WHOLE, Object, Text, Time, array, described, or_null, 
 from .page.jobs import ASKING, COUNTING, DONE, FAILED, LOST, RUNNING, STOPPED, Job
 from .page.reading import STATES
 from .page.selection import ALL_WAITING, ANY, EVERY_ACT, FAILED_ACTS, FAILED_TASK, Selection
-from .problems import Problem, invalid, not_found
+from .problems import invalid, not_found
 from .request import Answer, Operations, Request, answer
+from .tokens import check_role
 
 _PHASES = [COUNTING, ASKING, RUNNING, DONE, STOPPED, FAILED, LOST]
 
@@ -81,10 +82,7 @@ def _shown(job: Job) -> dict[str, Any]:
 
 def _check(request: Request, act: str) -> None:
     """Raises Problem for a token that may not do this."""
-    role, queue = EVERY_ACT[act].role, request.segments[0]
-    if not request.token.allows(role, queue):
-        said = f"this needs a token with the role {role} of queue {queue!r}"
-        raise Problem("forbidden", said)
+    check_role(request.token, EVERY_ACT[act].role, request.segments[0])
 
 
 @OPERATIONS.add(

@@ -114,6 +114,13 @@ class Token:
 NOBODY = Token("", b"", ROLES, ("*",))
 
 
+def check_role(token: Token, role: str, queue: str | None) -> None:
+    """Raises Problem if a token does not allow this for a queue; None: for all."""
+    if not token.allows(role, queue):
+        where = "of all queues" if queue is None else f"of queue {queue!r}"
+        raise Problem("forbidden", f"this needs a token with the role {role} {where}")
+
+
 class Tokens:
     """The tokens of a server.
 

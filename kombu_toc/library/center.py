@@ -271,7 +271,7 @@ class OpenLibrary:
         found = self._kept(found)
         self.deleted(found, revoked)
         there = _names(found)
-        known = [key_of(one.topic, one.id, one.body, one.token) for one in found if one.deleted]
+        known = [key_of(one) for one in found if one.deleted]
         left = {one.id for one in found if not one.deleted}
         known += self._keys_of(sorted(left), topic) if left else []
         only: list[Row] = []
@@ -290,18 +290,10 @@ class OpenLibrary:
         look there and the change of their rows."""
         keys = {row.key for row in rows}
         found = self._center.get([row.id for row in rows], topic=topic)
-        return [
-            one
-            for one in found
-            if not one.far and key_of(one.topic, one.id, one.body, one.token) in keys
-        ]
+        return [one for one in found if not one.far and key_of(one) in keys]
 
     def deleted(self, found: Sequence[Cancelled], revoked: bool = False) -> None:
-        keys = [
-            key_of(one.topic, one.id, one.body, one.token)
-            for one in self._kept(found)
-            if one.deleted
-        ]
+        keys = [key_of(one) for one in self._kept(found) if one.deleted]
         self.recorder.end(keys, statuses.of_cancel(revoked))
 
     def rescheduled(
@@ -355,16 +347,12 @@ class OpenLibrary:
         if len(self.recorder.store.shards.all) == 1:
             return []
         found = self._center.get(ids, topic=topic)
-        return [key_of(one.topic, one.id, one.body, one.token) for one in found if not one.far]
+        return [key_of(one) for one in found if not one.far]
 
     def _moved(
         self, moved: Sequence[Rescheduled], found: Sequence[Found], known: Sequence[Key]
     ) -> None:
-        keys = {
-            (one.topic, one.id): key_of(one.topic, one.id, one.body, one.token)
-            for one in found
-            if one.body
-        }
+        keys = {(one.topic, one.id): key_of(one) for one in found if one.body}
         # Copies are known by the id of the message, a mark, and their token.
         copies: dict[tuple[str, str], list[str]] = {}
         for one in moved:
@@ -409,7 +397,7 @@ class OpenLibrary:
         off = {name for name, one in known.items() if one and one.declaration.library == OFF}
         if not off:
             return list(found)
-        keys = {id(one): key_of(one.topic, one.id, one.body, one.token) for one in found}
+        keys = {id(one): key_of(one) for one in found}
         old = [keys[id(one)] for one in found if one.topic in off]
         rows = {row.key for row in self.recorder.store.of_keys(old)}
         return [one for one in found if one.topic not in off or keys[id(one)] in rows]

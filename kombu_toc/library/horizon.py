@@ -114,7 +114,7 @@ class FarMessages:
         return self._cancel(self._rows_of(found), revoked)
 
     def _rows_of(self, found: Sequence[Found]) -> list[Row]:
-        keys = {key_of(one.topic, one.id, one.body, one.token) for one in found}
+        keys = {key_of(one) for one in found}
         return [row for row in self._store.of_keys(keys) if row.key in keys]
 
     def _cancel(self, rows: Sequence[Row], revoked: bool) -> list[Cancelled]:

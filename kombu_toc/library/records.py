@@ -16,7 +16,7 @@ from ..errors import EnvelopeError, LibraryError
 from ..model import message as envelope
 from ..model.delivery import BIZ_ID, as_put, key_in, name_in, token_with, trait
 from ..model.limits import Limits
-from ..model.results import WAITING, Delivery, Found
+from ..model.results import WAITING, Cancelled, Delivery, Found
 from ..scripts.call import Countdown
 from . import statuses
 
@@ -342,9 +342,9 @@ def is_storable(key: Key) -> bool:
     return all(storable(one) == one for one in key)
 
 
-def key_of(topic: str, id: str, body: bytes, token: str) -> Key:
-    """The key of the row of a message that is kept under this id: see :func:`identity_of`."""
-    return identity_of(topic, id, body, token)[0]
+def key_of(one: Found | Cancelled) -> Key:
+    """The key of the row of a message that was found: see :func:`identity_of`."""
+    return identity_of(one.topic, one.id, one.body, one.token)[0]
 
 
 def biz_of(headers: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -149,7 +149,7 @@ def retry(store: Store, center: TimeoutCenter, records: Sequence[Record]) -> Fai
     for topic, keys in by_topic.items():
 
         def is_meant(one: Found, keys: set[Key] = keys) -> bool:
-            return key_of(one.topic, one.id, one.body, one.token) in keys
+            return key_of(one) in keys
 
         ids = sorted({id for id, _, _ in keys})
         number = center.dead.requeue(topic, ids=ids, where=is_meant)

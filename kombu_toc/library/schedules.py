@@ -18,7 +18,7 @@ from sqlalchemy import Connection, delete, select
 from ..center.calls import ScheduleChange, ScheduleFiring
 from ..center.center import TimeoutCenter
 from .putting import Putter
-from .records import key_of
+from .records import identity_of
 from .schema import SCHEDULES
 from .shards import Database, each_asked
 from .store import Store
@@ -183,9 +183,9 @@ class Schedules:
         """Put back those of these schedules that are gone, those of a queue together; return how
         many."""
         keys = {
-            (row["topic"], row["name"]): key_of(
+            (row["topic"], row["name"]): identity_of(
                 row["topic"], row["firing_id"], row["firing"], row["traits"]
-            )
+            )[0]
             for row in rows
             if row["firing"] is not None and row["next_us"] is not None
         }

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from ...aio.center import AsyncTimeoutCenter
 from ...errors import PartialError
 from ...model.failures import FailureGroup
+from .. import tokens
 from ..library import FarAhead
 from ..problems import Problem
 from ..request import Answer
@@ -87,10 +88,7 @@ Viewing = Callable[[Tools, Ask], Awaitable[View | Answer]]
 
 def check_role(ask: Ask, role: str, queue: str | None) -> None:
     """Raises Problem if this is not allowed."""
-    if ask.visitor.may(role, queue):
-        return
-    where = "of all queues" if queue is None else f"of queue {queue!r}"
-    raise Problem("forbidden", f"this needs a token with the role {role} {where}")
+    tokens.check_role(ask.visitor.token, role, queue)
 
 
 def check_any(ask: Ask, role: str) -> None:
