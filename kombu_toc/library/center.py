@@ -221,9 +221,9 @@ class OpenLibrary:
             self._note(one, statuses.TAKEN)
 
     def _note(self, message: Delivery, status: int, error: str = "") -> None:
-        topic = self.topic_of(message.topic)
-        if topic is not None and (topic.declaration.expires or topic.declaration.library == OFF):
+        if not self._keeps(message.topic):
             return
+        topic = self.topic_of(message.topic)
         key, headers = identity_of(message.topic, message.id, message.body, message.birth)
         self.recorder.note(
             *(key, status),
@@ -421,14 +421,12 @@ class OpenLibrary:
         DeadLetters(self.recorder.store).purged(named)
 
     def requeuing(self, found: Sequence[Found]) -> None:
-        known = {one.topic: self.topic_of(one.topic) for one in found}
-        kept = [
-            one
-            for one in found
-            if (topic := known[one.topic]) is None
-            or not (topic.declaration.expires or topic.declaration.library == OFF)
-        ]
-        DeadLetters(self.recorder.store).requeuing(kept)
+        DeadLetters(self.recorder.store).requeuing([one for one in found if self._keeps(one.topic)])
+
+    def _keeps(self, name: str) -> bool:
+        """Whether messages of a queue have rows, as far as is known."""
+        topic = self.topic_of(name)
+        return topic is None or not (topic.declaration.expires or topic.declaration.library == OFF)
 
     def requeued(self, named: Sequence[tuple[str, str]]) -> None:
         DeadLetters(self.recorder.store).requeued(named)

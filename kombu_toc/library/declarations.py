@@ -133,9 +133,7 @@ class Declarations:
         database: Database,
         connection: Connection,
     ) -> None:
-        reading = select(TOPICS).where(TOPICS.c.name == name)
-        if database.dialect.partitions:
-            reading = reading.with_for_update()
+        reading = select(TOPICS).where(TOPICS.c.name == name).with_for_update()
         there = connection.execute(reading).mappings().one_or_none()
         values = {
             "name": name,

@@ -148,8 +148,7 @@ class Schedules:
     ) -> None:
         names = [SCHEDULES.c.name.in_([name for _, name in changes])]
         reading = select(SCHEDULES).where(*names, SCHEDULES.c.topic.in_([t for t, _ in changes]))
-        if database.dialect.partitions:
-            reading = reading.order_by(SCHEDULES.c.topic, SCHEDULES.c.name).with_for_update()
+        reading = reading.order_by(SCHEDULES.c.topic, SCHEDULES.c.name).with_for_update()
         read = connection.execute(reading).mappings()
         there: dict[Name, Any] = {(row["topic"], row["name"]): row for row in read}
         rows = [
