@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
-import sys
 import time
 import zlib
 from collections import deque
@@ -171,19 +169,17 @@ class Keeper:
         pruning, self._pruning = self._pruning, None
         if pruning is None and now >= self._next_prune:
             self._next_prune = now + PRUNE_INTERVAL
-            pruning = self._prune()
-        if pruning is not None and not _run(pruning, now + TURN, PRUNED):
-            self._pruning = pruning  # the thread has other things to do as well
+            pruning = self.pruning()
+        if pruning is None:
+            return
+        for _ in range(PRUNED):
+            if time.monotonic() < now + TURN and next(pruning, None) is None:
+                return
+        self._pruning = pruning  # the thread has other things to do as well
 
-    def prune(self, until: float = math.inf) -> bool:
-        """Drop the days of history that are kept no longer; return whether all are gone.
-
-        until: monotonic seconds after which nothing more is begun
-        """
-        return _run(self._prune(), until, sys.maxsize)
-
-    def _prune(self) -> Iterator[int]:
-        """Prune one shard after the other; yield after each transaction."""
+    def pruning(self) -> Iterator[int]:
+        """Drop the days of history that are kept no longer, of one shard after the other; yield
+        after each transaction."""
         before_us = now_us() - self._retention_us
         dead = DeadLetters(self._store)
         with each_asked() as asking:
@@ -275,12 +271,3 @@ class Keeper:
         pool = getattr(self.center.client, "connection_pool", None)
         if pool is not None:
             pool.disconnect()
-
-
-def _run(steps: Iterator[int], until: float, number: int) -> bool:
-    """Take some steps, until then; return whether there are no more."""
-    while number > 0 and time.monotonic() < until:
-        if next(steps, None) is None:
-            return True
-        number -= 1
-    return False

@@ -371,25 +371,20 @@ class DeadLetters:
 
     def forget(self, topic: str) -> None:
         """A queue was deleted, with its dead letters. Raises LibraryError."""
-        self._delete(lambda table: text(IS_NOT_FAR) & (table.c.topic == topic))
-
-    def prune(self, before_us: int) -> None:
-        """Delete those that have died before. Raises LibraryError."""
-        self._delete(lambda table: table.c.modified_us < before_us)
+        for shard in self._store.shards.all:
+            mine = text(IS_NOT_FAR) & (shard.tables.pending.c.topic == topic)
+            list(self._deleting(shard, mine))
 
     def pruning(self, shard: Shard, before_us: int) -> Iterator[int]:
-        """As :meth:`prune`, of one shard; yield after each statement that reads some."""
-        return self._deleting(shard, lambda table: table.c.modified_us < before_us)
-
-    def _delete(self, condition: Any) -> None:
-        for shard in self._store.shards.all:
-            list(self._deleting(shard, condition))
+        """Delete those of a shard that have died before; yield after each statement that reads
+        some. Raises LibraryError."""
+        return self._deleting(shard, shard.tables.pending.c.modified_us < before_us)
 
     @staticmethod
     def _deleting(shard: Shard, condition: Any) -> Iterator[int]:
         table: Table = shard.tables.pending
         dead = table.c.place == statuses.IN_DEAD_QUEUE
-        some = select(table.c.id, table.c.token, table.c.topic).where(dead, condition(table))
+        some = select(table.c.id, table.c.token, table.c.topic).where(dead, condition)
         # A few at a time: however many there are, no statement takes long.
         while found := shard.database.read(some.limit(CHUNK)):
             keys: list[records.Key] = [(row["id"], row["token"], row["topic"]) for row in found]
