@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -277,24 +278,25 @@ class Migrated(NamedTuple):
         return sum(self.queues.values())
 
 
+@dataclass(eq=False)
 class Move(ABC):
     """Moves messages between a timeout center and a broker, one way, and adds up what is moved and
     what stays.
 
     channel: of the timeout center
-    only: the queues that are moved; None for all
+    queues: those that are moved; None for all
     dry_run: count, and change nothing
     """
 
-    def __init__(
-        self, channel: Channel, broker: Broker, only: Collection[str] | None, dry_run: bool
-    ) -> None:
-        self.channel = channel
-        self.center = channel.center
-        self.broker = broker
-        self.client: Any = broker.client
-        self.only = None if only is None else set(only)
-        self.dry_run = dry_run
+    channel: Channel
+    broker: Broker
+    queues: Collection[str] | None
+    dry_run: bool
+
+    def __post_init__(self) -> None:
+        self.center = self.channel.center
+        self.client: Any = self.broker.client
+        self.only = None if self.queues is None else set(self.queues)
         self.moved: Counter[str] = Counter()
         self.unacknowledged = self.scheduled = self.staying = self.dead = 0
         self.named: list[Staying] = []
@@ -494,19 +496,14 @@ class _Bindings:
         }
 
 
+@dataclass(eq=False)
 class _FromRedis(Move):
-    def __init__(
-        self,
-        channel: Channel,
-        broker: Broker,
-        only: Collection[str] | None,
-        dry_run: bool,
-        fanout: Collection[str],
-    ) -> None:
-        super().__init__(channel, broker, only, dry_run)
-        self.fanout = set(fanout)
+    fanout: Collection[str]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.now_us = time.time_ns() // 1000
-        self.bindings = _Bindings(broker)
+        self.bindings = _Bindings(self.broker)
         #: queues that have a list
         self.seen: set[str] = set()
 
@@ -629,13 +626,7 @@ class _FromRedis(Move):
                 else:
                     rows.append(_Row(raw, tag_of(message, raw), [queue], message))
 
-            def take(rows: list[_Row]) -> None:
-                with self.client.pipeline(transaction=False) as pipe:
-                    for row in rows:
-                        pipe.lrem(key, -1, row.raw)
-                    pipe.execute()
-
-            self._move(key, rows, take)
+            self._move(key, rows, lambda pipe, row: pipe.lrem(key, -1, row.raw))
             kept += len(page) if self.dry_run else self.staying - staying
             yield len(page)
 
@@ -660,13 +651,11 @@ class _FromRedis(Move):
                     if any(map(self.is_wanted, row.queues)):
                         rows.append(row)
 
-            def take(rows: list[_Row]) -> None:
-                with self.client.pipeline(transaction=False) as pipe:
-                    for row in rows:
-                        pipe.eval(_TAKE, 2, unacked, index, row.tag, row.raw)
-                    pipe.execute()
-
-            self.unacknowledged += self._move(unacked, rows, take)
+            self.unacknowledged += self._move(
+                unacked,
+                rows,
+                lambda pipe, row: pipe.eval(_TAKE, 2, unacked, index, row.tag, row.raw),
+            )
             yield len(page)
             if not cursor:
                 return
@@ -709,8 +698,11 @@ class _FromRedis(Move):
         begin = raw[:60].decode("utf-8", "replace")
         self.stays(place, what or begin, str(reason))
 
-    def _move(self, key: bytes | str, rows: list[_Row], take: Callable[[list[_Row]], None]) -> int:
-        """Write to the center, then take from the source; return how many."""
+    def _move(self, key: bytes | str, rows: list[_Row], take: Callable[[Any, _Row], Any]) -> int:
+        """Write to the center, then take from the source; return how many.
+
+        take: the command that takes one
+        """
         calls: list[ScriptCall] = []
         moving: list[_Row] = []
         for row in rows:
@@ -724,7 +716,10 @@ class _FromRedis(Move):
             moving.append(row)
         if not self.dry_run and moving:
             self.center.runner.run_puts(calls)
-            take(moving)
+            with self.client.pipeline(transaction=False) as pipe:
+                for row in moving:
+                    take(pipe, row)
+                pipe.execute()
             # They are gone from the source: nobody will write them again.
             with self.center.client.pipeline(transaction=False) as pipe:
                 for call in calls:
@@ -830,21 +825,16 @@ def migrate_back(
     )
 
 
+@dataclass(eq=False)
 class _ToRedis(Move):
-    def __init__(
-        self,
-        channel: Channel,
-        broker: Broker,
-        only: Collection[str] | None,
-        dry_run: bool,
-        shown: str,
-        taken: bool,
-    ) -> None:
-        super().__init__(channel, broker, only, dry_run)
-        self.shown = shown
-        #: whether what consumers have taken is moved, for there are none any more
-        self.taken = taken
-        self.returned = broker.prefix + _RETURNED
+    """taken: whether what consumers have taken is moved, for there are none any more"""
+
+    shown: str
+    taken: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.returned = self.broker.prefix + _RETURNED
         seconds, us = self.center.client.time()
         self.now_us = seconds * 1_000_000 + us
 
@@ -962,16 +952,9 @@ class _ToRedis(Move):
     def _give(self, moving: list[tuple[Found, dict[str, Any]]]) -> None:
         with self.client.pipeline(transaction=False) as pipe:
             for one, payload in moving:
-                pipe.eval(
-                    _GIVE,
-                    2,
-                    self._list(one.topic, payload),
-                    self.returned,
-                    dumps(payload),
-                    _name(one),
-                    int(one.state == IN_FLIGHT),
-                    REMEMBER,
-                )
+                keys = self._list(one.topic, payload), self.returned
+                args = dumps(payload), _name(one), int(one.state == IN_FLIGHT), REMEMBER
+                pipe.eval(_GIVE, 2, *keys, *args)
             pipe.execute()
 
     def _give_what_was_another(self, moved: list[Found], gone: list[Cancelled]) -> None:

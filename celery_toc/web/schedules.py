@@ -265,8 +265,6 @@ _FIRING = http.record(
 )
 _EDIT = http.record("time by what", time=http.TEXT, by=http.TEXT, what=http.TEXT)
 _FIRINGS = http.record("firings edits", firings=http.array(_FIRING), edits=http.array(_EDIT))
-_ALL = ("v1", "schedules")
-_ONE = (*_ALL, "{schedule}")
 
 
 def operations(app: Celery, allowed: Allowed) -> http.Operations:
@@ -274,8 +272,7 @@ def operations(app: Celery, allowed: Allowed) -> http.Operations:
     table = http.Operations("schedules")
 
     @table.add(
-        "GET",
-        _ALL,
+        "GET /v1/schedules",
         "List schedules",
         many_queues=True,
         query={
@@ -305,8 +302,7 @@ def operations(app: Celery, allowed: Allowed) -> http.Operations:
         return _schedules().signed(f"{request.token.name or 'this machine'} (HTTP)")
 
     @table.add(
-        "GET",
-        _ONE,
+        "GET /v1/schedules/{schedule}",
         "Read a schedule",
         many_queues=True,
         returns=("The schedule.", _SCHEDULE),
@@ -325,8 +321,7 @@ def operations(app: Celery, allowed: Allowed) -> http.Operations:
         return found
 
     @table.add(
-        "GET",
-        (*_ONE, "history"),
+        "GET /v1/schedules/{schedule}/history",
         "Show the latest firings and changes",
         many_queues=True,
         returns=("At most 20 firings and 10 changes, the latest first.", _FIRINGS),
@@ -340,8 +335,7 @@ def operations(app: Celery, allowed: Allowed) -> http.Operations:
         return http.answer({"firings": [shown_firing(one) for one in firings], "edits": edits})
 
     @table.add(
-        "PUT",
-        _ONE,
+        "PUT /v1/schedules/{schedule}",
         "Put a schedule, or change one",
         role="operate",
         act="put schedule",
@@ -357,12 +351,10 @@ def operations(app: Celery, allowed: Allowed) -> http.Operations:
         return http.answer(shown(found, api.masking_for(request.token)))
 
     @table.add(
-        "POST",
-        _ONE,
+        "POST /v1/schedules/{schedule}:backfill",
         "Send the task for each time of the past for which no firing has come",
         role="operate",
         act="backfill schedule",
-        verb="backfill",
         request=BACKFILL,
         returns=("The ids of the tasks.", http.record("ids", ids=http.array(http.TEXT))),
         problems=("not-found", "conflict"),
@@ -388,8 +380,7 @@ def operations(app: Celery, allowed: Allowed) -> http.Operations:
         return run
 
     table.add(
-        "DELETE",
-        _ONE,
+        "DELETE /v1/schedules/{schedule}",
         "Delete a schedule",
         role="operate",
         act="delete schedule",
@@ -403,12 +394,10 @@ def operations(app: Celery, allowed: Allowed) -> http.Operations:
         ("run", "run_now", "Send the task of a schedule now"),
     ):
         table.add(
-            "POST",
-            _ONE,
+            f"POST /v1/schedules/{{schedule}}:{verb}",
             summary,
             role="operate",
             act=f"{verb} schedule",
-            verb=verb,
             returns=("The schedule as it is then.", _SCHEDULE),
             problems=("not-found", "conflict"),
         )(change(method))

@@ -304,7 +304,6 @@ _RESULT = http.record(
     error=http.TEXT,
     doneTime=http.TEXT,
 )
-_TASKS = ("v1", "apps", "{app}", "tasks")
 
 
 def operations(allowed: Allowed) -> http.Operations:
@@ -312,8 +311,7 @@ def operations(allowed: Allowed) -> http.Operations:
     table = http.Operations("tasks")
 
     @table.add(
-        "POST",
-        _TASKS,
+        "POST /v1/apps/{app}/tasks",
         "Send a task of Celery",
         role="write",
         many_queues=True,
@@ -334,8 +332,7 @@ def operations(allowed: Allowed) -> http.Operations:
         return http.answer({"name": path, "id": id, "task": name, "queue": queue}, 201)
 
     @table.add(
-        "GET",
-        (*_TASKS, "{id}"),
+        "GET /v1/apps/{app}/tasks/{id}",
         "Read the result of a task",
         returns=("What the result backend knows.", _RESULT),
         problems=("not-found",),

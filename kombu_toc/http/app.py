@@ -24,7 +24,7 @@ from .messages import DecompressionBudget, shown_found, shown_masked
 from .page import Mask, Page, PageExtras
 from .problems import KINDS, SCHEMA, Problem, invalid, not_found, problem_of
 from .pull import LongPolls
-from .tokens import MOST, NOBODY, Audit, Masking, Token, Tokens
+from .tokens import MOST, NOBODY, Audit, Masking, Token, Tokens, check_role
 
 # -- what runs in the event loop of a server, beside its requests
 
@@ -324,16 +324,12 @@ class HttpApi:
 
     async def _serve(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         found = request = None
-        is_unread = False
         connection = guard.current()
         try:
             found = self._read(scope, receive)
             self._admit(scope, *found)
             request = found[0]
             made = await self._answer(*found)
-            is_unread = (
-                made.status == TOO_LARGE or scope["method"] not in WITH_BODY
-            ) and asgi.has_body(scope)
         except asgi.Gone:
             if connection is None:
                 return
@@ -343,9 +339,9 @@ class HttpApi:
             if found is not None and found[1].is_shown and problem.kind in _REFUSALS:
                 self._note_refused(scope, found[0], found[1], problem)
             made = as_answer(problem)
-            is_unread = (
-                request is None or made.status == TOO_LARGE or scope["method"] not in WITH_BODY
-            ) and asgi.has_body(scope)
+        is_unread = asgi.has_body(scope) and (
+            request is None or made.status == TOO_LARGE or scope["method"] not in WITH_BODY
+        )
         if made.undo is not None and request is not None and await _has_gone(request):
             await made.undo()
             if connection is None:
@@ -553,11 +549,8 @@ def _said(request: asgi.Request, operation: asgi.Operation) -> str:
 
 def _check_role(request: asgi.Request, operation: asgi.Operation) -> None:
     """Raises Problem if a token does not allow this."""
-    token, queue = request.token, _queue_of(request, operation)
-    allowed = operation.role in token.roles if operation.many_queues else None
-    if not (token.allows(operation.role, queue) if allowed is None else allowed):
-        where = "of all queues" if queue is None else f"of queue {queue!r}"
-        raise Problem("forbidden", f"this needs a token with the role {operation.role} {where}")
+    if not (operation.many_queues and operation.role in request.token.roles):
+        check_role(request.token, operation.role, _queue_of(request, operation))
 
 
 # -- what is of no queue
@@ -579,7 +572,7 @@ _STATUS = record("status", status=TEXT)
 
 
 @OPERATIONS.add(
-    "GET", ("openapi.json",), "This document", role="", returns=("OpenAPI 3.1.", {"type": "object"})
+    "GET /openapi.json", "This document", role="", returns=("OpenAPI 3.1.", {"type": "object"})
 )
 async def _openapi(api: HttpApi, request: asgi.Request) -> asgi.Answer:
     return asgi.answer(
@@ -588,14 +581,14 @@ async def _openapi(api: HttpApi, request: asgi.Request) -> asgi.Answer:
 
 
 @OPERATIONS.add(
-    "GET", ("healthz",), "Tell whether the process lives", role="", returns=("It does.", _STATUS)
+    "GET /healthz", "Tell whether the process lives", role="", returns=("It does.", _STATUS)
 )
 async def _healthz(api: HttpApi, request: asgi.Request) -> asgi.Answer:
     return asgi.answer({"status": "ok"})
 
 
 @OPERATIONS.add(
-    "GET", ("readyz",), "Tell whether the broker can be used", role="", returns=("It can.", _STATUS)
+    "GET /readyz", "Tell whether the broker can be used", role="", returns=("It can.", _STATUS)
 )
 async def _readyz(api: HttpApi, request: asgi.Request) -> asgi.Answer:
     try:
@@ -635,8 +628,7 @@ def _others_serve(center: TimeoutCenter) -> None:
 
 
 @OPERATIONS.add(
-    "GET",
-    ("metrics",),
+    "GET /metrics",
     "Metrics in Prometheus's text format",
     query={"topic": Text("Only these queues: names, or patterns as mail,sms-*", most=16_000)},
     about="Of more than 1,000 queues, those that most was put into.",

@@ -18,7 +18,9 @@ from typing import Any
 from .problems import Problem, invalid
 
 _TIME = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)[Tt](\d\d):(\d\d):(\d\d)(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII
+    r"(\d{4}-\d\d-\d\d)[Tt]((?:[01]\d|2[0-3]):\d\d):(\d\d)(\.\d{1,9})?"
+    r"([Zz]|[+-]\d\d:[0-5]\d)",
+    re.ASCII,
 )
 
 
@@ -162,18 +164,11 @@ class Time:
             raise invalid(
                 at, "it must be a time as in RFC 3339, with an offset: 2026-01-31T09:30:00Z"
             )
-        *parts, fraction, offset = found.groups()
-        zone = timezone.utc
+        day, minute, second, fraction, offset = found.groups()
+        zone = "+00:00" if offset in "Zz" else offset
+        leap = second == "60" and minute.endswith("59")
         try:
-            if offset not in "Zz":
-                hours, minutes = int(offset[1:3]), int(offset[4:6])
-                if minutes > 59:
-                    raise ValueError
-                shift = timedelta(hours=hours, minutes=minutes)
-                zone = timezone(-shift if offset[0] == "-" else shift)
-            year, month, day, hour, minute, second = map(int, parts)
-            leap = second == 60 and minute == 59
-            moment = datetime(year, month, day, hour, minute, 59 if leap else second, tzinfo=zone)
+            moment = datetime.fromisoformat(f"{day}T{minute}:{'59' if leap else second}{zone}")
             seconds = (moment - _EPOCH) / timedelta(seconds=1) + leap
         except (ValueError, OverflowError):
             raise invalid(at, f"there is no such time as {value}") from None
@@ -187,11 +182,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def shown_time(us: int) -> str | None:
-    """Microseconds since the epoch as a time; None for none."""
-    if not us:
+    """Microseconds since the epoch as a time; None for none, and for what is beyond all times."""
+    try:
+        moment = _EPOCH + timedelta(microseconds=us)
+    except OverflowError:
         return None
-    moment = _EPOCH + timedelta(microseconds=us)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ") if us else None
 
 
 @dataclass(frozen=True)

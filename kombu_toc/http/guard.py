@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from .problems import Problem
+from .problems import Problem, refusal, retry_after
 
 logger = logging.getLogger(__name__)
 
@@ -42,18 +42,13 @@ CONNECTIONS = 2_000
 REFUSED_FOR = 1.0
 _SAY_EVERY = 60.0
 
-_BUSY_PROBLEM = Problem("busy", "try again later; --connections says how many there may be").body()
-_BUSY = (
-    b"HTTP/1.1 503 Service Unavailable\r\n"
-    b"content-type: application/problem+json\r\nconnection: close\r\nretry-after: 1\r\n"
-    b"content-length: %d\r\n\r\n%b" % (len(_BUSY_PROBLEM), _BUSY_PROBLEM)
+_BUSY = refusal(
+    Problem(
+        "busy", "try again later; --connections says how many there may be", headers=retry_after(1)
+    )
 )
-
-_PROBLEM = Problem("headers-too-large", "path, query and headers may have 64 KiB together").body()
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    b"content-type: application/problem+json\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%b" % (len(_PROBLEM), _PROBLEM)
+_TOO_LARGE = refusal(
+    Problem("headers-too-large", "path, query and headers may have 64 KiB together")
 )
 
 

@@ -11,8 +11,9 @@ from .fields import TEXT, WHOLE, Object, Text, Time, array, described, or_null, 
 from .page.jobs import ASKING, COUNTING, DONE, FAILED, LOST, RUNNING, STOPPED, Job
 from .page.reading import STATES
 from .page.selection import ALL_WAITING, ANY, EVERY_ACT, FAILED_ACTS, FAILED_TASK, Selection
-from .problems import Problem, invalid, not_found
+from .problems import invalid, not_found
 from .request import Answer, Operations, Request, answer
+from .tokens import check_role
 
 _PHASES = [COUNTING, ASKING, RUNNING, DONE, STOPPED, FAILED, LOST]
 
@@ -60,9 +61,6 @@ _NEW = Object(
     name="NewJob",
 )
 
-_ALL = ("v1", "queues", "{queue}", "jobs")
-_ONE = (*_ALL, "{id}")
-
 OPERATIONS = Operations("jobs")
 
 
@@ -84,15 +82,11 @@ def _shown(job: Job) -> dict[str, Any]:
 
 def _check(request: Request, act: str) -> None:
     """Raises Problem for a token that may not do this."""
-    role, queue = EVERY_ACT[act].role, request.segments[0]
-    if not request.token.allows(role, queue):
-        said = f"this needs a token with the role {role} of queue {queue!r}"
-        raise Problem("forbidden", said)
+    check_role(request.token, EVERY_ACT[act].role, request.segments[0])
 
 
 @OPERATIONS.add(
-    "POST",
-    _ALL,
+    "POST /v1/queues/{queue}/jobs",
     "Begin a job",
     request=_NEW,
     status=202,
@@ -132,8 +126,7 @@ async def begin(api: Any, request: Request) -> Answer:
 
 
 @OPERATIONS.add(
-    "GET",
-    _ALL,
+    "GET /v1/queues/{queue}/jobs",
     "List jobs",
     returns=("The latest ones.", record("jobs", jobs=array(_JOB))),
     problems=("not-found",),
@@ -155,8 +148,7 @@ async def _job_of(api: Any, request: Request) -> Job:
 
 
 @OPERATIONS.add(
-    "GET",
-    _ONE,
+    "GET /v1/queues/{queue}/jobs/{id}",
     "Show how far a job has come",
     returns=("The job; it is kept for an hour.", _JOB),
     problems=("not-found",),
@@ -167,10 +159,8 @@ async def show_job(api: Any, request: Request) -> Answer:
 
 
 @OPERATIONS.add(
-    "POST",
-    _ONE,
+    "POST /v1/queues/{queue}/jobs/{id}:stop",
     "Stop a job between two steps",
-    verb="stop",
     act="stop job",
     returns=("The job; it may still be in a step.", _JOB),
     problems=("not-found", "forbidden"),

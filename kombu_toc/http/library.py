@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -34,7 +34,7 @@ from .fields import (
     shown_time,
 )
 from .messages import DecompressionBudget
-from .problems import invalid, not_found
+from .problems import going_on, invalid, not_found
 from .request import Answer, Operations, Request, answer
 from .tokens import HIDDEN, Mask, Masking
 
@@ -62,7 +62,6 @@ _PAGE = record(
     nextPageToken=or_null(TEXT),
     away=described(WHOLE, "How many databases do not answer: what they have is not here."),
 )
-_TASKS = ("v1", "library", "tasks")
 
 #: Seconds for which databases are waited for. (KEDA waits for three.)
 FAR_WITHIN = 2.0
@@ -97,8 +96,7 @@ def shown_record(record: Record, mask: Mask | Masking | None = None) -> dict[str
 
 
 @OPERATIONS.add(
-    "GET",
-    _TASKS,
+    "GET /v1/library/tasks",
     "Find tasks in the library",
     query={
         "bizType": Text("The business type.", most=64),
@@ -119,24 +117,28 @@ def shown_record(record: Record, mask: Mask | Masking | None = None) -> dict[str
 async def find(api: Any, request: Request) -> Answer:
     """Find records, in the order of their action times."""
     asked = request.asked
-    since, until = asked.get("since"), asked.get("until")
-    try:
+    which = _filters(asked, read_attributes(asked.get("attributes", "")))
+    limit, after = asked.get("limit", 100), asked.get("after")
+    with going_on():
         page = await api.ask_library(
-            "find",
-            biz_type=asked.get("bizType"),
-            biz_id=asked.get("bizId"),
-            status=asked.get("status"),
-            task=asked.get("task"),
-            attributes=read_attributes(asked.get("attributes", "")),
-            between=None if since is until is None else (since, until),
-            limit=asked.get("limit", 100),
-            after=asked.get("after"),
+            "find", status=asked.get("status"), limit=limit, after=after, **which
         )
-    except ValueError:
-        raise invalid("after", "no page goes on there; use the nextPageToken of one") from None
     mask = api.masking_for(request.token)
     shown = [shown_record(one, mask) for one in page.records]
     return answer({"tasks": shown, "nextPageToken": page.after, "away": len(page.away)})
+
+
+def _filters(asked: Mapping[str, Any], attributes: dict[str, str]) -> dict[str, Any]:
+    """The arguments of :meth:`.recording.TaskLibrary.find` that say which tasks are meant."""
+    names = {"biz_type": "bizType", "biz_id": "bizId", "task": "task"}
+    which = {name: asked.get(said) for name, said in names.items()}
+    return {**which, "attributes": attributes, "between": between(asked)}
+
+
+def between(asked: Mapping[str, Any]) -> tuple[float | None, float | None] | None:
+    """The bounds of what was asked for; None: there are none."""
+    since, until = asked.get("since"), asked.get("until")
+    return None if since is until is None else (since, until)
 
 
 def read_attributes(text: str) -> dict[str, str]:
@@ -158,10 +160,8 @@ def _checked(attributes: dict[str, str]) -> dict[str, str]:
 
 
 @OPERATIONS.add(
-    "POST",
-    _TASKS,
+    "POST /v1/library/tasks:retry",
     "Send again what has failed or is dead, each once",
-    verb="retry",
     role="operate",
     request=Object(
         {
@@ -185,23 +185,13 @@ def _checked(attributes: dict[str, str]) -> dict[str, str]:
 async def retry(api: Any, request: Request) -> Answer:
     """Send again what has failed or is dead."""
     asked = request.fields()
-    since, until = asked.get("since"), asked.get("until")
-    done = await api.ask_library(
-        "retry",
-        status=asked["status"],
-        biz_type=asked.get("bizType"),
-        biz_id=asked.get("bizId"),
-        task=asked.get("task"),
-        attributes=_checked(asked.get("attributes") or {}),
-        between=None if since is until is None else (since, until),
-        limit=asked.get("limit"),
-    )
+    which = _filters(asked, _checked(asked.get("attributes") or {}))
+    done = await api.ask_library("retry", status=asked["status"], limit=asked.get("limit"), **which)
     return answer({"retried": done.number, "notKept": done.not_kept}, number=done.number)
 
 
 @OPERATIONS.add(
-    "GET",
-    (*_TASKS, "{id}"),
+    "GET /v1/library/tasks/{id}",
     "Show the history of a task",
     returns=("Its records.", _PAGE),
     problems=("not-found",),
@@ -344,8 +334,6 @@ _RETRIED = record(
     chords=described(WHOLE, "How many belong to a group or chord, which stays as it is."),
 )
 
-_ALL = ("v1", "queues", "{queue}", "failures")
-
 FAILED = Operations("failures")
 
 
@@ -389,8 +377,7 @@ async def shown_failures(
 
 
 @FAILED.add(
-    "GET",
-    _ALL,
+    "GET /v1/queues/{queue}/failures",
     "List failed tasks",
     query={
         **_WHICH,
@@ -406,20 +393,17 @@ async def list_failures(api: Any, request: Request) -> Answer:
     """Failed tasks, the latest first."""
     queue = await api.known_queue(request.segments[0])
     masking = api.masking_for(request.token, queue)
-    try:
+    with going_on():
         page = await api.center.failures.find(
             queue, messages=masking is not None, **{"limit": 100, **request.asked}
         )
-    except ValueError:
-        raise invalid("after", "no page goes on there; use the nextPageToken of one") from None
     reader = api.page.tools.reader
     shown = await shown_failures(page.failures, masking, reader)
     return answer({"failures": shown, "nextPageToken": page.after})
 
 
 @FAILED.add(
-    "GET",
-    (*_ALL, "{id}"),
+    "GET /v1/queues/{queue}/failures/{id}",
     "Show why a task failed",
     returns=("The failure.", _FAILURE),
     problems=("not-found",),
@@ -434,12 +418,10 @@ async def show_failure(api: Any, request: Request) -> Answer:
 
 
 @FAILED.add(
-    "POST",
-    _ALL,
+    "POST /v1/queues/{queue}/failures:retry",
     "Run failed tasks again",
     role="operate",
     act="retry",
-    verb="retry",
     request=_CHOSEN,
     returns=("How many, and what was taken away from them.", _RETRIED),
     problems=("not-found",),
@@ -453,12 +435,10 @@ async def retry_failures(api: Any, request: Request) -> Answer:
 
 
 @FAILED.add(
-    "POST",
-    _ALL,
+    "POST /v1/queues/{queue}/failures:forget",
     "Forget failed tasks",
     role="operate",
     act="forget",
-    verb="forget",
     request=_CHOSEN,
     returns=("How many.", record("deleted", deleted=WHOLE)),
     problems=("not-found",),

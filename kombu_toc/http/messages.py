@@ -69,31 +69,26 @@ FIELDS: dict[str, Any] = {
 #: The fields that say what the bytes are: one of them must be there.
 BODIES = ("text", "json", "body")
 
-NEW_TASK = schema.Object(
-    FIELDS, one_of=BODIES, at_most_one=("scheduleTime", "delay"), about="A message.", name="NewTask"
-)
-
 #: Of a list, unique keys are left to single puts, as with `put_many`.
-LISTED_TASK = schema.Object(
-    {
-        name: kind
-        for name, kind in FIELDS.items()
-        if name not in ("unique", "uniqueUntil", "uniqueSeconds", "ifExists")
-    },
-    one_of=BODIES,
-    at_most_one=("scheduleTime", "delay"),
-    about="A message of a list.",
-    name="ListedTask",
-)
+_UNIQUE = ("unique", "uniqueUntil", "uniqueSeconds", "ifExists")
 
+
+def _task(name: str, about: str, *without: str) -> schema.Object:
+    return schema.Object(
+        {name: kind for name, kind in FIELDS.items() if name not in without},
+        one_of=BODIES,
+        at_most_one=("scheduleTime", "delay"),
+        about=about,
+        name=name,
+    )
+
+
+NEW_TASK = _task("NewTask", "A message.")
+LISTED_TASK = _task("ListedTask", "A message of a list.", *_UNIQUE)
 
 #: What takes the place of another: its id is in its path.
-REPLACING_TASK = schema.Object(
-    {name: kind for name, kind in LISTED_TASK.fields.items() if name != "id"},
-    one_of=BODIES,
-    at_most_one=("scheduleTime", "delay"),
-    about="A message that takes the place of another.",
-    name="ReplacingTask",
+REPLACING_TASK = _task(
+    "ReplacingTask", "A message that takes the place of another.", "id", *_UNIQUE
 )
 
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 
 from redis.exceptions import (
@@ -106,9 +109,32 @@ class Problem(Exception):
         return json.dumps(document).encode()
 
 
+def refusal(problem: Problem) -> bytes:
+    """The answer of HTTP/1.1 that says a problem, for a connection that is closed then."""
+    body = problem.body()
+    lines = [
+        f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}",
+        f"content-type: {CONTENT_TYPE.decode()}",
+        "connection: close",
+        *(f"{name.decode()}: {said.decode()}" for name, said in problem.headers),
+        f"content-length: {len(body)}",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
 def invalid(field: str, detail: str) -> Problem:
     """A field that cannot be used."""
     return Problem("invalid-field", f"{field}: {detail}" if field else detail, field)
+
+
+@contextmanager
+def going_on(otherwise: str = "use the nextPageToken of one") -> Iterator[None]:
+    """Within this, a page is read that begins where another has ended: a ValueError says that none
+    has ended there."""
+    try:
+        yield
+    except ValueError:
+        raise invalid("after", f"no page goes on there; {otherwise}") from None
 
 
 def not_found(what: str) -> Problem:

@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Context
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -62,8 +63,6 @@ REJECT = Object(
     name="Rejection",
 )
 
-_QUEUE = ("v1", "queues", "{queue}")
-
 OPERATIONS = Operations("pull")
 
 
@@ -90,11 +89,9 @@ async def lease_again(api: Any, request: Request, made: Answer) -> Answer:
 
 
 @OPERATIONS.add(
-    "POST",
-    _QUEUE,
+    "POST /v1/queues/{queue}:lease",
     "Lease messages that are due",
     role="write",
-    verb="lease",
     again=lease_again,
     request=LEASE,
     required=False,
@@ -202,22 +199,18 @@ for _verb, _done, _summary, _returns, _about in (
     ("release", "released", "Give messages back unhandled", "How many are back.", "back"),
 ):
     OPERATIONS.add(
-        "POST",
-        _QUEUE,
+        f"POST /v1/queues/{{queue}}:{_verb}",
         _summary,
         role="write",
-        verb=_verb,
         request=SETTLE,
         returns=(_returns, _settled(_done, f"How many are {_about}.")),
     )(_settling(_verb, _done))
 
 
 @OPERATIONS.add(
-    "POST",
-    _QUEUE,
+    "POST /v1/queues/{queue}:extend",
     "Extend leases",
     role="write",
-    verb="extend",
     request=EXTEND,
     returns=(
         "How many are extended.",
@@ -233,11 +226,9 @@ async def extend(api: Any, request: Request) -> Answer:
 
 
 @OPERATIONS.add(
-    "POST",
-    _QUEUE,
+    "POST /v1/queues/{queue}:reject",
     "Give messages back after a failure",
     role="write",
-    verb="reject",
     request=REJECT,
     returns=(
         "What became of them.",
@@ -292,25 +283,17 @@ LEAST_SHARE = 10
 _SHORTEST = 0.01
 
 
+@dataclass(slots=True, eq=False)
 class Ask:
     """What one client asks for.
 
     until: when it gives up, by the loop's clock
     """
 
-    __slots__ = ("answer", "limit", "until", "visibility")
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        limit: int,
-        visibility: float | None,
-        until: float,
-    ) -> None:
-        self.limit = limit
-        self.until = until
-        self.visibility = visibility
-        self.answer: asyncio.Future[list[Delivery]] = loop.create_future()
+    answer: asyncio.Future[list[Delivery]]
+    limit: int
+    visibility: float | None
+    until: float
 
     def give(self, messages: list[Delivery]) -> bool:
         """Answer it; whether it still waits."""
@@ -450,7 +433,7 @@ class LongPolls:
         if self._closed:  # also if it was meanwhile
             return []
         loop = asyncio.get_running_loop()
-        ask = Ask(loop, limit, visibility, loop.time() + wait)
+        ask = Ask(loop.create_future(), limit, visibility, loop.time() + wait)
         self._stand_in_line(queue, ask, who)
         timer = loop.call_later(wait, ask.give, [])
         try:

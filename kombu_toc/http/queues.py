@@ -149,8 +149,6 @@ _USED = schema.record(
 _MORE = schema.described(schema.FLAG, "Repeat it then.")
 _PAUSED = ("What it is now.", schema.record("paused", paused=schema.FLAG))
 
-_ALL = ("v1", "queues")
-_ONE = (*_ALL, "{queue}")
 WITHIN = schema.Number("Count also what comes due within so many seconds.", most=31_536_000)
 _LIMIT = schema.Number("How many at most.", least=1, most=MAX_PAGE, whole=True, default=100)
 _AFTER = schema.Text("The nextPageToken of the page before.", most=4000)
@@ -173,8 +171,7 @@ def shown_counts(counts: Counts) -> dict[str, int]:
 
 
 @OPERATIONS.add(
-    "GET",
-    _ALL,
+    "GET /v1/queues",
     "List queues",
     many_queues=True,
     query={"limit": _LIMIT, "after": _AFTER},
@@ -211,7 +208,10 @@ async def list_queues(api: Any, request: Request) -> Answer:
 
 
 @OPERATIONS.add(
-    "GET", _ONE, "Describe a queue", returns=("The queue.", _QUEUE), problems=("not-found",)
+    "GET /v1/queues/{queue}",
+    "Describe a queue",
+    returns=("The queue.", _QUEUE),
+    problems=("not-found",),
 )
 async def describe(api: Any, request: Request) -> Answer:
     """What a queue is declared with, and what is in it."""
@@ -237,8 +237,7 @@ async def _described(api: Any, queue: str) -> dict[str, Any]:
 
 
 @OPERATIONS.add(
-    "PUT",
-    _ONE,
+    "PUT /v1/queues/{queue}",
     "Declare a queue",
     role="operate",
     act="declare",
@@ -259,8 +258,7 @@ async def declare(api: Any, request: Request) -> Answer:
 
 
 @OPERATIONS.add(
-    "PATCH",
-    _ONE,
+    "PATCH /v1/queues/{queue}",
     "Change limits of a queue",
     role="operate",
     act="alter",
@@ -294,8 +292,7 @@ def _meant(error: str, queue: str, fields: Mapping[str, Any]) -> str:
 
 
 @OPERATIONS.add(
-    "DELETE",
-    _ONE,
+    "DELETE /v1/queues/{queue}",
     "Delete a queue with everything in it",
     role="operate",
     act="delete queue",
@@ -312,8 +309,7 @@ async def delete(api: Any, request: Request) -> Answer:
 
 
 @OPERATIONS.add(
-    "GET",
-    (*_ONE, "counts"),
+    "GET /v1/queues/{queue}/counts",
     "Count messages",
     query={"within": WITHIN},
     returns=("How many there are.", _COUNTS),
@@ -345,8 +341,7 @@ async def counts_of(api: Any, queue: str, within: float | None) -> dict[str, int
 
 
 @OPERATIONS.add(
-    "GET",
-    (*_ONE, "limits"),
+    "GET /v1/queues/{queue}/limits",
     "Show what is used of limits",
     returns=(
         "What is used.",
@@ -398,24 +393,20 @@ for _verb, _summary in (
     ("resume", "Let workers take again"),
 ):
     OPERATIONS.add(
-        "POST",
-        _ONE,
+        f"POST /v1/queues/{{queue}}:{_verb}",
         _summary,
         role="operate",
         act=_verb,
-        verb=_verb,
         returns=_PAUSED,
         problems=("not-found",),
     )(_pausing(_verb))
 
 
 @OPERATIONS.add(
-    "POST",
-    _ONE,
+    "POST /v1/queues/{queue}:purge",
     "Delete every message that waits",
     role="operate",
     act="purge all that waits",
-    verb="purge",
     returns=(
         "How many there were, and the schedules whose next firing was among them.",
         schema.record("purged schedules", purged=schema.WHOLE, schedules=schema.array(schema.TEXT)),
@@ -433,8 +424,7 @@ async def purge(api: Any, request: Request) -> Answer:
 
 
 @OPERATIONS.add(
-    "GET",
-    (*_ONE, "dead"),
+    "GET /v1/queues/{queue}/dead",
     "List dead messages",
     query={"limit": _LIMIT, "after": _AFTER},
     returns=("A page.", PAGE),
@@ -465,12 +455,10 @@ for _verb, _done, _summary in (
     ("purge", "purged", "Delete dead messages"),
 ):
     OPERATIONS.add(
-        "POST",
-        (*_ONE, "dead"),
+        f"POST /v1/queues/{{queue}}/dead:{_verb}",
         _summary,
         role="operate",
         act=_verb,
-        verb=_verb,
         request=_DEAD,
         required=False,
         returns=("How many.", schema.record(_done, **{_done: schema.WHOLE}, more=_MORE)),
@@ -496,8 +484,7 @@ SCALE = Operations("scale")
 
 
 @SCALE.add(
-    "GET",
-    ("scale", "{queue}"),
+    "GET /scale/{queue}",
     "Tell an autoscaler how much work there is",
     query={"within": WITHIN},
     returns=(

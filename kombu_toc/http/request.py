@@ -399,8 +399,7 @@ class Operations(list[Operation]):
 
     def add(
         self,
-        method: str,
-        path: tuple[str, ...],
+        address: str,
         summary: str,
         *,
         returns: tuple[str, Mapping[str, Any]] = ("", {}),
@@ -409,14 +408,18 @@ class Operations(list[Operation]):
     ) -> Callable[[Run], Run]:
         """Names the function that does an operation.
 
+        address: its method and path, as ``POST /v1/queues/{queue}:lease``; what is behind the colon
+            is its verb
         returns: what its answer means, and the schema of its body
         status: of the answer
         more: as in :class:`Operation`
         """
-        more = {"answers": {status: returns}, "subject": self.subject, **more}
+        method, _, path = address.partition(" ")
+        path, _, verb = path.removeprefix("/").partition(":")
+        more = {"answers": {status: returns}, "subject": self.subject, "verb": verb, **more}
 
         def named(run: Run) -> Run:
-            self.append(Operation(method, path, run, summary, **more))
+            self.append(Operation(method, tuple(path.split("/")), run, summary, **more))
             return run
 
         return named

@@ -18,7 +18,7 @@ from ..client.urls import raise_file_limit
 from ..errors import ConfigurationError
 from .app import HttpApi
 from .guard import CONNECTIONS, KEEP_ALIVE, guarded
-from .problems import Problem
+from .problems import Problem, refusal
 from .request import is_loopback
 
 PORT = 8088
@@ -192,8 +192,4 @@ def _protocol(max_body: int, connections: int) -> Any:
     return guarded(Protocol, 2 * max_body, connections)
 
 
-_PROBLEM = Problem("bad-request", "this is no request of HTTP/1.1").body()
-_NO_HTTP = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/problem+json\r\n"
-    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_PROBLEM), _PROBLEM)
-)
+_NO_HTTP = refusal(Problem("bad-request", "this is no request of HTTP/1.1"))

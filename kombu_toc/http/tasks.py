@@ -23,7 +23,7 @@ from .messages import (
     token_of,
     unique_of,
 )
-from .problems import Problem, invalid, not_found, problem_of
+from .problems import Problem, going_on, invalid, not_found, problem_of
 from .request import Answer, Operations, Request, answer
 
 #: Messages of one page, and of one request, at most.
@@ -68,16 +68,13 @@ PAGE = schema.record(
 
 #: What is known of a message whose put had no answer.
 _PERHAPS = "it was not put, or perhaps not: the broker has not said"
-_TASKS = ("v1", "queues", "{queue}", "tasks")
-_ONE = (*_TASKS, "{id}")
 _MOVED = {**PUT_TASK, "properties": {**PUT_TASK["properties"], "scheduleTime": schema.TIME}}
 
 OPERATIONS = Operations("tasks")
 
 
 @OPERATIONS.add(
-    "POST",
-    _TASKS,
+    "POST /v1/queues/{queue}/tasks",
     "Put a message",
     role="write",
     request=NEW_TASK,
@@ -104,8 +101,7 @@ async def put(api: Any, request: Request) -> Answer:
 
 
 @OPERATIONS.add(
-    "PUT",
-    _ONE,
+    "PUT /v1/queues/{queue}/tasks/{id}",
     "Put a message in the place of the one of its id that waits",
     role="write",
     request=REPLACING_TASK,
@@ -141,11 +137,9 @@ def _check(api: Any, messages: Sequence[dict[str, Any]]) -> None:
 
 
 @OPERATIONS.add(
-    "POST",
-    _TASKS,
+    "POST /v1/queues/{queue}/tasks:batch",
     "Put many messages",
     role="write",
-    verb="batch",
     request=BATCH,
     returns=(
         "What became of each, in their order.",
@@ -196,7 +190,10 @@ def _in_part(exc: Exception, shown: list[dict[str, Any]]) -> Problem:
 
 
 @OPERATIONS.add(
-    "GET", _ONE, "Read a message", returns=("The message.", TASK), problems=("not-found",)
+    "GET /v1/queues/{queue}/tasks/{id}",
+    "Read a message",
+    returns=("The message.", TASK),
+    problems=("not-found",),
 )
 async def get(api: Any, request: Request) -> Answer:
     """Read one message."""
@@ -212,8 +209,7 @@ async def get(api: Any, request: Request) -> Answer:
 
 
 @OPERATIONS.add(
-    "GET",
-    _TASKS,
+    "GET /v1/queues/{queue}/tasks",
     "List messages by state and time",
     query={
         "state": schema.Text("Only those of this state.", choices=tuple(STATES)),
@@ -264,13 +260,11 @@ async def read_page(api: Any, queue: str, *, limit: int, after: str | None, **ho
     found: list[Found] = []
     size = 0
     while True:
-        try:
-            step = min(_STEP, limit - len(found))
+        step = min(_STEP, limit - len(found))
+        with going_on():
             page = await api.center.scan(
                 queue, limit=step, after=after, size=PAGE_BYTES - size, **how
             )
-        except ValueError:
-            raise invalid("after", "no page goes on there; use the nextPageToken of one") from None
         found += page.messages
         size += sum(len(one.body) for one in page.messages)
         after = page.after
@@ -291,27 +285,26 @@ async def cancel(api: Any, request: Request) -> Answer:
     return answer(_cancelled(found), number=sum(one.deleted for one in found))
 
 
-for _method, _verb in (("POST", "cancel"), ("DELETE", "")):
+for _address in (
+    "POST /v1/queues/{queue}/tasks/{id}:cancel",
+    "DELETE /v1/queues/{queue}/tasks/{id}",
+):
     OPERATIONS.add(
-        _method,
-        _ONE,
+        _address,
         "Cancel a message",
         role="write",
         act="cancel",
         query={"inFlight": _IN_FLIGHT},
-        verb=_verb,
         returns=("It is deleted.", _CANCELLED),
         problems=("not-found", "conflict"),
     )(cancel)
 
 
 @OPERATIONS.add(
-    "POST",
-    _TASKS,
+    "POST /v1/queues/{queue}/tasks:cancel",
     "Cancel many messages",
     role="write",
     act="cancel",
-    verb="cancel",
     request=CANCELLING,
     returns=("What became of those that there were.", _CANCELLED),
 )
@@ -333,12 +326,10 @@ def _cancelled(found: Sequence[Any]) -> dict[str, Any]:
 
 
 @OPERATIONS.add(
-    "POST",
-    _ONE,
+    "POST /v1/queues/{queue}/tasks/{id}:reschedule",
     "Give a message another time",
     role="write",
     act="reschedule",
-    verb="reschedule",
     request=RESCHEDULE,
     returns=("It has that time.", _MOVED),
     problems=("not-found", "conflict"),
@@ -352,12 +343,10 @@ async def reschedule(api: Any, request: Request) -> Answer:
 
 
 @OPERATIONS.add(
-    "POST",
-    _ONE,
+    "POST /v1/queues/{queue}/tasks/{id}:run",
     "Make a message due now",
     role="write",
     act="run",
-    verb="run",
     returns=("It is due.", _MOVED),
     problems=("not-found", "conflict"),
 )

@@ -114,6 +114,13 @@ class Token:
 NOBODY = Token("", b"", ROLES, ("*",))
 
 
+def check_role(token: Token, role: str, queue: str | None) -> None:
+    """Raises Problem if a token does not allow this for a queue; None: for all."""
+    if not token.allows(role, queue):
+        where = "of all queues" if queue is None else f"of queue {queue!r}"
+        raise Problem("forbidden", f"this needs a token with the role {role} {where}")
+
+
 class Tokens:
     """The tokens of a server.
 
@@ -426,10 +433,9 @@ class Masking:
 
     def members(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name, with each name."""
-        if self._mask.hides_all:
-            return {name: self.hide(value) for name, value in kwargs.items()}
+        hides = self._mask.hides
         return {
-            name: self.hide(value) if self._mask.hides(name) else self.value(value)
+            name: self.hide(value) if hides(name) else self.value(value)
             for name, value in kwargs.items()
         }
 
@@ -472,13 +478,7 @@ class Masking:
 
     def properties(self, properties: dict[str, Any]) -> dict[str, Any]:
         """What else a message has: ``*`` is about arguments."""
-        mask = self._mask
-        if not mask or mask.hides_all:
-            return properties
-        return {
-            name: self.hide(value) if mask.hides(name) else self.value(value)
-            for name, value in properties.items()
-        }
+        return properties if self._mask.hides_all else self.members(properties)
 
     def text(self, text: str) -> str:
         """An error, or a key, in which what was hidden may stand: as it is, or as it is written in

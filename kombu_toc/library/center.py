@@ -17,11 +17,22 @@ from ..model.library import BEHIND, OFF, OUTBOX
 from ..model.results import REPLACED, WAITING, Cancelled, Delivery, Found, Put, Rescheduled
 from ..model.topic import Declaration, Topic
 from . import outbox, statuses
-from .horizon import FarMessages, is_far
+from .horizon import FarMessages, is_far, new_time
 from .library import Library, ServerTime
 from .putting import DeadLetters, missing_of
 from .recorder import Recorder, logger
-from .records import Key, Row, identity_of, ids_of, key_of, lease_us, named, now_us, row_of, stem_of
+from .records import (
+    Key,
+    Row,
+    has_worker,
+    identity_of,
+    ids_of,
+    key_of,
+    named,
+    now_us,
+    row_of,
+    stem_of,
+)
 from .retry import FailedRows
 
 #: Microseconds ahead within which a message may have run before its time is changed.
@@ -210,9 +221,9 @@ class OpenLibrary:
             self._note(one, statuses.TAKEN)
 
     def _note(self, message: Delivery, status: int, error: str = "") -> None:
-        topic = self.topic_of(message.topic)
-        if topic is not None and (topic.declaration.expires or topic.declaration.library == OFF):
+        if not self._keeps(message.topic):
             return
+        topic = self.topic_of(message.topic)
         key, headers = identity_of(message.topic, message.id, message.body, message.birth)
         self.recorder.note(
             *(key, status),
@@ -260,7 +271,7 @@ class OpenLibrary:
         found = self._kept(found)
         self.deleted(found, revoked)
         there = _names(found)
-        known = [key_of(one.topic, one.id, one.body, one.token) for one in found if one.deleted]
+        known = [key_of(one) for one in found if one.deleted]
         left = {one.id for one in found if not one.deleted}
         known += self._keys_of(sorted(left), topic) if left else []
         only: list[Row] = []
@@ -279,18 +290,10 @@ class OpenLibrary:
         look there and the change of their rows."""
         keys = {row.key for row in rows}
         found = self._center.get([row.id for row in rows], topic=topic)
-        return [
-            one
-            for one in found
-            if not one.far and key_of(one.topic, one.id, one.body, one.token) in keys
-        ]
+        return [one for one in found if not one.far and key_of(one) in keys]
 
     def deleted(self, found: Sequence[Cancelled], revoked: bool = False) -> None:
-        keys = [
-            key_of(one.topic, one.id, one.body, one.token)
-            for one in self._kept(found)
-            if one.deleted
-        ]
+        keys = [key_of(one) for one in self._kept(found) if one.deleted]
         self.recorder.end(keys, statuses.of_cancel(revoked))
 
     def rescheduled(
@@ -315,11 +318,7 @@ class OpenLibrary:
         ]
         if not only:
             return []
-        seconds, us = self._center.client.time()
-        now = seconds * 1_000_000 + us
-        to_us = max(now if at_us is None else at_us, now)
-        if delay_us is not None:
-            to_us = max(now + delay_us, now)
+        now, to_us = new_time(self._center, at_us, delay_us)
         # What is due may have just run, and its worker has not said so.
         sure = [
             row
@@ -348,16 +347,12 @@ class OpenLibrary:
         if len(self.recorder.store.shards.all) == 1:
             return []
         found = self._center.get(ids, topic=topic)
-        return [key_of(one.topic, one.id, one.body, one.token) for one in found if not one.far]
+        return [key_of(one) for one in found if not one.far]
 
     def _moved(
         self, moved: Sequence[Rescheduled], found: Sequence[Found], known: Sequence[Key]
     ) -> None:
-        keys = {
-            (one.topic, one.id): key_of(one.topic, one.id, one.body, one.token)
-            for one in found
-            if one.body
-        }
+        keys = {(one.topic, one.id): key_of(one) for one in found if one.body}
         # Copies are known by the id of the message, a mark, and their token.
         copies: dict[tuple[str, str], list[str]] = {}
         for one in moved:
@@ -383,7 +378,7 @@ class OpenLibrary:
         for rows in self.recorder.store.of_topic(topic, until):
             gone = [row.key for row in rows if row.status == statuses.PENDING]
             taken = [row for row in rows if row.status == statuses.TAKEN]
-            lost = [row for row in taken if row.modified_us + lease_us(row, limits) < now_us()]
+            lost = [row for row in taken if not has_worker(row, limits, now_us())]
             gone += [row.key for row in missing_of(self._center, lost)]
             self.recorder.end(gone, statuses.CANCELLED)
 
@@ -402,7 +397,7 @@ class OpenLibrary:
         off = {name for name, one in known.items() if one and one.declaration.library == OFF}
         if not off:
             return list(found)
-        keys = {id(one): key_of(one.topic, one.id, one.body, one.token) for one in found}
+        keys = {id(one): key_of(one) for one in found}
         old = [keys[id(one)] for one in found if one.topic in off]
         rows = {row.key for row in self.recorder.store.of_keys(old)}
         return [one for one in found if one.topic not in off or keys[id(one)] in rows]
@@ -426,14 +421,12 @@ class OpenLibrary:
         DeadLetters(self.recorder.store).purged(named)
 
     def requeuing(self, found: Sequence[Found]) -> None:
-        known = {one.topic: self.topic_of(one.topic) for one in found}
-        kept = [
-            one
-            for one in found
-            if (topic := known[one.topic]) is None
-            or not (topic.declaration.expires or topic.declaration.library == OFF)
-        ]
-        DeadLetters(self.recorder.store).requeuing(kept)
+        DeadLetters(self.recorder.store).requeuing([one for one in found if self._keeps(one.topic)])
+
+    def _keeps(self, name: str) -> bool:
+        """Whether messages of a queue have rows, as far as is known."""
+        topic = self.topic_of(name)
+        return topic is None or not (topic.declaration.expires or topic.declaration.library == OFF)
 
     def requeued(self, named: Sequence[tuple[str, str]]) -> None:
         DeadLetters(self.recorder.store).requeued(named)

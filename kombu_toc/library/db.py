@@ -93,7 +93,6 @@ class Dialect:
     """SQLite, and what holds for all."""
 
     name = "sqlite"
-    partitions = False
     #: SQLAlchemy's module with its INSERT
     sql: Any = sqlite
     #: of transactions; None: the default
@@ -160,7 +159,7 @@ class Dialect:
 
         waits: for those that somebody else has locked; else they are left out
         """
-        return wanted
+        return wanted.with_for_update(skip_locked=not waits)  # SQLite has no words for it
 
     # -- tables, which one process changes at a time
 
@@ -191,7 +190,6 @@ class Dialect:
 
 class PostgreSQL(Dialect):
     name = "postgresql"
-    partitions = True
     sql = postgresql
 
     def arguments(self, timeout: float) -> dict[str, Any]:
@@ -242,9 +240,6 @@ class PostgreSQL(Dialect):
             + ("" if lasts else ", set_config('synchronous_commit', 'off', true)")
         )
 
-    def locking(self, wanted: Select[Any], *, waits: bool = False) -> Select[Any]:
-        return wanted.with_for_update(skip_locked=not waits)
-
     def take_turn(self, connection: Connection) -> bool:
         # Of a transaction, which a pooler of connections keeps together. It holds nothing else
         # that whoever makes an index waits for.
@@ -278,7 +273,6 @@ class PostgreSQL(Dialect):
 
 class MySQL(Dialect):
     name = "mysql"
-    partitions = True
     isolation = "READ COMMITTED"
 
     def arguments(self, timeout: float) -> dict[str, Any]:
@@ -329,9 +323,6 @@ class MySQL(Dialect):
     def lock(self, connection: Connection, seconds: float, *, lasts: bool = True) -> None:
         if connection.dialect.name == "mariadb" or getattr(connection.dialect, "is_mariadb", False):
             connection.exec_driver_sql(f"SET SESSION idle_transaction_timeout = {int(seconds)}")
-
-    def locking(self, wanted: Select[Any], *, waits: bool = False) -> Select[Any]:
-        return wanted.with_for_update(skip_locked=not waits)
 
     def take_turn(self, connection: Connection) -> bool:
         asked = f"SELECT GET_LOCK({_TURN_IN_MYSQL}, 0)"

@@ -18,7 +18,7 @@ from ..errors import LibraryError
 from ..model.topic import Declaration
 from .records import now_us
 from .schema import TOPICS
-from .shards import Database, Shards
+from .shards import Asking, Database, Shards, each_asked
 
 #: Seconds after which a process writes again what a queue was declared with: somebody may have
 #: deleted the queue, and another has declared it again.
@@ -87,19 +87,15 @@ class Declarations:
 
         patient: leave out those that were away a moment ago
         """
-        error = None
+        asking = Asking()
         for (number, name), values in list(self._owed.items()):
             database = self._shards.databases[number]
-            if patient and database.rests:
-                continue
-            try:
-                self._write(database, values)
-            except LibraryError as exc:
-                error = error or exc
-            else:
-                if self._owed.get((number, name)) is values:
-                    self._owed.pop((number, name), None)
-        return error
+            with asking:
+                if not (patient and database.rests):
+                    self._write(database, values)
+                    if self._owed.get((number, name)) is values:
+                        self._owed.pop((number, name), None)
+        return asking.error
 
     def _write(self, database: Database, values: dict[str, Any]) -> None:
         changed = ("declaration", "modified_us")
@@ -122,27 +118,22 @@ class Declarations:
     def _by_hand(
         self, name: str, declaration: Declaration, changes: dict[str, Any], paused: bool | None
     ) -> None:
-        error: LibraryError | None = None
-        for database in self._shards.databases:
-            try:
-                database.run(partial(self._change, database, name, declaration, changes, paused))
-            except LibraryError as exc:
-                error = error or exc
-        if error is not None:
-            raise error
+        change = partial(self._change, name, declaration, changes, paused)
+        with each_asked() as asking:
+            for database in self._shards.databases:
+                with asking:
+                    database.run(partial(change, database))
 
     @staticmethod
     def _change(
-        database: Database,
         name: str,
         declaration: Declaration,
         changes: dict[str, Any],
         paused: bool | None,
+        database: Database,
         connection: Connection,
     ) -> None:
-        reading = select(TOPICS).where(TOPICS.c.name == name)
-        if database.dialect.partitions:
-            reading = reading.with_for_update()
+        reading = select(TOPICS).where(TOPICS.c.name == name).with_for_update()
         there = connection.execute(reading).mappings().one_or_none()
         values = {
             "name": name,
@@ -166,23 +157,18 @@ class Declarations:
         """The queues by name. Each database has them all: one that is away is not missed. Raises
         LibraryError if all are."""
         found: dict[str, Any] = {}
-        errors: list[LibraryError] = []
-        answered = False
+        asking, answered = Asking(), False
         for database in sorted(self._shards.databases, key=lambda one: one.rests):
-            if answered and database.rests:
-                continue  # it was away a moment ago
-            try:
-                rows = database.read(select(TOPICS))
-            except LibraryError as exc:
-                errors.append(exc)
-                continue
-            answered = True
-            for row in rows:
-                there = found.get(row["name"])
-                if there is None or there["modified_us"] < row["modified_us"]:
-                    found[row["name"]] = row
-        if not answered:
-            raise errors[0]
+            with asking:
+                if answered and database.rests:
+                    continue  # it was away a moment ago
+                for row in database.read(select(TOPICS)):
+                    there = found.get(row["name"])
+                    if there is None or there["modified_us"] < row["modified_us"]:
+                        found[row["name"]] = row
+                answered = True
+        if asking.error is not None and not answered:
+            raise asking.error
         return {
             name: Kept(
                 Declaration.from_json(row["declaration"]),

@@ -20,8 +20,7 @@ import json
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..center.calls import CANCEL, FULL, MOVE, Entry, logs_of, read_call, written_call
@@ -37,8 +36,8 @@ from .guard import ends_of, over_of
 from .putting import DeadLetters, missing_of
 from .rebuild import key_of
 from .records import TOLD_HEADERS, Event, Key, Row, identity_of, ids_of, now_us, row_of_message
-from .shards import Database
-from .store import CHUNK, Store
+from .shards import CHUNK, Asking, Database, each_asked
+from .store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +152,7 @@ class Behind:
         #: the slots that may have logs, and monotonic seconds until which that is believed
         self._slots: list[tuple[Topic, Slot]] = []
         self._believed = self._next_others = 0.0
-        self._errors: list[LibraryError] = []
+        self._asking = Asking()
         #: by the key of a log, the entry behind which it is read: of some before it, the databases
         #: were away
         self._after: dict[str, str] = {}
@@ -166,16 +165,14 @@ class Behind:
         LibraryError of the first database that was away, when the others are written."""
         until = time.monotonic() + TURN
         self._pace.look()
-        self._errors = []
-        if self._after and not self._resting():
-            self._asking(self._store.layout)
-            if not self._errors:
-                self._after.clear()
-        more = self._step()
-        while more and time.monotonic() < until:
+        with each_asked() as self._asking:
+            if self._after and not self._resting():
+                with self._asking:
+                    self._store.layout()
+                    self._after.clear()
             more = self._step()
-        if self._errors:
-            raise self._errors[0]
+            while more and time.monotonic() < until:
+                more = self._step()
         return more
 
     def _step(self) -> bool:
@@ -201,15 +198,6 @@ class Behind:
     def _resting(self) -> bool:
         """Whether a database was away a moment ago."""
         return any(one.rests for one in self._store.shards.databases)
-
-    def _asking(self, do: Callable[[], object]) -> bool:
-        """Ask a database; return whether it has answered."""
-        try:
-            do()
-        except LibraryError as exc:
-            self._errors.append(exc)
-            return False
-        return True
 
     # -- what is logged
 
@@ -271,10 +259,12 @@ class Behind:
             for database, some in of.items():
                 parts[database].append((topic, slot, some))
         for database, part in parts.items():
-            rests = self._resting() if database is None else database.rests
-            if rests or not self._asking(partial(self._write_part, database, part)):
-                for _, slot, _ in part:
-                    self._after[slot.log] = ""
+            with self._asking:
+                if not (self._resting() if database is None else database.rests):
+                    self._write_part(database, part)
+                    continue
+            for _, slot, _ in part:
+                self._after[slot.log] = ""
         for _, slot, entries, *_ in read:
             if entries and slot.log in self._after:
                 self._after[slot.log] = entries[-1].name
@@ -425,8 +415,11 @@ class Behind:
         for row in rows.values():
             of[self._store.database_of(row)].append(row)
         for database, some in of.items():
-            write = partial(self._write_seen, look, database, some)
-            look.misses |= database.rests or not self._asking(write)
+            with self._asking:
+                if not database.rests:
+                    self._write_seen(look, database, some)
+                    continue
+            look.misses = True
         look.number += len(rows)
         look.after = page.after
         if look.after is None and not look.misses:

@@ -25,7 +25,7 @@ from ..model.results import Delivery
 from . import statuses
 from .records import Event, Key, Row, identity_of, is_raw, is_storable, now_us
 from .shards import Database
-from .store import CHUNK, Store
+from .store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -81,17 +81,16 @@ def ends_of(store: Store, keys: Iterable[Key]) -> dict[Key, _End]:
     has of each."""
     found: dict[Key, _End] = {}
     names = ("id", "token", "topic", *_End._fields)
-    for shard, some in store.shards.of_keys(sorted(set(keys))).items():
+    for shard, some in store.shards.parts_of(set(keys)):
         history = shard.tables.history
         columns = [history.c[name] for name in names]
-        for start in range(0, len(some), CHUNK):
-            which = history.c.id.in_({key[0] for key in some[start : start + CHUNK]})
-            for row in shard.database.read(select(*columns).where(which)):
-                key: Key = (row["id"], row["token"], row["topic"])
-                end = _End(*(row[name] for name in _End._fields))
-                before = found.get(key)
-                if before is None or before.modified_us < end.modified_us:
-                    found[key] = end
+        which = history.c.id.in_({key[0] for key in some})
+        for row in shard.database.read(select(*columns).where(which)):
+            key: Key = (row["id"], row["token"], row["topic"])
+            end = _End(*(row[name] for name in _End._fields))
+            before = found.get(key)
+            if before is None or before.modified_us < end.modified_us:
+                found[key] = end
     return found
 
 
@@ -131,6 +130,7 @@ class _Question(NamedTuple):
     answer: Answer
 
 
+@dataclass(eq=False)
 class Guard:
     """Asks the databases of one library, each for itself; any thread may call it.
 
@@ -139,21 +139,17 @@ class Guard:
     patience: seconds for which whoever asks waits
     """
 
-    def __init__(
-        self,
-        store: Store,
-        ready: Callable[[Sequence[Database]], None],
-        record: Callable[[Event], None],
-        worker: Callable[[], str],
-        patience: float,
-    ) -> None:
-        self.patience = patience
-        self._shards = store.shards
-        self._record = record
+    _store: Store
+    _ready: Callable[[Sequence[Database]], None]
+    _record: Callable[[Event], None]
+    _worker: Callable[[], str]
+    patience: float
+
+    def __post_init__(self) -> None:
         #: by the number of the database
         self.askers = [
-            Asker(store, database, partial(ready, [database]), worker, patience)
-            for database in store.shards.databases
+            Asker(self._store, one, partial(self._ready, [one]), self._worker, self.patience)
+            for one in self._store.shards.databases
         ]
 
     def after_fork(self) -> None:
@@ -163,7 +159,7 @@ class Guard:
 
     def _number_of(self, delivery: Delivery) -> int:
         """The database that has the row."""
-        return self._shards.of_key(name_of(delivery).key).database.number
+        return self._store.shards.of_key(name_of(delivery).key).database.number
 
     def apart(self, deliveries: Sequence[Delivery]) -> list[list[int]]:
         """Their places, by who is asked: a database that is away keeps no other's waiting."""

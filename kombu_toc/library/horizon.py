@@ -12,7 +12,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, func, select, text, tuple_, update
+from sqlalchemy import Connection, func, select, text, update
 
 from ..center.admin_commands import Position
 from ..center.center import TimeoutCenter
@@ -25,9 +25,9 @@ from .outcomes import are
 from .putting import Putter, note_expired
 from .records import Event, Key, Row, key_of, now_us
 from .schema import IS_FAR
-from .shards import Shard
+from .shards import CHUNK, Shard, chunks, each_asked
 from .statuses import FAR
-from .store import CHUNK, Store, chunks, row_columns
+from .store import Store, row_columns
 
 # -- what is far ahead
 #
@@ -42,6 +42,14 @@ def is_far(declaration: Declaration, action_us: int) -> bool:
     """Whether a message of a queue is too far ahead to be put into Redis now."""
     horizon = declaration.horizon
     return horizon is not None and action_us > now_us() + int(horizon * 1_000_000)
+
+
+def new_time(center: TimeoutCenter, at_us: int | None, delay_us: int | None) -> tuple[int, int]:
+    """Redis's clock, and the action time of what is to have this one, or now if neither is
+    given."""
+    seconds, us = center.client.time()
+    now = seconds * 1_000_000 + us
+    return now, max(now, now + (delay_us or 0) if at_us is None else at_us)
 
 
 class FarMessages:
@@ -103,9 +111,11 @@ class FarMessages:
         return self._cancel(self._store.of_ids(ids, topic), revoked)
 
     def cancel_found(self, found: Sequence[Found], revoked: bool = False) -> list[Cancelled]:
-        keys = {key_of(one.topic, one.id, one.body, one.token) for one in found}
-        rows = self._store.of_keys(keys)
-        return self._cancel([row for row in rows if row.key in keys], revoked)
+        return self._cancel(self._rows_of(found), revoked)
+
+    def _rows_of(self, found: Sequence[Found]) -> list[Row]:
+        keys = {key_of(one) for one in found}
+        return [row for row in self._store.of_keys(keys) if row.key in keys]
 
     def _cancel(self, rows: Sequence[Row], revoked: bool) -> list[Cancelled]:
         if not rows:
@@ -118,9 +128,9 @@ class FarMessages:
         ]
 
     def purge(self, topic: str) -> int:
-        return sum(
-            len(self._store.end(rows, statuses.CANCELLED)) for rows in self._store.pages(topic)
-        )
+        far = self._store
+        pages = far.store.of_topic(topic, now_us(), far=True)
+        return sum(len(far.end(rows, statuses.CANCELLED)) for rows in pages)
 
     def reschedule(
         self, ids: Sequence[str], topic: str | None, at_us: int | None, delay_us: int | None
@@ -130,21 +140,14 @@ class FarMessages:
     def reschedule_found(
         self, found: Sequence[Found], at_us: int | None, delay_us: int | None
     ) -> list[Rescheduled]:
-        keys = {key_of(one.topic, one.id, one.body, one.token) for one in found}
-        rows = [row for row in self._store.of_keys(keys) if row.key in keys]
-        return self._reschedule(rows, at_us, delay_us)
+        return self._reschedule(self._rows_of(found), at_us, delay_us)
 
     def _reschedule(
         self, rows: Sequence[Row], at_us: int | None, delay_us: int | None
     ) -> list[Rescheduled]:
         if not rows:
             return []
-        seconds, us = self._center.client.time()
-        now = seconds * 1_000_000 + us
-        to_us = now if at_us is None else at_us
-        if delay_us is not None:
-            to_us = now + delay_us
-        to_us = max(now, to_us)
+        _, to_us = new_time(self._center, at_us, delay_us)
         changed: set[Key] = set()
         far: list[Row] = []
         near: list[Row] = []
@@ -279,49 +282,40 @@ class Loader:
             for name, horizon in horizons.items()
         }
         heads: list[_Head] = []
-        error: LibraryError | None = None
-        for database in self._far.shards.databases:
-            if database.rests:
-                continue
-            try:
-                for topic, bound in bounds.items():
-                    for first_us, shard in self._far.store.holding(database, FAR, bound, topic):
-                        self._see(heads, first_us, shard, topic)
-            except LibraryError as exc:  # another database may be there
-                error = error or exc
-        ends = time.monotonic() + TURN
-        loaded, transactions = self.loaded, 0
-        while heads and time.monotonic() < until:
-            head = heapq.heappop(heads)
-            if head.shard.database.rests:
-                continue
-            bound = bounds[head.topic]
-            try:
-                ahead = self._far.ahead(head.shard, head.topic, head.first_us, bound, TOGETHER)
-                if ahead.number and heads and ahead.first_us > heads[0].first_us:
-                    # What was there before is put by now: others are sooner.
-                    self._see(heads, ahead.first_us, head.shard, head.topic)
+        with each_asked() as asking:
+            for database in self._far.shards.awake():
+                with asking:
+                    for topic, bound in bounds.items():
+                        for first_us, shard in self._far.store.holding(database, FAR, bound, topic):
+                            self._see(heads, first_us, shard, topic)
+            ends = time.monotonic() + TURN
+            loaded, transactions = self.loaded, 0
+            while heads and time.monotonic() < until:
+                head = heapq.heappop(heads)
+                if head.shard.database.rests:
                     continue
-                if not ahead.number:
-                    continue
-                transactions += 1
-                rows = self._load(head, ahead, bound, until)
-                if rows:
-                    self._see(heads, rows[-1].action_us, head.shard, head.topic)
-            except LibraryError as exc:
-                error = error or exc
-            if time.monotonic() >= ends or transactions >= TRANSACTIONS:
-                break
-            if self.loaded - loaded >= ROWS:
-                break
-        if heads:
-            self._next_look = now + TURN
-        else:
-            self._next_look = now + LOOK_INTERVAL
-            if look_at_all:
-                self._next_all = now + ALL_INTERVAL
-        if error is not None:
-            raise error
+                bound = bounds[head.topic]
+                with asking:
+                    ahead = self._far.ahead(head.shard, head.topic, head.first_us, bound, TOGETHER)
+                    if ahead.number and heads and ahead.first_us > heads[0].first_us:
+                        # What was there before is put by now: others are sooner.
+                        self._see(heads, ahead.first_us, head.shard, head.topic)
+                        continue
+                    if not ahead.number:
+                        continue
+                    transactions += 1
+                    if rows := self._load(head, ahead, bound, until):
+                        self._see(heads, rows[-1].action_us, head.shard, head.topic)
+                if time.monotonic() >= ends or transactions >= TRANSACTIONS:
+                    break
+                if self.loaded - loaded >= ROWS:
+                    break
+            if heads:
+                self._next_look = now + TURN
+            else:
+                self._next_look = now + LOOK_INTERVAL
+                if look_at_all:
+                    self._next_all = now + ALL_INTERVAL
         return bool(heads) and time.monotonic() >= self._next_look
 
     def _horizons(self) -> dict[str | None, float]:
@@ -422,45 +416,22 @@ class FarStore:
         since_us, until_us: bounds of action times; the latter is exclusive
         step: how many rows a statement reads at first
         """
-        parts = [
-            self._read(shard, topic, after, since_us, until_us, step) for shard in self.shards.all
-        ]
-        return heapq.merge(*parts, key=attrgetter(*_ORDER))
+        first = None if after[0] < (since_us or 1) else (*after, topic)
 
-    def _read(
-        self,
-        shard: Shard,
-        topic: str,
-        after: tuple[int, str, str],
-        since_us: int | None,
-        until_us: int | None,
-        step: int,
-    ) -> Iterator[Row]:
-        table = shard.tables.pending
-        order = [table.c[name] for name in _ORDER]
-        wanted = select(*row_columns(table)).where(text(IS_FAR), table.c.topic == topic)
-        if until_us is not None:
-            wanted = wanted.where(table.c.action_us < until_us)
-        since, begun = since_us or 0, after[0] >= (since_us or 0)
-        while True:
-            rows: list[Row] = []
-            if begun:  # apart what is due at the same moment, however much that is
-                same = [table.c.action_us == after[0], table.c.id >= after[1]]
-                page = wanted.where(*same, tuple_(*order[1:]) > after[1:])
-                rows += self._rows(shard, page.order_by(*order).limit(step))
-            if len(rows) < step:
-                later = table.c.action_us > after[0] if begun else table.c.action_us >= since
-                page = wanted.where(later).order_by(*order).limit(step - len(rows))
-                rows += self._rows(shard, page)
-            yield from rows
-            if len(rows) < step:
-                return
-            after, begun = (rows[-1].action_us, rows[-1].id, rows[-1].token), True
-            step = min(4 * step, CHUNK)
+        def of(shard: Shard) -> Iterator[Row]:
+            columns, last, size, ends = shard.tables.pending.c, first, step, False
+            wanted = [text(IS_FAR), columns.topic == topic]
+            if until_us is not None:
+                wanted.append(columns.action_us < until_us)
+            if last is None:
+                wanted.append(columns.action_us >= (since_us or 0))
+            while not ends:
+                rows, ends = self.store.after(shard, wanted, last, size)
+                yield from rows
+                last = (rows[-1].action_us, *rows[-1].key) if rows else last
+                size = min(4 * size, CHUNK)
 
-    @staticmethod
-    def _rows(shard: Shard, statement: Any) -> list[Row]:
-        return [Row(*row.values()) for row in shard.database.read(statement)]
+        return heapq.merge(*map(of, self.shards.all), key=attrgetter(*_ORDER))
 
     def count(self, topic: str, limit: int | None = None, until_us: int | None = None) -> int:
         """How many rows are far ahead in a queue.
@@ -526,7 +497,7 @@ class FarStore:
         """Have these rows put into Redis, with other values, such as another action time, as far as
         they are still far ahead; return them as they were."""
         found: list[Row] = []
-        for shard, keys in self._divided([row.key for row in rows]):
+        for shard, keys in self.shards.parts_of(row.key for row in rows):
             table = shard.tables.pending
             wanted = select(*row_columns(table)).where(text(IS_FAR), are(table, keys))
             locked = shard.database.dialect.locking(wanted, waits=True)
@@ -573,79 +544,44 @@ class FarStore:
     def move(self, rows: Sequence[Row], changes: dict[str, Any]) -> list[Key]:
         """Give rows other values, such as another action time, as far as they are still far ahead;
         return which."""
-        return self._change(rows, self._move, changes)
+        values = {**changes, "modified_us": now_us()}
+
+        def move(shard: Shard, connection: Connection, keys: list[Key]) -> None:
+            table = shard.tables.pending
+            connection.execute(update(table).where(are(table, keys)).values(**values))
+
+        return self._change(rows, move)
 
     def end(self, rows: Sequence[Row], status: int) -> list[Key]:
         """Note that rows have ended, as far as they are still far ahead; return which."""
         at = now_us()
         for shard in self.shards.divided(rows, attrgetter("key")):
             self.store.make_room(shard, at)
-        return self._change(rows, self._end, (status, at))
+
+        def end(shard: Shard, connection: Connection, keys: list[Key]) -> None:
+            events = [Event(key, status, at, 0, "", "", ({}, 0)) for key in keys]
+            outcomes.write(shard.database.dialect, shard.tables, events, connection)
+
+        return self._change(rows, end)
 
     def _change(
-        self,
-        rows: Sequence[Row],
-        change: Callable[[Shard, Connection, list[Key], Any], None],
-        how: Any,
+        self, rows: Sequence[Row], change: Callable[[Shard, Connection, list[Key]], None]
     ) -> list[Key]:
+        def work(shard: Shard, some: Sequence[Key], connection: Connection) -> list[Key]:
+            dialect, table = shard.database.dialect, shard.tables.pending
+            dialect.lock(connection, LOCKED)
+            columns = (table.c.id, table.c.token, table.c.topic)
+            wanted = select(*columns).where(text(IS_FAR), are(table, some))
+            statement = dialect.locking(wanted, waits=True)
+            keys = [(row[0], row[1], row[2]) for row in connection.execute(statement).all()]
+            if keys:
+                change(shard, connection, keys)
+            return keys
+
         changed: list[Key] = []
-        for shard, some in self._divided([row.key for row in rows]):
-            database, table = shard.database, shard.tables.pending
-
-            def work(
-                connection: Connection,
-                shard: Shard = shard,
-                some: Sequence[Key] = some,
-                table: Any = table,
-            ) -> list[Key]:
-                dialect = shard.database.dialect
-                dialect.lock(connection, LOCKED)
-                columns = (table.c.id, table.c.token, table.c.topic)
-                wanted = select(*columns).where(text(IS_FAR), are(table, some))
-                statement = dialect.locking(wanted, waits=True)
-                keys = [(row[0], row[1], row[2]) for row in connection.execute(statement).all()]
-                if keys:
-                    change(shard, connection, keys, how)
-                return keys
-
-            changed += database.run(work)
+        for shard, some in self.shards.parts_of(row.key for row in rows):
+            changed += shard.database.run(partial(work, shard, some))
         return changed
-
-    def _move(
-        self, shard: Shard, connection: Connection, keys: list[Key], changes: dict[str, Any]
-    ) -> None:
-        table = shard.tables.pending
-        values = {**changes, "modified_us": now_us()}
-        connection.execute(update(table).where(are(table, keys)).values(**values))
-
-    def _end(
-        self, shard: Shard, connection: Connection, keys: list[Key], how: tuple[int, int]
-    ) -> None:
-        status, at = how
-        events = [Event(key, status, at, 0, "", "", ({}, 0)) for key in keys]
-        outcomes.write(shard.database.dialect, shard.tables, events, connection)
-
-    def _divided(self, keys: Sequence[Key]) -> Iterator[tuple[Shard, Sequence[Key]]]:
-        """Keys by their shards, as many as a statement names, in one order whoever does it."""
-        for shard, some in self.shards.of_keys(keys).items():
-            for chunk in chunks(sorted(some)):
-                yield shard, chunk
-
-    def pages(self, topic: str) -> Iterator[list[Row]]:
-        """What is far ahead in a queue now, some rows at a time, for who ends them."""
-        until = time.time_ns() // 1000
-        after = (0, "", "")
-        while True:
-            found = []
-            for row in self.read(topic, after, None, None, CHUNK):
-                after = (row.action_us, row.id, row.token)
-                if row.created_us <= until:
-                    found.append(row)
-                if len(found) >= CHUNK:
-                    break
-            if not found:
-                return
-            yield found
 
 
 @contextmanager

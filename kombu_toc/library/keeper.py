@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
-import sys
 import time
 import zlib
 from collections import deque
@@ -14,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..center.center import TimeoutCenter
-from ..errors import LibraryError
 from ..model.library import OFF
 from ..model.topic import Declaration
 from . import statuses
@@ -25,8 +22,8 @@ from .putting import DeadLetters, Putter, Returner, off_among
 from .rebuild import LOOK_INTERVAL, Reconciler
 from .records import Key, Row, now_us
 from .schedules import GONE_US, Schedules
-from .shards import Database, Shard
-from .store import CHUNK, Store
+from .shards import CHUNK, Asking, Shard, each_asked
+from .store import Store
 
 #: Seconds between two looks for what is not put; between attempts to be elected; and for which a
 #: process is, unless it is again.
@@ -105,55 +102,44 @@ class Keeper:
         """Do what is due, if no other process does; return whether there is more to do at once.
         Raises LibraryError of the first database that cannot be used; the others are looked
         after."""
-        error = self._first_unusable()
-        now = time.monotonic()
-        if now >= self._next_attempt:
-            self._next_attempt = now + ATTEMPT_INTERVAL
-            self._elected = bool(self.center.notes.speaks_for([self._speaker], self._name, ELECTED))
-            self._until = now + ELECTED - MARGIN
-        if not self._elected:
-            if error is not None:
-                raise error
-            return False
         more = False
-        for turn in (partial(self._loader.turn, self._until), self._behind.turn):
-            try:
-                more = turn() or more
-            except LibraryError as exc:  # another database may be there
-                error = error or exc
-        if now >= self._next_turn:
-            self._next_turn = now + INTERVAL
-            others: tuple[Callable[[], object], ...] = ()
-            if now >= self._next_second:
-                self._next_second = now + INTERVAL
-                others = self._look_if_due, self._prune_if_due, self._note_off_if_due
-            for do in (self.put_missing, *others):
-                try:
-                    do()
-                except LibraryError as exc:
-                    error = error or exc
-            if self.has_more:
-                self._next_turn = now + TURN
-                more = more or time.monotonic() >= self._next_turn
-        if error is not None:
-            raise error
+        with each_asked() as asking:
+            self._check_usable(asking)
+            now = time.monotonic()
+            if now >= self._next_attempt:
+                self._next_attempt = now + ATTEMPT_INTERVAL
+                speaks_for = self.center.notes.speaks_for
+                self._elected = bool(speaks_for([self._speaker], self._name, ELECTED))
+                self._until = now + ELECTED - MARGIN
+            if not self._elected:
+                return False
+            for turn in (partial(self._loader.turn, self._until), self._behind.turn):
+                with asking:
+                    more = turn() or more
+            if now >= self._next_turn:
+                self._next_turn = now + INTERVAL
+                others: tuple[Callable[[], object], ...] = ()
+                if now >= self._next_second:
+                    self._next_second = now + INTERVAL
+                    others = self._look_if_due, self._prune_if_due, self._note_off_if_due
+                for do in (self.put_missing, *others):
+                    with asking:
+                        do()
+                if self.has_more:
+                    self._next_turn = now + TURN
+                    more = more or time.monotonic() >= self._next_turn
         return more
 
-    def _first_unusable(self) -> LibraryError | None:
-        """The error of the first database whose tables cannot be used; raises it if no other one
+    def _check_usable(self, asking: Asking) -> None:
+        """Raises the error of the first database whose tables cannot be used, if no other one
         can."""
-        errors, usable = [], False
-        for database in self._store.shards.databases:
-            if database.rests:
-                continue  # it was away a moment ago
-            try:
+        is_usable = False
+        for database in self._store.shards.awake():
+            with asking:
                 self.ready([database])
-                usable = True
-            except LibraryError as exc:
-                errors.append(exc)
-        if errors and not usable:
-            raise errors[0]
-        return errors[0] if errors else None
+                is_usable = True
+        if asking.error is not None and not is_usable:
+            raise asking.error
 
     def _look_if_due(self) -> None:
         now = time.monotonic()
@@ -183,39 +169,27 @@ class Keeper:
         pruning, self._pruning = self._pruning, None
         if pruning is None and now >= self._next_prune:
             self._next_prune = now + PRUNE_INTERVAL
-            pruning = self._prune()
-        if pruning is not None and not _run(pruning, now + TURN, PRUNED):
-            self._pruning = pruning  # the thread has other things to do as well
+            pruning = self.pruning()
+        if pruning is None:
+            return
+        for _ in range(PRUNED):
+            if time.monotonic() < now + TURN and next(pruning, None) is None:
+                return
+        self._pruning = pruning  # the thread has other things to do as well
 
-    def prune(self, until: float = math.inf) -> bool:
-        """Drop the days of history that are kept no longer; return whether all are gone.
-
-        until: monotonic seconds after which nothing more is begun
-        """
-        return _run(self._prune(), until, sys.maxsize)
-
-    def _prune(self) -> Iterator[int]:
-        """Prune one shard after the other; yield after each transaction."""
+    def pruning(self) -> Iterator[int]:
+        """Drop the days of history that are kept no longer, of one shard after the other; yield
+        after each transaction."""
         before_us = now_us() - self._retention_us
         dead = DeadLetters(self._store)
-        away: dict[Database, LibraryError] = {}
-        for shard in self._store.shards.all:
-            if shard.database in away:
-                continue
-            try:
-                yield from self._store.pruning(shard, before_us // DAY_US)
-                yield from dead.pruning(shard, before_us)
-            except LibraryError as exc:
-                away[shard.database] = exc
-        for database in self._store.shards.databases:
-            if database not in away:
-                try:
+        with each_asked() as asking:
+            for database in self._store.shards.databases:
+                with asking:
+                    for shard in self._store.shards.of_database(database):
+                        yield from self._store.pruning(shard, before_us // DAY_US)
+                        yield from dead.pruning(shard, before_us)
                     yield from self._store.locator.pruning(database, before_us // DAY_US)
-                except LibraryError as exc:
-                    away[database] = exc
-        Schedules(self._store).prune(now_us() - GONE_US)
-        for error in away.values():
-            raise error
+            Schedules(self._store).prune(now_us() - GONE_US)
 
     def put_missing(self) -> int:
         """Put the messages of rows that say they are not in Redis, for a while; return how many. Of
@@ -223,40 +197,32 @@ class Keeper:
         self.center.client.ping()
         self.doubts = self.has_more = False
         until = time.monotonic() + TURN
-        put, error = 0, None
+        put = looks = 0
         holding: deque[Shard] = deque()
-        for database in self._store.shards.databases:
-            if database.rests:
-                continue
-            try:
-                self.ready([database])
-                holding += [shard for _, shard in self._store.holding(database, statuses.NOT_PUT)]
-            except LibraryError as exc:
-                error = error or exc
-        # The next turn begins behind the table that this one has ended with.
-        last = self._last_shard
-        holding.rotate(-sum(shard.number <= last for shard in holding))
-        looks = 0
-        while holding:
-            # The thread has other things to do: what becomes of tasks is written by it.
-            if looks and (time.monotonic() >= until or put >= ROWS or looks >= TABLES):
-                self.doubts = self.has_more = True
-                break
-            looks += 1
-            shard = holding.popleft()
-            self._last_shard = shard.number
-            if shard.database.rests:
-                continue
-            try:
-                number, more = self._put_missing_of(shard)
-            except LibraryError as exc:
-                error = error or exc
-                continue
-            put += number
-            if more:
-                holding.append(shard)
-        if error is not None:
-            raise error
+        with each_asked() as asking:
+            for database in self._store.shards.awake():
+                with asking:
+                    self.ready([database])
+                    found = self._store.holding(database, statuses.NOT_PUT)
+                    holding += [shard for _, shard in found]
+            # The next turn begins behind the table that this one has ended with.
+            last = self._last_shard
+            holding.rotate(-sum(shard.number <= last for shard in holding))
+            while holding:
+                # The thread has other things to do: what becomes of tasks is written by it.
+                if looks and (time.monotonic() >= until or put >= ROWS or looks >= TABLES):
+                    self.doubts = self.has_more = True
+                    break
+                looks += 1
+                shard = holding.popleft()
+                self._last_shard = shard.number
+                if shard.database.rests:
+                    continue
+                with asking:
+                    number, more = self._put_missing_of(shard)
+                    put += number
+                    if more:
+                        holding.append(shard)
         return put
 
     def _put_missing_of(self, shard: Shard) -> tuple[int, bool]:
@@ -305,12 +271,3 @@ class Keeper:
         pool = getattr(self.center.client, "connection_pool", None)
         if pool is not None:
             pool.disconnect()
-
-
-def _run(steps: Iterator[int], until: float, number: int) -> bool:
-    """Take some steps, until then; return whether there are no more."""
-    while number > 0 and time.monotonic() < until:
-        if next(steps, None) is None:
-            return True
-        number -= 1
-    return False

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Table, delete, func, select, tuple_, update
+from sqlalchemy import delete, func, select, update
 
 from ..center.calls import PutRequest
 from ..center.center import TimeoutCenter
 from ..center.runner import BROKEN
 from ..errors import LibraryError
+from ..model import library as model
 from ..model.failures import FailuresRetried
-from ..model.library import (
-    FAILURES,
-    Disagreement,
-    LibraryResharded,
-    LibraryStatus,
-    Rebuilt,
-    Record,
-    RecordPage,
-)
 from ..model.results import Cancelled, OnProgress, Rescheduled, tell_nobody
 from ..scripts.call import Countdown
 from . import migrate, statuses
@@ -66,7 +58,7 @@ class Library:
         between: tuple[float | None, float | None] | None = None,
         limit: int = 100,
         after: str | None = None,
-    ) -> RecordPage:
+    ) -> model.RecordPage:
         given = {"biz_type": biz_type, "biz_id": biz_id, "task": task}
         where: dict[str, Any] = {
             name: _text(name, value) for name, value in given.items() if value is not None
@@ -85,13 +77,13 @@ class Library:
     def retry(
         self,
         *,
-        status: str | Collection[str] = FAILURES,
+        status: str | Collection[str] = model.FAILURES,
         limit: int | None = None,
         on_progress: OnProgress = tell_nobody,
         **which: Any,
     ) -> FailuresRetried:
         names = [status] if isinstance(status, str) else status
-        if not names or not set(names) <= set(FAILURES):
+        if not names or not set(names) <= set(model.FAILURES):
             raise LibraryError(f"only what is failed or dead is retried, not {status!r}")
         done, after, until = FailuresRetried(), None, now_us()
         while limit is None or done.number < limit:
@@ -108,10 +100,10 @@ class Library:
                 break
         return done
 
-    def rebuild(self, on_progress: OnProgress = tell_nobody) -> Rebuilt:
+    def rebuild(self, on_progress: OnProgress = tell_nobody) -> model.Rebuilt:
         return Rebuild(self.store, self._center, self._ready).run(on_progress)
 
-    def check(self, *, fix: bool = False) -> list[Disagreement]:
+    def check(self, *, fix: bool = False) -> list[model.Disagreement]:
         self._ready()
         center = self._another()  # one that records nothing
         try:
@@ -125,7 +117,7 @@ class Library:
     def upgrade(self) -> list[str]:
         return [str(database.url) for database in migrate.upgrade(self.store.shards)]
 
-    def reshard(self, on_progress: OnProgress = tell_nobody) -> LibraryResharded:
+    def reshard(self, on_progress: OnProgress = tell_nobody) -> model.LibraryResharded:
         if self.store.shards.former is None:
             raise LibraryError(
                 "toc_library_before and toc_library_tables_before are to name the layout that the "
@@ -143,7 +135,7 @@ class Library:
         store = self.store
         return sum(days for one in store.shards.all for days in store.pruning(one, before))
 
-    def status(self) -> list[LibraryStatus]:
+    def status(self) -> list[model.LibraryStatus]:
         found = []
         for database in self.store.shards.databases:
             version, problem = None, ""
@@ -152,14 +144,14 @@ class Library:
                 migrate.check(self.store.shards, database)
             except LibraryError as exc:
                 problem = str(exc)
-            found.append(LibraryStatus(str(database.url), version, problem))
+            found.append(model.LibraryStatus(str(database.url), version, problem))
         return found
 
     def counts(self) -> dict[str, int]:
         self._ready()
         return self.store.count()
 
-    def history(self, id: str) -> list[Record]:
+    def history(self, id: str) -> list[model.Record]:
         self._ready.as_far_as_there()
         return self.store.history(_text("id", id))
 
@@ -300,10 +292,10 @@ class Reshard:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._shards = store.shards
-        self._done = LibraryResharded(0, 0, 0)
+        self._done = model.LibraryResharded(0, 0, 0)
         self._tell: OnProgress = tell_nobody
 
-    def run(self, on_progress: OnProgress) -> LibraryResharded:
+    def run(self, on_progress: OnProgress) -> model.LibraryResharded:
         """Move the rows. Raises LibraryError."""
         self._tell = on_progress
         for database in self._shards.databases:
@@ -330,23 +322,24 @@ class Reshard:
         number = 0
         for database in self._shards.databases:
             with database.patiently(COUNTING) as patient:
-                for shard in self._shards.all:
-                    if shard.database is database:
-                        for table in shard.tables:
-                            many = select(func.count().label("many")).select_from(table)
-                            number += patient.read(many)[0]["many"]
+                for shard in self._shards.of_database(database):
+                    for table in shard.tables:
+                        many = select(func.count().label("many")).select_from(table)
+                        number += patient.read(many)[0]["many"]
         return number
 
     def _move(self, shard: Shard) -> None:
         """Move what does not belong into a shard, and say in the locator where the rest is."""
         for table in shard.tables:
-            for keys in _pages(shard.database, table):
+            columns = [table.c[name] for name in KEY]
+            for page in shard.database.pages(select(*columns), *columns, size=MOVED_TOGETHER):
+                keys: list[Key] = [(row["id"], row["token"], row["topic"]) for row in page]
                 moved = self._store.mover.bring_home(shard, keys)
                 if table is shard.tables.history:
                     self._store.locator.owe(keys, now_us())
                     self._store.locator.write()
                 rows = self._done.rows + len(keys)
-                self._done = LibraryResharded(
+                self._done = model.LibraryResharded(
                     rows, max(self._done.of_rows, rows), self._done.moved + moved
                 )
                 self._tell(rows, self._done.of_rows)
@@ -376,15 +369,7 @@ class Reshard:
     def _move_locator(self, database: Database) -> None:
         """Give what a database has of the locator to those that have it from now on."""
         id, spread = LOCATOR.c.id, LOCATOR.c.spread
-        after: Any = None
-        while True:
-            page = select(id, spread, LOCATOR.c.day).order_by(id, spread).limit(MOVED_TOGETHER)
-            if after is not None:
-                page = page.where(id >= after[0], tuple_(id, spread) > after)
-            rows = database.read(page)
-            if not rows:
-                return
-            after = rows[-1]["id"], rows[-1]["spread"]
+        for rows in database.pages(select(LOCATOR), id, spread, size=MOVED_TOGETHER):
             gone = [row for row in rows if self._shards.of(row["id"]).database is not database]
             if gone:
                 self._store.locator.take({(row["id"], row["spread"]): row["day"] for row in gone})
@@ -399,19 +384,3 @@ class Reshard:
             says = urls.index(database.url), len(urls), self._shards.layout.tables
         values = dict(zip(("number", "of_databases", "of_tables"), says, strict=True))
         database.execute(update(LAYOUT).where(LAYOUT.c.id == 1).values(**values))
-
-
-def _pages(database: Database, table: Table) -> Iterator[list[Key]]:
-    """The keys of a table, a page at a time."""
-    columns = [table.c[name] for name in KEY]
-    after: Key | None = None
-    while True:
-        page = select(*columns).order_by(*columns).limit(MOVED_TOGETHER)
-        if after is not None:
-            page = page.where(columns[0] >= after[0], tuple_(*columns) > after)
-        rows = database.read(page)
-        if not rows:
-            return
-        keys: list[Key] = [(row["id"], row["token"], row["topic"]) for row in rows]
-        yield keys
-        after = keys[-1]

@@ -11,18 +11,18 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Integer, bindparam, delete, literal, select, text, union
 
-from ..errors import LibraryError
 from ..model.delivery import has_biz, spread_of
 from ..model.topic import checksum_of
 from .db import ROWS_PER_STATEMENT
 from .outcomes import are
 from .records import Key, now_us
 from .schema import LOCATOR
-from .shards import Database, Shard, Shards
+from .shards import Asking, Database, Shard, Shards, chunks, each_asked
 
 #: Microseconds of a day: what history has no more goes from here, too.
 _DAY_US = 86_400_000_000
@@ -30,7 +30,7 @@ _DAY_US = 86_400_000_000
 #: Ends of which a process keeps where their rows are, until that is written.
 MAX_OWED = 100_000
 
-#: Entries that one statement writes, ids that one looks for, and tables in which it does.
+#: Entries that one statement drops, ids that one looks for, and tables in which it does.
 TOGETHER = 500
 IDS = 100
 TABLES = {"sqlite": 64, "postgresql": 8, "mysql": 16}
@@ -74,19 +74,13 @@ class Locator:
             return
         with self._lock:
             owed, self._owed = self._owed, {}
-        error: LibraryError | None = None
-        for database, rows in self._by_database(owed).items():
-            try:
-                if not database.rests:
-                    self._write(database, rows)
-                    continue
-            except LibraryError as exc:
-                error = error or exc
-            with self._lock:
-                late = {(row["id"], row["spread"]): row["day"] for row in rows}
-                self._owed = {**late, **self._owed}
-        if error is not None:
-            raise error
+        with each_asked() as asking:
+            for database, rows in self._by_database(owed).items():
+                with asking:
+                    if not database.rests:
+                        self._write(database, rows)
+                        continue
+                self.take({(row["id"], row["spread"]): row["day"] for row in rows})
 
     def _by_database(
         self, owed: dict[tuple[str, int], int]
@@ -101,13 +95,12 @@ class Locator:
     @staticmethod
     def _write(database: Database, rows: Sequence[dict[str, Any]]) -> None:
         statement = database.dialect.upsert(LOCATOR, ("id", "spread"), ("day",))
-        for start in range(0, len(rows), TOGETHER):
-            some = rows[start : start + TOGETHER]
 
-            def work(connection: Connection, some: Any = some) -> None:
-                connection.execute(statement, some)
+        def write(some: Any, connection: Connection) -> None:
+            connection.execute(statement, some)
 
-            database.run(work)
+        for some in chunks(rows):
+            database.run(partial(write, some))
 
     def pruning(self, database: Database, before_day: int) -> Iterator[int]:
         """Drop what ended before that day; yield after each transaction. Raises LibraryError."""
@@ -144,45 +137,39 @@ class Locator:
         for shard, keys in self._shards.of_keys(told).items():
             found[shard].update(dict.fromkeys(key[0] for key in keys))
         left = wanted.keys() - {id for some in found.values() for id in some}
-        away = self._look_near([id for id in wanted if id in left], found)
+        away = Asking()
+        self._look_near([id for id in wanted if id in left], found, away)
         left -= {id for some in found.values() for id in some}
         if left:
             self._look_everywhere([id for id in wanted if id in left], found, away)
         return {shard: list(some) for shard, some in found.items()}
 
     def _look_near(
-        self, ids: Sequence[str], found: dict[Shard, dict[str, None]]
-    ) -> LibraryError | None:
-        """Look into the shards of the ids, and into the locator beside them; return the error of a
-        database that is away."""
-        error: LibraryError | None = None
+        self, ids: Sequence[str], found: dict[Shard, dict[str, None]], asking: Asking
+    ) -> None:
+        """Look into the shards of the ids, and into the locator beside them."""
         of_shard: dict[Shard, list[str]] = defaultdict(list)
         tables = self._shards.all[0].tables
         for id in ids:
             for shard in self._shards.both(checksum_of(id)):
                 of_shard[shard].append(id)
+        here, where = literal(-1).label("spread"), LOCATOR.c
         for shard, some in of_shard.items():
-            for start in range(0, len(some), TOGETHER):
-                mine: Any = bindparam("ids", some[start : start + TOGETHER], expanding=True)
-                here = literal(-1).label("spread")
-                parts = [select(one.c.id, here).where(one.c.id.in_(mine)) for one in tables]
-                parts.append(select(LOCATOR.c.id, LOCATOR.c.spread).where(LOCATOR.c.id.in_(mine)))
-                try:
-                    rows = shard.database.read(shard.own(union(*parts)))
-                except LibraryError as exc:
-                    error = error or exc
-                    break
-                for row in rows:
-                    spread = row["spread"]
-                    for other in [shard] if spread < 0 else self._shards.both(spread):
-                        found[other][row["id"]] = None
-        return error
+            with asking:
+                for chunk in chunks(some):
+                    mine: Any = bindparam("ids", chunk, expanding=True)
+                    parts = [select(one.c.id, here).where(one.c.id.in_(mine)) for one in tables]
+                    parts.append(select(where.id, where.spread).where(where.id.in_(mine)))
+                    for row in shard.database.read(shard.own(union(*parts))):
+                        spread = row["spread"]
+                        for other in [shard] if spread < 0 else self._shards.both(spread):
+                            found[other][row["id"]] = None
 
     def _look_everywhere(
         self,
         ids: Sequence[str],
         found: dict[Shard, dict[str, None]],
-        error: LibraryError | None,
+        asked: Asking,
     ) -> None:
         """Look into all tables, and note for the next time what is found."""
 
@@ -197,12 +184,12 @@ class Locator:
                 ended.append(key)
         self.owe(ended, now_us())
         missing = set(ids) - {id for some in found.values() for id in some}
-        error = error or next(iter(errors.values()), None)
+        error = asked.error or next(iter(errors.values()), None)
         if missing and error is not None:
             raise error
 
     def _look_in(self, database: Database, ids: Sequence[str]) -> Iterable[tuple[Shard, Key]]:
-        shards = [one for one in self._shards.all if one.database is database]
+        shards = self._shards.of_database(database)
         many = TABLES[database.dialect.name]
         for start in range(0, len(shards), many):
             some = shards[start : start + many]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
-from ..errors import LibraryError
 from ..model import scores
 from ..model.library import BEHIND, OFF
 from ..model.results import Delivery
@@ -20,8 +19,8 @@ from ..model.topic import Topic
 from . import records, statuses
 from .db import RefusedError
 from .schema import MAX_ERROR
-from .shards import Database
-from .store import CHUNK, Made, Store
+from .shards import CHUNK, Database, each_asked
+from .store import Made, Store
 
 # -- what a process has yet to write
 #
@@ -161,21 +160,16 @@ class Backlog:
                 parts[shards.of_key(event.key).database].events.append(event)
             for made in withdrawn:
                 parts[shards.of_key(made.key).database].withdrawn.append(made)
-            error: LibraryError | None = None
-            try:
-                for database, part in parts.items():
-                    if patient and database.rests:
-                        continue
-                    try:
-                        self._write_part(database, part)
-                    except LibraryError as exc:
-                        error = error or exc
-            finally:
-                with self._lock:
+            with each_asked() as asking:
+                try:
                     for database, part in parts.items():
-                        self._put_back(database, part)
-            if error is not None:
-                raise error
+                        with asking:
+                            if not (patient and database.rests):
+                                self._write_part(database, part)
+                finally:
+                    with self._lock:
+                        for database, part in parts.items():
+                            self._put_back(database, part)
 
     def _put_back(self, database: Database, part: _Part) -> None:
         """Keep what is left of a part, before what has come meanwhile."""
@@ -458,18 +452,11 @@ class Gathering:
         now = time.monotonic()
         with self._lock:
             long = [key for key, since in self._taken.items() if now - since >= seconds]
-        error: LibraryError | None = None
-        for shard, some in store.shards.of_keys(long).items():
-            if shard.database.rests:
-                continue
-            try:
-                store.touch(some)
-            except LibraryError as exc:
-                error = error or exc
-                continue
-            with self._lock:
-                for key in some:
-                    if key in self._taken:
-                        self._taken[key] = now
-        if error is not None:
-            raise error
+        with each_asked() as asking:
+            for shard, some in store.shards.of_keys(long).items():
+                with asking:
+                    if shard.database.rests:
+                        continue
+                    store.touch(some)
+                    with self._lock:
+                        self._taken.update((key, now) for key in some if key in self._taken)

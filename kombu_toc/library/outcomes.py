@@ -98,23 +98,31 @@ class Outcomes:
 
     def change(self, connection: Connection, pending: str, events: Sequence[Event]) -> None:
         """Give rows what has become of messages that have not ended."""
-        statement = _statement(
-            f"UPDATE {pending} AS p SET status = e.status, worker = e.worker, "
-            "modified_us = e.at_us, attempts = coalesce(e.attempts, p.attempts), "
-            f"place = CASE e.status WHEN {statuses.TAKEN} THEN {statuses.IN_REDIS} "
-            f"ELSE p.place END FROM {self._EVENTS} WHERE {self._SAME}"
+        taken = f"CASE e.status WHEN {statuses.TAKEN} THEN {statuses.IN_REDIS} ELSE p.place END"
+        statement = self._updating(
+            pending,
+            *("status = e.status", f"worker = {self._text('e.worker')}", "modified_us = e.at_us"),
+            *("attempts = coalesce(e.attempts, p.attempts)", f"place = {taken}"),
         )
         connection.execute(statement, {"events": _as_json(events)})
+
+    def _updating(self, pending: str, *changes: str) -> Any:
+        """Changes the rows of events, or keys."""
+        said = f"UPDATE {pending} AS p SET {', '.join(changes)} FROM {self._EVENTS}"
+        return _statement(f"{said} WHERE {self._SAME}")
 
     def move(self, connection: Connection, tables: ShardTables, events: Sequence[Event]) -> bool:
         """Move the rows of messages that have ended to history. False if some have no rows: then
         none is deleted yet."""
         said = {"events": _as_json(events)}
-        moved = connection.execute(_statement(self._moving(*self._names(tables))), said)
-        if moved.rowcount < len(events):
+        if self._moved(connection, tables, said) < len(events):
             return False
         connection.execute(self._forgetting(tables.pending.name), said)
         return True
+
+    def _moved(self, connection: Connection, tables: ShardTables, said: dict[str, str]) -> int:
+        """Write the rows that there are of events into history; return how many."""
+        return connection.execute(_statement(self._moving(*self._names(tables))), said).rowcount
 
     def end(self, connection: Connection, tables: ShardTables, events: Sequence[Event]) -> None:
         """As :meth:`move`, also of messages that have no rows: of these, history has what they say
@@ -137,10 +145,7 @@ class Outcomes:
 
     def put(self, connection: Connection, pending: str, keys: Sequence[Key], at_us: int) -> None:
         """Note that the messages of rows are in Redis from then on."""
-        statement = _statement(
-            f"UPDATE {pending} AS p SET place = {statuses.IN_REDIS}, modified_us = :at_us "
-            f"FROM {self._EVENTS} WHERE {self._SAME}"
-        )
+        statement = self._updating(pending, f"place = {statuses.IN_REDIS}", "modified_us = :at_us")
         connection.execute(statement, {"events": json.dumps(list(keys)), "at_us": at_us})
 
     def ended_of(
@@ -210,35 +215,16 @@ class MySQLOutcomes(Outcomes):
     def _text(column: str) -> str:
         return f"CONVERT({column} USING binary)"
 
-    def change(self, connection: Connection, pending: str, events: Sequence[Event]) -> None:
-        statement = _statement(
-            f"UPDATE {self._EVENTS} STRAIGHT_JOIN {pending} AS p ON {self._SAME} "
-            "SET p.status = e.status, p.worker = CONVERT(e.worker USING binary), "
-            "p.modified_us = e.at_us, p.attempts = coalesce(e.attempts, p.attempts), "
-            f"p.place = CASE e.status WHEN {statuses.TAKEN} THEN {statuses.IN_REDIS} "
-            "ELSE p.place END"
-        )
-        connection.execute(statement, {"events": _as_json(events)})
+    def _updating(self, pending: str, *changes: str) -> Any:
+        said = f"UPDATE {self._EVENTS} STRAIGHT_JOIN {pending} AS p ON {self._SAME}"
+        return _statement(f"{said} SET {', '.join(f'p.{change}' for change in changes)}")
 
-    def move(self, connection: Connection, tables: ShardTables, events: Sequence[Event]) -> bool:
-        pending, history = self._names(tables)
-        said = {"events": _as_json(events)}
-        counting = _statement(
-            f"SELECT COUNT(*) FROM {self._EVENTS} STRAIGHT_JOIN {pending} AS p ON {self._SAME} "
-            "FOR UPDATE"
-        )
-        if connection.execute(counting, said).scalar_one() < len(events):
-            return False
-        connection.execute(_statement(self._moving(pending, history)), said)
-        connection.execute(self._forgetting(pending), said)
-        return True
-
-    def put(self, connection: Connection, pending: str, keys: Sequence[Key], at_us: int) -> None:
-        statement = _statement(
-            f"UPDATE {self._EVENTS} STRAIGHT_JOIN {pending} AS p ON {self._SAME} "
-            f"SET p.place = {statuses.IN_REDIS}, p.modified_us = :at_us"
-        )
-        connection.execute(statement, {"events": json.dumps(list(keys)), "at_us": at_us})
+    def _moved(self, connection: Connection, tables: ShardTables, said: dict[str, str]) -> int:
+        there = f"SELECT COUNT(*) FROM {self._EVENTS} STRAIGHT_JOIN {tables.pending.name} AS p"
+        counting = _statement(f"{there} ON {self._SAME} FOR UPDATE")
+        found = int(connection.execute(counting, said).scalar_one())
+        super()._moved(connection, tables, said)
+        return found
 
     def _forgetting(self, pending: str) -> Any:
         return _statement(

@@ -32,8 +32,8 @@ from . import records, statuses
 from .guard import ended_rows, ends_of, over_of
 from .outcomes import are
 from .schema import IS_NOT_FAR, MAX_ERROR
-from .shards import Database, Shard
-from .store import CHUNK, Store, chunks
+from .shards import CHUNK, Database, Shard, chunks
+from .store import Store
 
 # -- unique keys of rows
 
@@ -216,8 +216,8 @@ THERE, DEAD, MISSING = "there", "dead", "missing"
 def states_in_redis(center: TimeoutCenter, rows: Sequence[records.Row]) -> list[str]:
     """Where the message of each row is."""
     found: list[str] = []
-    for start in range(0, len(rows), CHUNK):
-        found += _states(center, rows[start : start + CHUNK])
+    for chunk in chunks(rows):
+        found += _states(center, chunk)
     return found
 
 
@@ -295,8 +295,8 @@ class DeadLetters:
         for topic, ids in by_topic.items():
             for shard, some in self._store.locator.shards_of(sorted(ids)).items():
                 table = shard.tables.pending
-                for start in range(0, len(some), CHUNK):
-                    which = table.c.id.in_(some[start : start + CHUNK]) & (table.c.topic == topic)
+                for chunk in chunks(some):
+                    which = table.c.id.in_(chunk) & (table.c.topic == topic)
                     which &= table.c.place == statuses.IN_DEAD_QUEUE
                     shard.database.execute(make(table, which))
 
@@ -338,13 +338,7 @@ class DeadLetters:
         if rows:
             self._store.insert([row for row, _ in rows.values()])
             # Of some, their workers could not say yet that they are dead.
-            values = {"status": statuses.DEAD, "place": statuses.IN_DEAD_QUEUE}
-            for shard, keys in self._store.shards.of_keys(rows).items():
-                table = shard.tables.pending
-                for start in range(0, len(keys), CHUNK):
-                    which = are(table, keys[start : start + CHUNK])
-                    which &= table.c.status == statuses.TAKEN
-                    shard.database.execute(update(table).where(which).values(**values))
+            self._store.keep_dead(rows)
 
     def requeued(self, named: Iterable[tuple[str, str]]) -> None:
         """Dead letters wait again. Raises LibraryError."""
@@ -377,25 +371,20 @@ class DeadLetters:
 
     def forget(self, topic: str) -> None:
         """A queue was deleted, with its dead letters. Raises LibraryError."""
-        self._delete(lambda table: text(IS_NOT_FAR) & (table.c.topic == topic))
-
-    def prune(self, before_us: int) -> None:
-        """Delete those that have died before. Raises LibraryError."""
-        self._delete(lambda table: table.c.modified_us < before_us)
+        for shard in self._store.shards.all:
+            mine = text(IS_NOT_FAR) & (shard.tables.pending.c.topic == topic)
+            list(self._deleting(shard, mine))
 
     def pruning(self, shard: Shard, before_us: int) -> Iterator[int]:
-        """As :meth:`prune`, of one shard; yield after each statement that reads some."""
-        return self._deleting(shard, lambda table: table.c.modified_us < before_us)
-
-    def _delete(self, condition: Any) -> None:
-        for shard in self._store.shards.all:
-            list(self._deleting(shard, condition))
+        """Delete those of a shard that have died before; yield after each statement that reads
+        some. Raises LibraryError."""
+        return self._deleting(shard, shard.tables.pending.c.modified_us < before_us)
 
     @staticmethod
     def _deleting(shard: Shard, condition: Any) -> Iterator[int]:
         table: Table = shard.tables.pending
         dead = table.c.place == statuses.IN_DEAD_QUEUE
-        some = select(table.c.id, table.c.token, table.c.topic).where(dead, condition(table))
+        some = select(table.c.id, table.c.token, table.c.topic).where(dead, condition)
         # A few at a time: however many there are, no statement takes long.
         while found := shard.database.read(some.limit(CHUNK)):
             keys: list[records.Key] = [(row["id"], row["token"], row["topic"]) for row in found]
@@ -407,9 +396,7 @@ class DeadLetters:
         """Make dead letters of what was dead in a database and is not in Redis; return how many.
         Their age counts from now on."""
         number = 0
-        for shard in self._store.shards.all:
-            if shard.database is not database:
-                continue
+        for shard in self._store.shards.of_database(database):
             after = None
             while rows := self._store.page(shard, statuses.IN_DEAD_QUEUE, after, PAGE):
                 after = rows[-1].action_us, *rows[-1].key

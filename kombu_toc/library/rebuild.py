@@ -24,23 +24,13 @@ from ..model import message
 from ..model.delivery import name_in
 from ..model.library import BEHIND, DISAGREEMENTS, OFF, Disagreement, Rebuilt
 from ..model.results import IN_FLIGHT, WAITING, Found, OnProgress, tell_nobody
-from . import putting, statuses
+from . import putting, records, statuses
 from .guard import ended_rows, over_of
-from .records import (
-    Event,
-    Key,
-    Row,
-    expires_us,
-    identity_of,
-    is_raw_key,
-    lease_us,
-    now_us,
-    row_of_message,
-)
+from .records import now_us
 from .schedules import Schedules
 from .schema import LAYOUT
-from .shards import Database, Shard
-from .store import CHUNK, Store, chunks, together
+from .shards import CHUNK, Asking, Database, Shard, chunks, each_asked
+from .store import Store, together
 
 T = TypeVar("T")
 
@@ -62,7 +52,7 @@ FEW = 0.5
 LAST = 5.0
 
 
-def rows_by_time(store: Store, shard: Shard, place: int) -> Iterator[Row]:
+def rows_by_time(store: Store, shard: Shard, place: int) -> Iterator[records.Row]:
     """The rows of a shard, the soonest first, a page at a time."""
     after = None
     while page := store.page(shard, place, after, PAGE):
@@ -80,19 +70,9 @@ class _Batch(NamedTuple):
     """
 
     number: int
-    wanted: list[Row]
+    wanted: list[records.Row]
     taken: int
     ended: int
-
-
-class _Doubt(NamedTuple):
-    """A row that may be under way to a worker, or back: it is looked at once more.
-
-    at: monotonic seconds when
-    """
-
-    at: float
-    row: Row
 
 
 class _Total:
@@ -157,7 +137,9 @@ class Rebuild:
         self._away: dict[Database, LibraryError] = {}
         self._putter = putting.Putter(self._center, self._store.topics, self._store.take_over)
         self._returner = putting.Returner(self._store, self._center, self._putter)
-        self._doubts: deque[_Doubt] = deque()
+        #: rows that may be under way to a worker, or back: monotonic seconds when each is looked at
+        #: once more
+        self._doubts: deque[tuple[float, records.Row]] = deque()
         self._name = f"rebuild/{os.urandom(6).hex()}"
         self._claims = 0
 
@@ -181,7 +163,7 @@ class Rebuild:
                 yield self._wanted(batch)
                 yield from self._settled()
             while self._doubts:
-                time.sleep(max(self._doubts[0].at - time.monotonic(), 0.0))
+                time.sleep(max(self._doubts[0][0] - time.monotonic(), 0.0))
                 yield from self._settled()
 
         # The database works while Redis does.
@@ -251,7 +233,7 @@ class Rebuild:
         except LibraryError as exc:
             self._away[database] = exc
 
-    def _rows(self, shard: Shard, place: int) -> Iterator[Row]:
+    def _rows(self, shard: Shard, place: int) -> Iterator[records.Row]:
         """The rows of a shard, until its database is away."""
         if shard.database not in self._away:
             with self._noting(shard.database):
@@ -260,20 +242,22 @@ class Rebuild:
                         self._store.mover.bring_home(shard, [row.key])
                     yield row
 
-    def _by_database(self, rows: Sequence[Row]) -> Iterator[tuple[Database, list[Row]]]:
+    def _by_database(
+        self, rows: Sequence[records.Row]
+    ) -> Iterator[tuple[Database, list[records.Row]]]:
         """Rows, by their databases, but for those of a database that is away: what it had said of
         them may not be so any more."""
-        found: dict[Database, list[Row]] = defaultdict(list)
+        found: dict[Database, list[records.Row]] = defaultdict(list)
         for row in rows:
             found[self._store.shards.of_key(row.key).database].append(row)
         for database, some in found.items():
             if database not in self._away:
                 yield database, some
 
-    def _put(self, rows: Sequence[Row]) -> putting.Returned:
+    def _put(self, rows: Sequence[records.Row]) -> putting.Returned:
         """Put some rows, as far as their databases answer."""
         number, expired = 0, 0
-        there: list[Row] = []
+        there: list[records.Row] = []
         for database, some in self._by_database(rows):
             # What one that is away was to be told is not told to the next.
             self._putter.expired = []
@@ -283,7 +267,7 @@ class Rebuild:
                 there += put.rows
         return putting.Returned(number, there, expired)
 
-    def _put_of_one(self, rows: Sequence[Row]) -> putting.Returned:
+    def _put_of_one(self, rows: Sequence[records.Row]) -> putting.Returned:
         """Put rows of one database; those that are not in Redis, as far as they say, if nobody
         else does."""
         certain = [row for row in rows if row.place != statuses.NOT_PUT]
@@ -295,8 +279,8 @@ class Rebuild:
                 self._store.place([row.key for row in claimed], statuses.NOT_PUT)
             raise
 
-    def _claim(self, rows: Sequence[Row]) -> list[Row]:
-        found: list[Row] = []
+    def _claim(self, rows: Sequence[records.Row]) -> list[records.Row]:
+        found: list[records.Row] = []
         for shard, some in self._store.shards.divided(rows, attrgetter("key")).items():
             for chunk in chunks(some):
                 self._claims += 1
@@ -304,7 +288,7 @@ class Rebuild:
                 found += self._store.claim(shard, [row.key for row in chunk], by)
         return found
 
-    def _wanted(self, batch: list[Row]) -> _Batch:
+    def _wanted(self, batch: list[records.Row]) -> _Batch:
         """Of some rows, those that are to be in Redis; how many are left to the workers that have
         taken them, and how many have ended."""
         found = self._sorted(batch)
@@ -321,7 +305,7 @@ class Rebuild:
         for row in held:
             # By the clock of its sender, which may be wrong.
             young = min(max(YOUNG - (now_us() - row.created_us) / 1e6, 0.0), YOUNG)
-            self._doubts.append(_Doubt(now + SETTLE + young, row))
+            self._doubts.append((now + SETTLE + young, row))
         left = {row.key for row in near}
         wanted = [row for row in found.wanted if row.key not in left]
         return found._replace(number=found.number - len(held), wanted=wanted)
@@ -329,13 +313,13 @@ class Rebuild:
     def _settled(self) -> Iterator[_Batch]:
         """Rows that were looked at before, and of which nothing was heard since."""
         now = time.monotonic()
-        rows: list[Row] = []
-        while self._doubts and self._doubts[0].at <= now and len(rows) < TOGETHER:
-            rows.append(self._doubts.popleft().row)
+        rows: list[records.Row] = []
+        while self._doubts and self._doubts[0][0] <= now and len(rows) < TOGETHER:
+            rows.append(self._doubts.popleft()[1])
         if not rows:
             return
         number = 0
-        same: list[Row] = []
+        same: list[records.Row] = []
         for database, some in self._by_database(rows):
             with self._noting(database):
                 moments = self._store.moments([row.key for row in some])
@@ -346,10 +330,10 @@ class Rebuild:
         lost = len(missing) - found.number  # those of a database that has just gone away
         yield found._replace(number=number - lost, ended=found.ended + number - len(same))
 
-    def _sorted(self, batch: Sequence[Row]) -> _Batch:
+    def _sorted(self, batch: Sequence[records.Row]) -> _Batch:
         """What has come of rows, but for those of databases that are away."""
-        over: set[Key] = set()
-        known: list[Row] = []
+        over: set[records.Key] = set()
+        known: list[records.Row] = []
         for database, some in self._by_database(batch):
             with self._noting(database):
                 over |= ended_rows(self._store, some)
@@ -357,13 +341,13 @@ class Rebuild:
         if len(known) == len(batch):
             known = list(batch)  # in their order
         now, limits = now_us(), self._center.limits
-        wanted: list[Row] = []
+        wanted: list[records.Row] = []
         taken = ended = 0
         for row in known:
-            expires = expires_us(row)
+            expires = records.expires_us(row)
             if row.key in over or (expires is not None and expires <= now):
                 ended += 1
-            elif row.status == statuses.TAKEN and now < row.modified_us + lease_us(row, limits):
+            elif records.has_worker(row, limits, now):
                 taken += 1
             else:
                 wanted.append(row)
@@ -397,9 +381,8 @@ WATCH = 600.0
 MAX_FOUND, MAX_FOUND_BYTES = 50_000, 64_000_000
 
 
-class _Suspect(NamedTuple):
-    since: float
-    modified_us: int
+#: Of a row that is missing: since when, by the monotonic clock, and when it was changed last.
+_Suspect = tuple[float, int]
 
 
 @dataclass(eq=False)
@@ -417,10 +400,10 @@ class Reconciler:
         self._after: dict[int, tuple[int, str, str, str] | None] = {}
         #: by the number of a shard: what was missing in the latest round through it, and what is in
         #: this one. Whatever is not met again has ended
-        self._suspects: dict[int, dict[Key, _Suspect]] = defaultdict(dict)
-        self._seen: dict[int, dict[Key, _Suspect]] = defaultdict(dict)
+        self._suspects: dict[int, dict[records.Key, _Suspect]] = defaultdict(dict)
+        self._seen: dict[int, dict[records.Key, _Suspect]] = defaultdict(dict)
         #: by the number of a shard: what was put back, and when that was
-        self._returned: dict[int, dict[Key, tuple[Row, float]]] = {}
+        self._returned: dict[int, dict[records.Key, tuple[records.Row, float]]] = {}
 
     @property
     def goes_on(self) -> bool:
@@ -433,60 +416,52 @@ class Reconciler:
 
         begins: whether to begin with a round, unless one is under way
         """
-        put, read, pages, error = 0, 0, 0, None
-        if begins and not self._round:
-            error = self._begin()
-        while self._round and read < ROWS_PER_LOOK and pages < PAGES_PER_LOOK:
-            shard = self._round.popleft()
-            try:
-                if shard.database.rests:
-                    self._forget(shard)
-                    continue
-                pages += 1
-                rows, ends = self._page(shard)
-                put += self._judge(shard, rows)
-            except LibraryError as exc:
+        put = read = pages = 0
+        with each_asked() as asking:
+            if begins and not self._round:
+                self._begin(asking)
+            while self._round and read < ROWS_PER_LOOK and pages < PAGES_PER_LOOK:
+                shard = self._round.popleft()
+                if not shard.database.rests:
+                    pages += 1
+                    with asking:
+                        rows, ends = self._page(shard)
+                        put += self._judge(shard, rows)
+                        read += len(rows)
+                        self._go_on(shard, ends)
+                        continue
                 self._forget(shard)
-                error = error or exc
-                continue
-            read += len(rows)
-            if ends or len(self._seen[shard.number]) >= MAX_SUSPECTS:
-                # Its round is over: with so many that are missing, the first of them come first.
-                self._after[shard.number] = None
-                self._suspects[shard.number] = self._seen.pop(shard.number, {})
-            else:
-                self._round.append(shard)
-        try:
-            self._withdraw_ended()
-        except LibraryError as exc:
-            error = error or exc
-        if put:
-            logger.warning(
-                "%d messages were overdue and not in Redis: put there again from the library", put
-            )
-        if error is not None:
-            raise error
+            with asking:
+                self._withdraw_ended()
+            if put:
+                logger.warning(
+                    "%d messages were overdue and not in Redis: put there again from the library",
+                    put,
+                )
         return put
 
-    def _begin(self) -> LibraryError | None:
-        """Begin a round through the shards that have something overdue; return the error of the
-        first database that is away."""
-        until, error = now_us() - UNDER_WAY_US, None
+    def _go_on(self, shard: Shard, ends: bool) -> None:
+        """A page of a shard was read, perhaps the last one."""
+        if ends or len(self._seen[shard.number]) >= MAX_SUSPECTS:
+            # Its round is over: with so many that are missing, the first of them come first.
+            self._after[shard.number] = None
+            self._suspects[shard.number] = self._seen.pop(shard.number, {})
+        else:
+            self._round.append(shard)
+
+    def _begin(self, asking: Asking) -> None:
+        """Begin a round through the shards that have something overdue."""
+        until = now_us() - UNDER_WAY_US
         overdue: set[int] = set()
-        for database in self._store.shards.databases:
-            if database.rests:
-                continue
-            try:
+        for database in self._store.shards.awake():
+            with asking:
                 for _, shard in self._store.holding(database, statuses.IN_REDIS, until):
                     overdue.add(shard.number)
-            except LibraryError as exc:
-                error = error or exc
         for shard in self._store.shards.all:
             if shard.number in overdue:
                 self._round.append(shard)
             else:
                 self._forget(shard)
-        return error
 
     def _forget(self, shard: Shard) -> None:
         """Begin anew with a shard that was away, or has nothing overdue: of one that was away, what
@@ -494,7 +469,7 @@ class Reconciler:
         for kept in (self._after, self._suspects, self._seen):
             kept.pop(shard.number, None)
 
-    def _page(self, shard: Shard) -> tuple[list[Row], bool]:
+    def _page(self, shard: Shard) -> tuple[list[records.Row], bool]:
         """The next rows that are overdue, and whether there are no more."""
         until = now_us() - UNDER_WAY_US
         rows = self._store.page(
@@ -504,15 +479,11 @@ class Reconciler:
         self._after[shard.number] = None if last is None else (last.action_us, *last.key)
         return rows, last is None
 
-    def _judge(self, shard: Shard, rows: Sequence[Row]) -> int:
+    def _judge(self, shard: Shard, rows: Sequence[records.Row]) -> int:
         now, limits = now_us(), self._center.limits
-        rows = [
-            row
-            for row in rows
-            if row.status != statuses.TAKEN or row.modified_us + lease_us(row, limits) < now
-        ]
-        events: list[Event] = []
-        confirmed: list[Row] = []
+        rows = [row for row in rows if not records.has_worker(row, limits, now)]
+        events: list[records.Event] = []
+        confirmed: list[records.Row] = []
         for row, state in zip(rows, putting.states_in_redis(self._center, rows), strict=True):
             if state == putting.THERE:
                 continue
@@ -524,23 +495,23 @@ class Reconciler:
             self._store.record(events)
         return self._put(confirmed)
 
-    def _is_confirmed(self, shard: Shard, row: Row) -> bool:
+    def _is_confirmed(self, shard: Shard, row: records.Row) -> bool:
         """Whether it was missing before, and nothing has become of it since."""
         now = time.monotonic()
         suspect = self._suspects[shard.number].get(row.key)
-        if suspect is None or suspect.modified_us != row.modified_us:
-            suspect = _Suspect(now, row.modified_us)
-        if suspect.since < now - CONFIRM:
+        if suspect is None or suspect[1] != row.modified_us:
+            suspect = now, row.modified_us
+        if suspect[0] < now - CONFIRM:
             return True
         self._seen[shard.number][row.key] = suspect
         return False
 
-    def _put(self, rows: Sequence[Row]) -> int:
+    def _put(self, rows: Sequence[records.Row]) -> int:
         put = self._returner.put_missing(rows)
         self.watch(put.rows)
         return put.number
 
-    def watch(self, rows: Iterable[Row]) -> None:
+    def watch(self, rows: Iterable[records.Row]) -> None:
         """These were put, and it is not known what has become of them."""
         now = time.monotonic()
         for row in rows:
@@ -556,7 +527,7 @@ class Reconciler:
         since, asked = time.monotonic() - WATCH, []
         if not self._returned:
             return
-        awake = {shard.number for shard in self._store.shards.awake()}
+        awake = {one.number for one in self._store.shards.all if not one.database.rests}
         for number in list(self._returned)[:PAGES_PER_LOOK]:
             kept = self._returned.pop(number)
             for key in [key for key, (_, at) in kept.items() if at < since]:
@@ -587,8 +558,8 @@ class Comparison:
 
     def run(self, *, fix: bool = False) -> Iterator[Disagreement]:
         """Yield what disagrees; with `fix`, mend it."""
-        suspects: list[Row] = []
-        messages: list[tuple[Found, Key]] = []
+        suspects: list[records.Row] = []
+        messages: list[tuple[Found, records.Key]] = []
         for rows in self._rows():
             suspects += self._apart(rows)
             if _is_much(suspects):
@@ -603,7 +574,10 @@ class Comparison:
             yield from self._settle(suspects, messages, fix)
 
     def _settle(
-        self, suspects: Sequence[Row], messages: Sequence[tuple[Found, Key]], fix: bool
+        self,
+        suspects: Sequence[records.Row],
+        messages: Sequence[tuple[Found, records.Key]],
+        fix: bool,
     ) -> Iterator[Disagreement]:
         """Yield what disagrees still, of what did a moment ago."""
         self.sleep(UNDER_WAY_US / 1e6)
@@ -620,7 +594,9 @@ class Comparison:
             if (pair[0].topic, pair[0].id, pair[0].body) in still
         ]
         # Of bytes that a center has put nobody knows whether they are the message that has ended.
-        over = over_of(self._store, [key for one, key in messages if not is_raw_key(key, one.body)])
+        over = over_of(
+            self._store, [key for one, key in messages if not records.is_raw_key(key, one.body)]
+        )
         off = putting.off_among(self._center, missing)
         if fix:
             self._store.forget([row.key for row in missing if row.topic in off])
@@ -637,15 +613,15 @@ class Comparison:
 
     def _mend(
         self,
-        missing: Sequence[Row],
-        dead: Sequence[Row],
-        messages: Sequence[tuple[Found, Key]],
-        over: set[Key],
+        missing: Sequence[records.Row],
+        dead: Sequence[records.Row],
+        messages: Sequence[tuple[Found, records.Key]],
+        over: set[records.Key],
     ) -> None:
         putter = putting.Putter(self._center, self._store.topics, self._store.take_over)
         putting.Returner(self._store, self._center, putter).put_missing(missing)
         self._store.record([putting.ended(row, statuses.DEAD) for row in dead])
-        new = [row_of_message(one, key) for one, key in messages if key not in over]
+        new = [records.row_of_message(one, key) for one, key in messages if key not in over]
         if new:
             self._store.insert(new)
             # What was handled before has ended, and whoever has done that has said so.
@@ -656,7 +632,7 @@ class Comparison:
             [one for one, key in messages if key in over and one.state == WAITING], dead=False
         )
 
-    def _rows(self) -> Iterator[list[Row]]:
+    def _rows(self) -> Iterator[list[records.Row]]:
         """Rows whose messages are to be in Redis, and not just now."""
         for shard in self._store.shards.all:
             rows = rows_by_time(self._store, shard, statuses.IN_REDIS)
@@ -664,13 +640,12 @@ class Comparison:
                 (row for row in rows if row.modified_us < now_us() - UNDER_WAY_US), CHUNK
             )
 
-    def _apart(self, rows: Sequence[Row]) -> list[Row]:
+    def _apart(self, rows: Sequence[records.Row]) -> list[records.Row]:
         now, limits = now_us(), self._center.limits
         return [
             row
             for row, state in zip(rows, putting.states_in_redis(self._center, rows), strict=True)
-            if state != putting.THERE
-            and (row.status != statuses.TAKEN or row.modified_us + lease_us(row, limits) < now)
+            if state != putting.THERE and not records.has_worker(row, limits, now)
         ]
 
     def _messages(self) -> Iterator[list[Found]]:
@@ -688,29 +663,29 @@ class Comparison:
                 if after is None:
                     break
 
-    def _unknown(self, messages: Sequence[Found]) -> list[tuple[Found, Key]]:
+    def _unknown(self, messages: Sequence[Found]) -> list[tuple[Found, records.Key]]:
         """Messages without a row, and the keys that their rows would have."""
         keyed = [(one, key) for one in messages if (key := _key(one)) is not None]
         known = {row.key for row in self._store.of_keys([key for _, key in keyed])}
         return [(one, key) for one, key in keyed if key not in known]
 
 
-def _is_much(found: Sequence[Row | Found]) -> bool:
+def _is_much(found: Sequence[records.Row | Found]) -> bool:
     """Whether no more are to be in memory at a time."""
     return len(found) >= MAX_FOUND or sum(len(one.body) for one in found) >= MAX_FOUND_BYTES
 
 
-def _key(found: Found) -> Key | None:
+def _key(found: Found) -> records.Key | None:
     """The key of a message's row; None if it is to have none."""
     try:
         return key_of(found, message.unpack(found.body, found.id))
     except EnvelopeError:
-        return identity_of(found.topic, found.id, found.body, found.token)[0]
+        return records.identity_of(found.topic, found.id, found.body, found.token)[0]
 
 
-def key_of(found: Found, content: Mapping[str, Any]) -> Key | None:
+def key_of(found: Found, content: Mapping[str, Any]) -> records.Key | None:
     """As :func:`_key`, of a message that is unpacked."""
     token = content["properties"].get("k") or name_in(found.own_token)
     if not token or message.SCHEDULE in content["headers"]:
         return None
-    return identity_of(found.topic, found.id, found.body, found.own_token)[0]
+    return records.identity_of(found.topic, found.id, found.body, found.own_token)[0]

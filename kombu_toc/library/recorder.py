@@ -29,7 +29,7 @@ from .keeper import Keeper
 from .notes import FLUSH_AT, Backlog, Gathering
 from .records import Event, Key, Row, now_us
 from .schedules import Schedules
-from .shards import Database
+from .shards import Database, each_asked
 from .store import Store
 
 logger = logging.getLogger(__name__)
@@ -132,18 +132,10 @@ class Recorder:
                 self._backlog.add_rows(some)  # it does not answer: who sends does not wait again
                 continue
             try:
-                self.ready([database])
-                if topic is not None:
-                    owed = self.store.declarations.note(topic.name, topic.declaration, database)
-                    if owed:
-                        self._start()
+                self._check(database, topic)
                 self.store.insert(some)
-            except RefusedError:  # nor would it be taken later
-                self._withdraw(rows)
-                raise
             except LibraryError as exc:
-                if self.required:
-                    self._withdraw(rows)
+                if self._refuses(exc, rows):
                     raise
                 self._backlog.add_rows(some)
                 logger.warning(
@@ -151,10 +143,21 @@ class Recorder:
                 )
                 self._start()
 
-    def _withdraw(self, rows: Sequence[Row]) -> None:
-        """Of a publish that fails: some are there, perhaps, and only the reply was lost."""
-        self._backlog.withdraw(rows)
-        self._start()
+    def _check(self, database: Database, topic: Topic | None) -> None:
+        """See to it that rows of a queue can be written into a database. Raises LibraryError."""
+        self.ready([database])
+        note = self.store.declarations.note
+        if topic is not None and note(topic.name, topic.declaration, database):
+            self._start()
+
+    def _refuses(self, error: LibraryError, rows: Sequence[Row]) -> bool:
+        """Whether a publish fails with its rows: then these are deleted. Some are there, perhaps,
+        and only the reply was lost."""
+        refuses = self.required or isinstance(error, RefusedError)  # it would not be taken later
+        if refuses:
+            self._backlog.withdraw(rows)
+            self._start()
+        return refuses
 
     def write_far(self, rows: Sequence[Row], topic: Topic) -> bool:
         """Write the rows of messages that are put later because their time is far ahead; return
@@ -164,13 +167,10 @@ class Recorder:
             return False  # it does not answer: who sends does not wait again
         try:
             for database in databases:
-                self.ready([database])
-                if self.store.declarations.note(topic.name, topic.declaration, database):
-                    self._start()
+                self._check(database, topic)
             self.store.insert(rows)
         except LibraryError as exc:
-            if self.required or isinstance(exc, RefusedError):
-                self._withdraw(rows)
+            if self._refuses(exc, rows):
                 raise
             return False
         # Redis cannot say where they are.
@@ -390,18 +390,14 @@ class Recorder:
     def _turn(self) -> None:
         """Do what is due. Each part is done whatever another one's database does; raises
         LibraryError of the first that was away."""
-        error: LibraryError | None = None
         owed = self.store.declarations.write_owed
-        for do in (
-            *(self._write_backlog, owed, self._write_schedules, self._touch, self._note_committed),
-            *(self.store.locator.write, self._keep),
-        ):
-            try:
-                do()
-            except LibraryError as exc:
-                error = error or exc
-        if error is not None:
-            raise error
+        with each_asked() as asking:
+            for do in (
+                *(self._write_backlog, owed, self._write_schedules),
+                *(self._touch, self._note_committed, self.store.locator.write, self._keep),
+            ):
+                with asking:
+                    do()
 
     def _write_backlog(self) -> None:
         self.gathering.look()

@@ -16,7 +16,7 @@ from ..errors import EnvelopeError, LibraryError
 from ..model import message as envelope
 from ..model.delivery import BIZ_ID, as_put, key_in, name_in, token_with, trait
 from ..model.limits import Limits
-from ..model.results import WAITING, Delivery, Found
+from ..model.results import WAITING, Cancelled, Delivery, Found
 from ..scripts.call import Countdown
 from . import statuses
 
@@ -270,11 +270,12 @@ def as_of(row: Row, ttl_ms: int | None, now: int) -> Row | None:
     return row._replace(traits=as_put(f"{said}{expires // 1000}", now // 1000))
 
 
-def lease_us(row: Row, limits: Limits) -> int:
-    """For how long a worker that has taken a message may be about to finish it: it says so again
-    well before."""
+def has_worker(row: Row, limits: Limits, now: int) -> bool:
+    """Whether a worker that has taken a message may be about to finish it: it says so again well
+    before its lease ends."""
     ms = trait(row.traits, "v")
-    return int(max(limits.visibility, 0 if ms is None else ms / 1000) * 1_000_000)
+    lease = max(limits.visibility, 0 if ms is None else ms / 1000)
+    return row.status == statuses.TAKEN and now <= row.modified_us + int(lease * 1_000_000)
 
 
 def row_of_message(found: Found, key: Key, content: Mapping[str, Any] | None = None) -> Row:
@@ -341,9 +342,9 @@ def is_storable(key: Key) -> bool:
     return all(storable(one) == one for one in key)
 
 
-def key_of(topic: str, id: str, body: bytes, token: str) -> Key:
-    """The key of the row of a message that is kept under this id: see :func:`identity_of`."""
-    return identity_of(topic, id, body, token)[0]
+def key_of(one: Found | Cancelled) -> Key:
+    """The key of the row of a message that was found: see :func:`identity_of`."""
+    return identity_of(one.topic, one.id, one.body, one.token)[0]
 
 
 def biz_of(headers: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -22,8 +22,8 @@ from . import outbox, statuses
 from .outcomes import DAY_US, KEY
 from .records import Kept, Key, Row, key_of, now_us, texts_of
 from .schema import HAS_FAILED
-from .shards import Shard
-from .store import Store, chunks
+from .shards import Shard, chunks
+from .store import Store
 
 #: Seconds for which a process may stand still while it sends some again.
 LOCKED = 30.0
@@ -59,17 +59,14 @@ class FailedRows:
             which += [columns.modified_us <= after.failed_us, earlier | behind]
         heads = _selecting(history, func.substr(columns.error, 1, _LISTED)).where(*which)
         statement = heads.order_by(columns.modified_us.desc(), *key).limit(limit)
-        answers, errors = shards.side_by_side(
+        answers = shards.asked(
             lambda database: [
                 self._failed_task(row)
-                for shard in shards.all
-                if shard.database is database
+                for shard in shards.of_database(database)
                 for row in database.read(shard.own(statement))
             ]
         )
-        for error in errors.values():
-            raise error
-        found = [one for some in answers.values() for one in some]
+        found = [one for some in answers for one in some]
         return sorted(found, key=lambda one: (-one.failed_us, one.topic, one.id, one.token))[:limit]
 
     def of_ids(self, ids: Iterable[str]) -> list[FailedTask]:
@@ -152,7 +149,7 @@ def retry(store: Store, center: TimeoutCenter, records: Sequence[Record]) -> Fai
     for topic, keys in by_topic.items():
 
         def is_meant(one: Found, keys: set[Key] = keys) -> bool:
-            return key_of(one.topic, one.id, one.body, one.token) in keys
+            return key_of(one) in keys
 
         ids = sorted({id for id, _, _ in keys})
         number = center.dead.requeue(topic, ids=ids, where=is_meant)

@@ -17,11 +17,10 @@ from sqlalchemy import Connection, delete, select
 
 from ..center.calls import ScheduleChange, ScheduleFiring
 from ..center.center import TimeoutCenter
-from ..errors import LibraryError
 from .putting import Putter
-from .records import key_of
+from .records import identity_of
 from .schema import SCHEDULES
-from .shards import Database
+from .shards import Database, each_asked
 from .store import Store
 
 #: Topic and name.
@@ -122,23 +121,20 @@ class Schedules:
     def _write_all(self) -> None:
         with self._lock:
             changes, self._changes = self._changes, {}
-        failed: LibraryError | None = None
         by_database: dict[Database, list[Name]] = defaultdict(list)
         # In one order, so that two processes do not wait for each other.
         for name in sorted(changes):
             by_database[self._store.shards.of(name[1]).database].append(name)
-        for database, names in by_database.items():
-            for start in range(0, len(names), TOGETHER):
-                some = {name: changes[name] for name in names[start : start + TOGETHER]}
-                try:
-                    database.run(partial(self._write, database, some))
-                except LibraryError as exc:
-                    failed = exc
+        with each_asked() as asking:
+            for database, names in by_database.items():
+                for start in range(0, len(names), TOGETHER):
+                    some = {name: changes[name] for name in names[start : start + TOGETHER]}
+                    with asking:
+                        database.run(partial(self._write, database, some))
+                        continue
                     with self._lock:
                         for name, change in some.items():
                             self._add(name, change)
-        if failed is not None:
-            raise failed
 
     @classmethod
     def merge(cls, database: Database, row: dict[str, Any]) -> None:
@@ -152,8 +148,7 @@ class Schedules:
     ) -> None:
         names = [SCHEDULES.c.name.in_([name for _, name in changes])]
         reading = select(SCHEDULES).where(*names, SCHEDULES.c.topic.in_([t for t, _ in changes]))
-        if database.dialect.partitions:
-            reading = reading.order_by(SCHEDULES.c.topic, SCHEDULES.c.name).with_for_update()
+        reading = reading.order_by(SCHEDULES.c.topic, SCHEDULES.c.name).with_for_update()
         read = connection.execute(reading).mappings()
         there: dict[Name, Any] = {(row["topic"], row["name"]): row for row in read}
         rows = [
@@ -173,20 +168,9 @@ class Schedules:
     def rebuild(self, center: TimeoutCenter, putter: Putter, database: Database) -> int:
         """Put back the schedules of a database that Redis has lost, each with the message of its
         next firing; return how many."""
-        number = 0
-        after: Name = ("", "")
-        while rows := self._page(database, after):
-            number += self._put(center, putter, rows)
-            after = rows[-1]["topic"], rows[-1]["name"]
-        return number
-
-    @staticmethod
-    def _page(database: Database, after: Name) -> Any:
-        topic, name = SCHEDULES.c.topic, SCHEDULES.c.name
-        behind = (topic > after[0]) | ((topic == after[0]) & (name > after[1]))
-        there = SCHEDULES.c.record != ""
-        reading = select(SCHEDULES).where(behind & there).order_by(topic, name).limit(PAGE)
-        return database.read(reading)
+        there = select(SCHEDULES).where(SCHEDULES.c.record != "")
+        pages = database.pages(there, SCHEDULES.c.topic, SCHEDULES.c.name, size=PAGE)
+        return sum(self._put(center, putter, rows) for rows in pages)
 
     def any_before(self, database: Database, us: int) -> bool:
         """Whether a schedule fires next before that time: a worker may have just taken it on."""
@@ -198,9 +182,9 @@ class Schedules:
         """Put back those of these schedules that are gone, those of a queue together; return how
         many."""
         keys = {
-            (row["topic"], row["name"]): key_of(
+            (row["topic"], row["name"]): identity_of(
                 row["topic"], row["firing_id"], row["firing"], row["traits"]
-            )
+            )[0]
             for row in rows
             if row["firing"] is not None and row["next_us"] is not None
         }

@@ -145,6 +145,21 @@ def _columns() -> list[sa.Column[Any]]:
     ]
 
 
+def _index(name: str, *columns: str, of: str = "", only: tuple[str, ...] = ()) -> sa.Index:
+    """An index.
+
+    of: the rows that it has, but in MySQL, where it has all; empty: all
+    only: the kinds of databases that have it; empty: all
+    """
+    where = sa.text(of) if of else None
+    info = {ONLY: only} if only else {}
+    return sa.Index(name, *columns, sqlite_where=where, postgresql_where=where, info=info)
+
+
+#: Where indexes of a few rows are worth it: in MySQL they would have all.
+_SOME = ("sqlite", "postgresql")
+
+
 def _searched(table: str, *by: str) -> list[sa.Index]:
     """The indexes of what a table is searched by. They cost nothing where a row has no such
     value, but in MySQL.
@@ -153,12 +168,7 @@ def _searched(table: str, *by: str) -> list[sa.Index]:
     """
     typed, attributed = "biz_type IS NOT NULL", "attributes IS NOT NULL"
     return [
-        sa.Index(
-            f"{table}_type",
-            *("biz_type", *by, "action_us"),
-            sqlite_where=sa.text(typed),
-            postgresql_where=sa.text(typed),
-        ),
+        _index(f"{table}_type", "biz_type", *by, "action_us", of=typed),
         sa.Index(
             f"{table}_attributes",
             "attributes",
@@ -174,8 +184,9 @@ def _searched(table: str, *by: str) -> list[sa.Index]:
 def tables(number: int) -> ShardTables:
     """The tables with this number in a database."""
     metadata = sa.MetaData()
+    name, ended = f"toc_pending_{number}", f"toc_history_{number}"
     pending = sa.Table(
-        f"toc_pending_{number}",
+        name,
         metadata,
         *_columns(),
         sa.Column("place", sa.SmallInteger, nullable=False),
@@ -185,36 +196,19 @@ def tables(number: int) -> ShardTables:
         sa.Column("body", _BODY, nullable=False),
         sa.PrimaryKeyConstraint("id", "token", "topic"),
         # By action time; what is not in Redis apart.
-        sa.Index(f"toc_pending_{number}_time", "place", "action_us", "id"),
-        sa.Index(f"toc_pending_{number}_biz", "biz_id", "biz_type"),
+        _index(f"{name}_time", "place", "action_us", "id"),
+        _index(f"{name}_biz", "biz_id", "biz_type"),
         # What is too far ahead to be in Redis, by queue and action time: an index that costs
         # nothing where there is no such row, but in MySQL.
-        sa.Index(
-            f"toc_pending_{number}_far",
-            *("place", "topic", "action_us", "id"),
-            sqlite_where=sa.text(IS_FAR),
-            postgresql_where=sa.text(IS_FAR),
-        ),
+        _index(f"{name}_far", "place", "topic", "action_us", "id", of=IS_FAR),
         # The others, likewise: what a purge looks for. MySQL has them all in the one before.
-        sa.Index(
-            f"toc_pending_{number}_queue",
-            *("place", "topic", "action_us", "id"),
-            sqlite_where=sa.text(IS_NOT_FAR),
-            postgresql_where=sa.text(IS_NOT_FAR),
-            info={ONLY: ("sqlite", "postgresql")},
-        ),
+        _index(f"{name}_queue", "place", "topic", "action_us", "id", of=IS_NOT_FAR, only=_SOME),
         # What workers have, which is little of much.
-        sa.Index(
-            f"toc_pending_{number}_taken",
-            "action_us",
-            sqlite_where=sa.text(IS_TAKEN),
-            postgresql_where=sa.text(IS_TAKEN),
-            info={ONLY: ("sqlite", "postgresql")},
-        ),
-        *_searched(f"toc_pending_{number}", "place"),
+        _index(f"{name}_taken", "action_us", of=IS_TAKEN, only=_SOME),
+        *_searched(name, "place"),
     )
     history = sa.Table(
-        f"toc_history_{number}",
+        ended,
         metadata,
         # Days since the epoch: history is kept, and dropped, by days.
         sa.Column("day", sa.BigInteger, nullable=False, autoincrement=False),
@@ -225,28 +219,16 @@ def tables(number: int) -> ShardTables:
         sa.Column("traits", sa.String(1000)),
         sa.Column("body", _BODY),
         sa.PrimaryKeyConstraint("id", "token", "topic", "day"),
-        sa.Index(f"toc_history_{number}_biz", "biz_id", "biz_type"),
+        _index(f"{ended}_biz", "biz_id", "biz_type"),
         # By action time, each status apart: of many that are done, few are dead.
-        sa.Index(f"toc_history_{number}_time", "status", "action_us"),
+        _index(f"{ended}_time", "status", "action_us"),
         # What went wrong of a task.
-        sa.Index(
-            f"toc_history_{number}_wrong",
-            *("task", "status", "action_us"),
-            sqlite_where=sa.text(WENT_WRONG),
-            postgresql_where=sa.text(WENT_WRONG),
-            info={ONLY: ("sqlite", "postgresql")},
-        ),
+        _index(f"{ended}_wrong", "task", "status", "action_us", of=WENT_WRONG, only=_SOME),
         # What has failed, by when.
-        sa.Index(
-            f"toc_history_{number}_failed",
-            "modified_us",
-            sqlite_where=sa.text(HAS_FAILED),
-            postgresql_where=sa.text(HAS_FAILED),
-            info={ONLY: ("sqlite", "postgresql")},
-        ),
-        *_searched(f"toc_history_{number}", "status"),
+        _index(f"{ended}_failed", "modified_us", of=HAS_FAILED, only=_SOME),
+        *_searched(ended, "status"),
         # Where a day is no partition of its own.
-        sa.Index(f"toc_history_{number}_day", "day", info={ONLY: ("sqlite",)}),
+        _index(f"{ended}_day", "day", only=("sqlite",)),
         postgresql_partition_by="RANGE (day)",
     )
     return ShardTables(pending, history)

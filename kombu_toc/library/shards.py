@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Engine, RowMapping, select
+from sqlalchemy import Connection, Engine, RowMapping, select, tuple_
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
 from ..client.options import DatabaseURL
@@ -84,6 +84,18 @@ class Database:
             return connection.execute(statement, values).mappings().all()
 
         return self.run_single(work)
+
+    def pages(self, reading: Any, *key: Any, size: int) -> Iterator[Sequence[RowMapping]]:
+        """The rows that a SELECT finds, in the order of these columns, so many at a time. A row
+        that is deleted meanwhile keeps none of the others from being found."""
+        page = reading.order_by(*key).limit(size)
+        after: tuple[Any, ...] | None = None
+        # The first column as well: so an index leads to where a page begins.
+        while rows := self.read(
+            page if after is None else page.where(key[0] >= after[0], tuple_(*key) > after)
+        ):
+            yield rows
+            after = tuple(rows[-1][one.name] for one in key)
 
     def _run(self, engine: Engine, seconds: float, work: Callable[[Connection], T]) -> T:
         # Whatever is tried again: who waits is told when the time is over, or soon after.
@@ -168,6 +180,44 @@ class Database:
             self._watchdog.close()
 
 
+class Asking:
+    """Several databases are asked one after the other. Within ``with asking``, one is: its
+    LibraryError is noted, and the others are asked all the same.
+
+    error: of the first that was away
+    """
+
+    error: LibraryError | None = None
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, exc: BaseException | None, trace: Any) -> bool:
+        if not isinstance(exc, LibraryError):
+            return False
+        self.error = self.error or exc
+        return True
+
+
+@contextmanager
+def each_asked() -> Iterator[Asking]:
+    """Within this, databases are asked: at its end, the error of the first that was away is
+    raised."""
+    asking = Asking()
+    yield asking
+    if asking.error is not None:
+        raise asking.error
+
+
+#: Rows that one statement names.
+CHUNK = 500
+
+
+def chunks(items: Sequence[R]) -> Iterator[Sequence[R]]:
+    """Items, as many as one statement names."""
+    for start in range(0, len(items), CHUNK):
+        yield items[start : start + CHUNK]
+
+
 class Shard(NamedTuple):
     """Where some of the rows are."""
 
@@ -228,9 +278,9 @@ class Shards:
         #: told of the keys of rows before these are used, while rows are moved
         self.pull: Callable[[Sequence[Key]], None] = lambda keys: None
 
-    def awake(self) -> Iterator[Shard]:
-        """The shards whose databases were not away a moment ago."""
-        return (shard for shard in self.all if not shard.database.rests)
+    def awake(self) -> Iterator[Database]:
+        """The databases that were not away a moment ago."""
+        return (one for one in self.databases if not one.rests)
 
     def of(self, id: str) -> Shard:
         """The shard of a job id: of the rows without a business id."""
@@ -279,9 +329,20 @@ class Shards:
         self.pull(keys)
         return self.divided(keys, lambda key: key)
 
+    def parts_of(self, keys: Iterable[Key]) -> Iterator[tuple[Shard, Sequence[Key]]]:
+        """As :meth:`of_keys`, as many as a statement names; in one order, so that two processes do
+        not wait for each other."""
+        for shard, some in self.of_keys(keys).items():
+            for chunk in chunks(sorted(some)):
+                yield shard, chunk
+
+    def of_database(self, database: Database) -> list[Shard]:
+        """The shards of a database."""
+        return [one for one in self.all if one.database is database]
+
     def beside(self, shard: Shard, database: Database) -> Shard:
         """The shard of another database in which rows wait to be moved to this one."""
-        there = [one for one in self.all if one.database is database]
+        there = self.of_database(database)
         return there[shard.number % len(there)]
 
     def database_of(self, stored: tuple[int, int, int]) -> Database | None:
@@ -302,7 +363,7 @@ class Shards:
 
     def tables_in(self, database: Database) -> int:
         """How many tables of each kind a database is to have."""
-        return sum(one.database is database for one in self.all)
+        return len(self.of_database(database))
 
     def side_by_side(
         self, work: Callable[[Database], T], databases: Iterable[Database] | None = None
@@ -328,6 +389,13 @@ class Shards:
             with ThreadPoolExecutor(len(some) or 1, "toc-library") as pool:
                 list(pool.map(ask, some))
         return found, errors
+
+    def asked(self, work: Callable[[Database], T]) -> Iterable[T]:
+        """As :meth:`side_by_side`, of all databases. Raises LibraryError if one is away."""
+        found, errors = self.side_by_side(work)
+        for error in errors.values():
+            raise error
+        return found.values()
 
     def check_layout(self, database: Database, connection: Connection) -> None:
         """Raises LibraryError if the database is not the shard that the configuration takes it

@@ -18,7 +18,7 @@ from .locator import Locator, Mover
 from .outcomes import DAY_US, are
 from .records import Event, Key, Row, now_us
 from .schema import COMMON, IS_FAR, IS_NOT_FAR, LAYOUT
-from .shards import Database, Shard, Shards
+from .shards import CHUNK, Database, Shard, Shards, chunks
 
 # -- reads rows a page at a time, which is bounded in bytes as well
 
@@ -106,9 +106,6 @@ def together(rows: Iterable[Row], number: int) -> Iterator[list[Row]]:
 #: Microseconds for which it may be unsaid that a worker has had a message.
 DOUBT_US = 3_000_000
 
-#: Rows that one statement names.
-CHUNK = 500
-
 #: Rows in transactions of callers that are known to belong elsewhere.
 MAX_ASTRAY = 10_000
 
@@ -122,11 +119,6 @@ COUNTING = 600.0
 TAKEN_OVER = "another message has its unique key"
 
 _ORDER = ("action_us", "id", "token", "topic")
-
-
-def chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(items), CHUNK):
-        yield items[start : start + CHUNK]
 
 
 def _is_not_dead(pending: sa.Table) -> Any:
@@ -215,17 +207,12 @@ class Store:
         for key in [key for key in keys if key in self._astray]:
             if self.mover.bring_home(self._astray[key], [key]):
                 self._astray.pop(key)
-        for shard, some in self.shards.of_keys(keys).items():
+        for shard, chunk in self.shards.parts_of(keys):
             table = shard.tables.pending
-            for chunk in chunks(some):
-                # To read waits for nobody, where to write may wait for the caller's transaction.
-                there = shard.database.read(
-                    sa.select(table.c.id).where(
-                        are(table, chunk), table.c.place == statuses.NOT_PUT
-                    )
-                )
-                if there:
-                    found += self.claim(shard, chunk, by)
+            # To read waits for nobody, where to write may wait for the caller's transaction.
+            waiting = are(table, chunk) & (table.c.place == statuses.NOT_PUT)
+            if shard.database.read(sa.select(table.c.id).where(waiting)):
+                found += self.claim(shard, chunk, by)
         return found
 
     def _insert(self, shard: Shard) -> Any:
@@ -257,20 +244,18 @@ class Store:
     def moments(self, keys: Sequence[Key]) -> dict[Key, int]:
         """When the rows of these messages were last changed, for those that have not ended."""
         found: dict[Key, int] = {}
-        for shard, some in self.shards.of_keys(keys).items():
+        for shard, chunk in self.shards.parts_of(keys):
             table = shard.tables.pending
             columns = (table.c.id, table.c.token, table.c.topic, table.c.modified_us)
-            for chunk in chunks(some):
-                for row in shard.database.read(sa.select(*columns).where(are(table, chunk))):
-                    found[row["id"], row["token"], row["topic"]] = row["modified_us"]
+            for row in shard.database.read(sa.select(*columns).where(are(table, chunk))):
+                found[row["id"], row["token"], row["topic"]] = row["modified_us"]
         return found
 
     def forget(self, keys: Sequence[Key]) -> None:
         """Delete rows of messages that have ended."""
-        for shard, some in self.shards.of_keys(keys).items():
-            for chunk in chunks(some):
-                work = partial(outcomes.forget, shard.database.dialect, shard.tables.pending, chunk)
-                shard.database.run_single(work)
+        for shard, chunk in self.shards.parts_of(keys):
+            work = partial(outcomes.forget, shard.database.dialect, shard.tables.pending, chunk)
+            shard.database.run_single(work)
 
     def take_over(self, rows: Sequence[Row]) -> None:
         """Other messages have the places of these by now: they have ended."""
@@ -290,16 +275,25 @@ class Store:
 
     def place(self, keys: Sequence[Key], place: int) -> None:
         """Note whether the messages of these rows are in Redis."""
-        for shard, some in self.shards.of_keys(keys).items():
+        values = {"place": place}
+        if place == statuses.NOT_PUT:
+            values["modified_us"] = now_us()  # it may have been put all the same
+        # What a worker has taken was put.
+        self._change(keys, statuses.PENDING if place != statuses.IN_REDIS else None, values)
+
+    def _change(self, keys: Iterable[Key], status: int | None, values: Mapping[str, int]) -> None:
+        """Give rows other values, as far as they have this status, or any."""
+        for shard, chunk in self.shards.parts_of(keys):
             table = shard.tables.pending
-            for chunk in chunks(some):
-                which = are(table, chunk)
-                if place != statuses.IN_REDIS:  # what a worker has taken was put
-                    which &= table.c.status == statuses.PENDING
-                values = {"place": place}
-                if place == statuses.NOT_PUT:
-                    values["modified_us"] = now_us()  # it may have been put all the same
-                shard.database.execute(sa.update(table).where(which).values(**values))
+            which = are(table, chunk)
+            if status is not None:
+                which &= table.c.status == status
+            shard.database.execute(sa.update(table).where(which).values(**values))
+
+    def keep_dead(self, keys: Iterable[Key]) -> None:
+        """Keep rows of what workers have as those of dead letters."""
+        dead = {"status": statuses.DEAD, "place": statuses.IN_DEAD_QUEUE}
+        self._change(keys, statuses.TAKEN, dead)
 
     def claim(self, shard: Shard, keys: Sequence[Key], by: str) -> list[Row]:
         """Of rows that are not in Redis, those that nobody else puts: from now on they count as
@@ -421,20 +415,22 @@ class Store:
                 moved.append(row)
         return moved
 
-    def of_topic(self, topic: str, until_us: int) -> Iterator[list[Row]]:
-        """What has not ended of a queue, was sent until then, and is not far ahead, page by page.
+    def of_topic(self, topic: str, until_us: int, *, far: bool = False) -> Iterator[list[Row]]:
+        """What has not ended of a queue and was sent until then, page by page: what is far ahead,
+        or what is not.
 
         That may take longer than a statement usually may: a database has to go over what was
         deleted a moment ago.
         """
         for database, shards in self._patiently():
             for shard in shards:
-                columns = shard.tables.pending.c
-                mine = sa.text(IS_NOT_FAR), columns.topic == topic, columns.created_us <= until_us
-                for place in (statuses.IN_REDIS, statuses.NOT_PUT):
-                    conditions, after = [columns.place == place, *mine], None
-                    patient = shard._replace(database=database)
-                    while rows := self._after(patient, conditions, after, CHUNK):
+                columns, patient = shard.tables.pending.c, shard._replace(database=database)
+                near = [columns.place == one for one in (statuses.IN_REDIS, statuses.NOT_PUT)]
+                for place in [sa.text(IS_FAR)] if far else near:
+                    conditions = [place, columns.topic == topic, columns.created_us <= until_us]
+                    conditions += [] if far else [sa.text(IS_NOT_FAR)]
+                    after = None
+                    while rows := self.after(patient, conditions, after, CHUNK)[0]:
                         yield rows
                         after = rows[-1].action_us, *rows[-1].key
 
@@ -466,12 +462,10 @@ class Store:
         """
         found: set[Key] = set()
         since = since_us // DAY_US - 1  # the clocks of two machines may differ
-        for shard, some in self.shards.of_keys(keys).items():
-            for chunk in chunks(some):
-                work = partial(
-                    outcomes.ended_of, shard.database.dialect, shard.tables.history, chunk, since
-                )
-                found |= shard.database.run_single(work)
+        for shard, chunk in self.shards.parts_of(keys):
+            database, history = shard.database, shard.tables.history
+            work = partial(outcomes.ended_of, database.dialect, history, chunk, since)
+            found |= database.run_single(work)
         return found
 
     def page(
@@ -493,28 +487,30 @@ class Store:
         conditions = [columns.place == place]
         if until_us is not None:
             conditions.append(columns.action_us <= until_us)
-        return self._after(shard, conditions, after, limit)
+        return self.after(shard, conditions, after, limit)[0]
 
     @staticmethod
-    def _after(
+    def after(
         shard: Shard,
         conditions: Sequence[Any],
         after: tuple[int, str, str, str] | None,
         limit: int,
-    ) -> list[Row]:
+    ) -> tuple[list[Row], bool]:
+        """As :meth:`page`, of the rows for which these hold; and whether there are no more."""
         columns = shard.tables.pending.c
         order = [columns[name] for name in _ORDER]
         if after is None:
-            return read(shard, conditions, order, limit)[0]
+            return read(shard, conditions, order, limit)
         # Apart what is due at the same moment, and what is later: so an index leads to either,
         # however many are due at once.
         key = sa.tuple_(columns.id, columns.token, columns.topic)
         same = [columns.action_us == after[0], columns.id >= after[1], key > after[1:]]
         rows, ends = read(shard, [*conditions, *same], order, limit)
-        if ends and len(rows) < limit:
+        if ends:
             later = [*conditions, columns.action_us > after[0]]
-            rows += read(shard, later, order, limit - len(rows))[0]
-        return rows
+            more, ends = read(shard, later, order, limit - len(rows))
+            rows += more
+        return rows, ends
 
     def holding(
         self, database: Database, place: int, until_us: int | None = None, topic: str | None = None
@@ -525,7 +521,7 @@ class Store:
         until_us: of what is due until then
         topic: of this queue only
         """
-        shards = [shard for shard in self.shards.all if shard.database is database]
+        shards = self.shards.of_database(database)
         said = {"topic": topic, "until": until_us}
         given = {name: value for name, value in said.items() if value is not None}
         found: list[tuple[int, Shard]] = []
@@ -574,15 +570,11 @@ class Store:
         """The databases, for statements that read all rows of their shards."""
         for database in self.shards.databases:
             with database.patiently(COUNTING) as patient:
-                yield patient, [one for one in self.shards.all if one.database is database]
+                yield patient, self.shards.of_database(database)
 
     def touch(self, keys: Sequence[Key]) -> None:
         """Note that whoever has taken these still has them."""
-        for shard, some in self.shards.of_keys(keys).items():
-            table = shard.tables.pending
-            for chunk in chunks(some):
-                which = are(table, chunk) & (table.c.status == statuses.TAKEN)
-                shard.database.execute(sa.update(table).where(which).values(modified_us=now_us()))
+        self._change(keys, statuses.TAKEN, {"modified_us": now_us()})
 
     def count(self) -> dict[str, int]:
         """How many rows have each status; ``not put``: how many of them are not in Redis, as far
@@ -592,15 +584,11 @@ class Store:
         def count(database: Database) -> dict[str, int]:
             mine: dict[str, int] = defaultdict(int)
             with database.patiently(COUNTING) as patient:
-                for shard in self.shards.all:
-                    if shard.database is database:
-                        self._count(patient, shard, mine)
+                for shard in self.shards.of_database(database):
+                    self._count(patient, shard, mine)
             return mine
 
-        answers, errors = self.shards.side_by_side(count)
-        if errors:
-            raise next(iter(errors.values()))
-        for mine in answers.values():
+        for mine in self.shards.asked(count):
             for name, number in mine.items():
                 found[name] += number
         return dict(found)

@@ -10,6 +10,7 @@ import re
 import secrets
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -66,7 +67,9 @@ class Secrets:
 
     def __init__(self, lines: Iterable[str], source: str = "the secrets") -> None:
         self._lines: list[_Line] = []
-        self._known: dict[str, tuple[bytes, ...] | None] = {}
+        #: the keys that sign what is sent to a URL: those of the first line that fits; None if none
+        #: does
+        self.of = lru_cache(maxsize=MAX_KNOWN)(self._keys_of)
         for number, line in enumerate(lines, 1):
             target, *said = line.partition("#")[0].split() or [""]
             if not target:
@@ -91,19 +94,9 @@ class Secrets:
     def __repr__(self) -> str:
         return f"<Secrets of {len(self._lines)} targets>"
 
-    def of(self, target: str) -> tuple[bytes, ...] | None:
-        """The keys that sign what is sent to a URL: those of the first line that fits; None if
-        none does."""
-        try:
-            return self._known[target]
-        except KeyError:
-            pass
+    def _keys_of(self, target: str) -> tuple[bytes, ...] | None:
         place = _place(target)
-        found = next((line.keys for line in self._lines if line.fits.fullmatch(place)), None)
-        if len(self._known) >= MAX_KNOWN:
-            self._known.clear()
-        self._known[target] = found
-        return found
+        return next((line.keys for line in self._lines if line.fits.fullmatch(place)), None)
 
 
 def _key_of(secret: str, where: str) -> bytes:

@@ -23,25 +23,8 @@ from ..client.urls import raise_file_limit
 from ..errors import ConfigurationError, EnvelopeError, TocError
 from ..model.delivery import origin_in
 from ..model.results import DEAD, Delivery, Popped
+from . import targets
 from .message import COMPRESSED, SecretsFile, content_of, headers_of, host_of, normal
-from .targets import (
-    AGAIN,
-    DONE,
-    GONE,
-    LEASE,
-    Addresses,
-    Keeper,
-    Lane,
-    Presence,
-    Settler,
-    Target,
-    Verdict,
-    backoff_of,
-    judge,
-    read_targets,
-    shown,
-    stop_target,
-)
 
 # -- the notifier
 
@@ -109,14 +92,13 @@ class Notifier:
         check_needs()
         from .posting import Poster
 
-        if not 0.1 <= timeout <= 3600:
-            raise ConfigurationError(f"timeout must be from 0.1 to 3600 seconds, not {timeout}")
-        if not 1 <= concurrency <= MOST_UNDER_WAY:
-            raise ConfigurationError(
-                f"concurrency must be from 1 to {MOST_UNDER_WAY}, not {concurrency}"
-            )
-        if not 0 <= backoff <= 86_400:
-            raise ConfigurationError(f"backoff must be from 0 to 86400 seconds, not {backoff}")
+        for name, said, least, most, unit in (
+            ("timeout", timeout, 0.1, 3600, " seconds"),
+            ("concurrency", concurrency, 1, MOST_UNDER_WAY, ""),
+            ("backoff", backoff, 0, 86_400, " seconds"),
+        ):
+            if not least <= said <= most:
+                raise ConfigurationError(f"{name} must be from {least} to {most}{unit}, not {said}")
         if secrets is not None and not secrets.secrets:
             raise ConfigurationError(
                 "there are no secrets, so nothing could be signed: make one by "
@@ -129,14 +111,14 @@ class Notifier:
         self._backoff = backoff
         patience = 2 * timeout + 2
         #: seconds of a lease, unless it is renewed
-        self.lease = min(patience, LEASE)
-        addresses = Addresses(allow)
+        self.lease = min(patience, targets.LEASE)
+        addresses = targets.Addresses(allow)
         self._make_poster = partial(Poster, addresses, timeout)
         self._poster: Any = None
-        self._settler = Settler(center, patience)
-        self._keeper = Keeper(center, self.lease)
-        self._presence = Presence(center)
-        self._lanes: dict[str, Lane] = {}
+        self._settler = targets.Settler(center, patience)
+        self._keeper = targets.Keeper(center, self.lease)
+        self._presence = targets.Presence(center)
+        self._lanes: dict[str, targets.Lane] = {}
         self._groups: list[_Group] = []
         #: what is under way, or was taken while it was not sure who has it
         self._deliveries: dict[Origin, asyncio.Task[bool]] = {}
@@ -173,7 +155,7 @@ class Notifier:
             except (ConfigurationError, OSError) as exc:
                 logger.error("the secrets stay as they were: %s", exc)
         try:
-            found = await self._center.call(read_targets)
+            found = await self._center.call(targets.read_targets)
         except Exception as exc:
             if not self._blind:
                 logger.warning("cannot read which queues have targets: %s", exc)
@@ -193,11 +175,11 @@ class Notifier:
             logger.error(
                 "queue %s: there is no secret for its target %s, so nothing is sent there: add a "
                 "line to the secrets",
-                *(one_line(queue), shown(target)),
+                *(one_line(queue), targets.shown(target)),
             )
         return False
 
-    async def _regroup(self, wanted: dict[str, Target]) -> None:
+    async def _regroup(self, wanted: dict[str, targets.Target]) -> None:
         """Fetch for these topics, and for no others."""
         lanes = self._lanes
         for name, lane in list(lanes.items()):
@@ -207,7 +189,7 @@ class Notifier:
         share = max(MOST_UNDER_WAY // max(len(wanted), 1), LEAST_SHARE)
         for name, target in wanted.items():
             if name not in lanes:
-                lanes[name] = Lane(name, target.url, 0)
+                lanes[name] = targets.Lane(name, target.url, 0)
             lane = lanes[name]
             lane.limit = min(self._concurrency, share)
             lane.own_backoff = target.retry_backoff
@@ -230,7 +212,7 @@ class Notifier:
 
     # -- one message
 
-    def start(self, popped: Popped, lanes: dict[str, Lane]) -> None:
+    def start(self, popped: Popped, lanes: dict[str, targets.Lane]) -> None:
         """Send messages that were fetched."""
         now = asyncio.get_running_loop().time()
         for message in popped.messages:
@@ -256,7 +238,11 @@ class Notifier:
             del self._deliveries[origin]
 
     async def _handle(
-        self, lane: Lane, message: Delivery, ahead: float, earlier: asyncio.Task[bool] | None
+        self,
+        lane: targets.Lane,
+        message: Delivery,
+        ahead: float,
+        earlier: asyncio.Task[bool] | None,
     ) -> bool:
         """Send a message, and settle it; whether its target has taken it.
 
@@ -283,7 +269,7 @@ class Notifier:
             self._keeper.drop(message)
             lane.end(len(message.body))
 
-    async def _deliver(self, lane: Lane, message: Delivery) -> bool:
+    async def _deliver(self, lane: targets.Lane, message: Delivery) -> bool:
         host = host_of(message)
         if not host:
             return await self._attempt(lane, message)
@@ -294,32 +280,32 @@ class Notifier:
                 return await self._attempt(lane, message)
         return False
 
-    async def _attempt(self, lane: Lane, message: Delivery) -> bool:
+    async def _attempt(self, lane: targets.Lane, message: Delivery) -> bool:
         try:
             verdict, target = await self._send(lane, message)
         except Exception as exc:
             names = one_line(message.id), one_line(message.topic)
             logger.exception("message %s of %s cannot be sent", *names)
             error = f"{type(exc).__name__}: {exc}"
-            verdict, target = Verdict(AGAIN, "cannot be sent", error), lane.target
-        if verdict.what == DONE:
+            verdict, target = targets.Verdict(targets.AGAIN, "cannot be sent", error), lane.target
+        if verdict.what == targets.DONE:
             lane.worked()
             await self._settler.ack(message)
-        elif verdict.what == GONE and target == lane.target:
+        elif verdict.what == targets.GONE and target == lane.target:
             await self._stop(lane, verdict)
             await self._settler.release(message)
         else:
             await self._reject(lane, message, verdict, target)
-        return verdict.what == DONE
+        return verdict.what == targets.DONE
 
-    async def _send(self, lane: Lane, message: Delivery) -> tuple[Verdict, str]:
+    async def _send(self, lane: targets.Lane, message: Delivery) -> tuple[targets.Verdict, str]:
         """Send a message once; what becomes of it, and where it was sent to."""
         is_compressed = message.body.startswith(COMPRESSED)
         async with lane.expanding() if is_compressed else nullcontext() as tell:
             try:
                 content = content_of(message)
             except (ConfigurationError, EnvelopeError) as exc:
-                return Verdict(GONE, "it cannot be sent", str(exc)), ""
+                return targets.Verdict(targets.GONE, "it cannot be sent", str(exc)), ""
             if tell is not None:
                 tell(len(content.body))
             target = content.target or lane.target
@@ -329,19 +315,21 @@ class Notifier:
             if self._secrets is not None:
                 keys = self._secrets.secrets.of(url)
             if keys is None:
-                why = f"there is no secret for its target {shown(target)}"
-                return Verdict(AGAIN, "there is no secret for its target", why), target
+                why = f"there is no secret for its target {targets.shown(target)}"
+                return targets.Verdict(
+                    targets.AGAIN, "there is no secret for its target", why
+                ), target
             headers = headers_of(message, content, keys, int(time.time()))
             answer = await self._poster.post(url, headers, content.body)
-            return judge(answer, target, datetime.now(timezone.utc)), target
+            return targets.judge(answer, target, datetime.now(timezone.utc)), target
 
-    async def _stop(self, lane: Lane, verdict: Verdict) -> None:
+    async def _stop(self, lane: targets.Lane, verdict: targets.Verdict) -> None:
         """The target of a topic wants nothing any more."""
         lane.close()
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         try:
             stopped = await self._center.call(
-                stop_target, lane.queue, lane.target, f"{verdict.reason} at {at}"
+                targets.stop_target, lane.queue, lane.target, f"{verdict.reason} at {at}"
             )
         except (RedisError, *BROKEN, TocError) as exc:
             name = one_line(lane.queue)
@@ -351,19 +339,21 @@ class Notifier:
             logger.error(
                 "queue %s: its target %s has answered 410 Gone and is stopped: its messages wait; "
                 "'celery toc topic set %s --target URL' goes on",
-                *(one_line(lane.queue), shown(lane.target), one_line(lane.queue)),
+                *(one_line(lane.queue), targets.shown(lane.target), one_line(lane.queue)),
             )
 
-    async def _reject(self, lane: Lane, message: Delivery, verdict: Verdict, target: str) -> None:
+    async def _reject(
+        self, lane: targets.Lane, message: Delivery, verdict: targets.Verdict, target: str
+    ) -> None:
         now = asyncio.get_running_loop().time()
         if verdict.rest and target == lane.target:
             lane.rest(now + verdict.rest)
         backoff = verdict.backoff
         if backoff is None and not lane.own_backoff:
-            backoff = backoff_of(message.failures, self._backoff, lane.longest_backoff)
+            backoff = targets.backoff_of(message.failures, self._backoff, lane.longest_backoff)
         state = await self._settler.reject(
             message,
-            requeue=verdict.what != GONE,
+            requeue=verdict.what != targets.GONE,
             reason=verdict.reason,
             error=verdict.error,
             backoff=backoff,
@@ -385,7 +375,7 @@ def _has_taken(task: asyncio.Task[bool]) -> bool:
 class _Group:
     """Lanes that are fetched for together, by one pop that waits."""
 
-    def __init__(self, notifier: Notifier, lanes: list[Lane]) -> None:
+    def __init__(self, notifier: Notifier, lanes: list[targets.Lane]) -> None:
         self.lanes = lanes
         self._notifier = notifier
         self._loop = asyncio.get_running_loop()
@@ -433,7 +423,7 @@ class _Group:
         if not pop.cancelled():
             pop.result()
 
-    async def _others(self, ready: dict[str, Lane]) -> None:
+    async def _others(self, ready: dict[str, targets.Lane]) -> None:
         """Wait until a lane that is not among these can be fetched for, or one of these must not
         be any more."""
         others = [lane for lane in self.lanes if lane.queue not in ready]

@@ -9,7 +9,6 @@ import socket
 import threading
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import aiohttp
@@ -124,12 +123,7 @@ class Poster:
     async def __aenter__(self) -> Poster:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
             await session.close()

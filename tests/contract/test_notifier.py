@@ -629,7 +629,7 @@ def test_one_that_stood_still_sends_nothing_that_another_one_has(
             done.set()
             await running
 
-    monkeypatch.setattr("kombu_toc.notify.notifier.LEASE", 1.0)
+    monkeypatch.setattr("kombu_toc.notify.targets.LEASE", 1.0)
     monkeypatch.setattr(Link, "exchange", exchange)
     with Target() as target:
         center.queues.declare("mail", target=target.url)
@@ -678,7 +678,7 @@ def test_what_one_has_under_way_it_does_not_send_again_although_its_leases_have_
         center.release(center.pop("mail", 1).messages)
         return center.counts("mail").ready == 10
 
-    short = "from kombu_toc.notify import __main__, notifier; notifier.LEASE = 2; __main__.main()"
+    short = "from kombu_toc.notify import __main__, targets; targets.LEASE = 2; __main__.main()"
     command = ("-c", short)
     with Target(answer) as target, NotifierProcess(server.toc_url, command=command) as one:
         center.queues.declare("mail", target=target.url, **limits)
@@ -730,7 +730,7 @@ def test_what_one_had_fetched_again_before_it_was_acknowledged_is_not_sent_again
             done.set()
             await running
 
-    monkeypatch.setattr("kombu_toc.notify.notifier.LEASE", 1.0)
+    monkeypatch.setattr("kombu_toc.notify.targets.LEASE", 1.0)
     monkeypatch.setattr(Keeper, "run", lambda _: asyncio.sleep(600))  # it renews nothing
     monkeypatch.setattr(Keeper, "is_unsure", lambda _: True)
     monkeypatch.setattr(Keeper, "unsure_for", 60)

@@ -314,7 +314,7 @@ def test_the_upkeep_drops_history_by_itself(store, center, broker, monkeypatch):
     store.record([Event(later, statuses.DONE, now_us() + 31 * day, 1, "", "", ({}, 0))])
     now = now_us()
     monkeypatch.setattr("kombu_toc.library.keeper.now_us", lambda: now + 32 * day)
-    keeper.prune()
+    assert list(keeper.pruning())
     assert store.count() == {"done": 1, "not put": 0}
 
 

@@ -112,8 +112,7 @@ def test_the_latest_look_is_shown_while_the_broker_is_away(
         for _ in range(10):
             center.now += 2
             assert await shown.read("hour") == first
-        assert shown.trouble is not None
-        assert "cannot be reached" in shown.trouble.said
+        assert "cannot be reached" in shown.trouble
         assert shown.age() >= 20
         center.fails = False
         for _ in range(3):
@@ -121,7 +120,7 @@ def test_the_latest_look_is_shown_while_the_broker_is_away(
             latest = await shown.read("hour")
             await asyncio.sleep(0.01)
         assert latest.number > first.number
-        assert shown.trouble is None
+        assert not shown.trouble
         await shown.aclose()
 
     asyncio.run(run())
@@ -149,11 +148,11 @@ def test_a_look_that_takes_longer_than_anybody_waits_is_shown_when_it_ends(
         center.answers.clear()
         with pytest.raises(Problem, match="has not answered"):
             await shown.read("hour")
-        while shown.trouble is None:  # who sees an older look is told, too
+        while not shown.trouble:  # who sees an older look is told, too
             await asyncio.sleep(0.001)
-        assert "has not answered for" in shown.trouble.said
+        assert "has not answered for" in shown.trouble
         center.answers.set()
-        while shown.trouble is not None:
+        while shown.trouble:
             await asyncio.sleep(0.001)
         assert (await shown.read("hour")).number == 1
         assert len(center.looks) == 1

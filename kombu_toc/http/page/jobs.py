@@ -16,6 +16,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -144,25 +145,20 @@ class _Stopped(Exception):
     """A job is to end where it is."""
 
 
+@dataclass(eq=False)
 class Jobs:
     """The jobs that somebody has begun.
 
     changed: is told the queue of which messages were changed
     """
 
-    def __init__(
-        self,
-        center: AsyncTimeoutCenter,
-        reader: Reader,
-        acting: Actions,
-        audit: Audit,
-        changed: Callable[[str], None] = lambda queue: None,
-    ) -> None:
-        self._center = center
-        self._reader = reader
-        self._acting = acting
-        self._audit = audit
-        self._changed = changed
+    _center: AsyncTimeoutCenter
+    _reader: Reader
+    _acting: Actions
+    _audit: Audit
+    _changed: Callable[[str], None] = lambda queue: None
+
+    def __post_init__(self) -> None:
         self._closing = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
 

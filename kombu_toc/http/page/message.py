@@ -9,13 +9,13 @@ from typing import Any
 from ...model.failures import FailedTask
 from ...model.library import STATUSES, Record
 from ...model.results import IN_FLIGHT, Found, Usage
-from ..library import MOST_FAILURES, read_attributes, shown_failures, shown_record
-from ..problems import invalid, not_found
+from ..library import MOST_FAILURES, between, read_attributes, shown_failures, shown_record
+from ..problems import going_on, invalid, not_found
 from ..request import Answer
 from ..tokens import Masking
 from .reading import DIED, FLYING, READY, SCHEDULED, Shown
 from .render import Ask, View, counted, link, read_time, redirect, span
-from .selection import ACTS, FAILED_ACTS, FAILED_TASK, Act, Selection
+from .selection import ACTS, FAILED_ACTS, FAILED_TASK, FIRST, Act, Selection
 from .tools import Tools, check_any, check_role
 
 # -- what is kept beside Redis and of people
@@ -45,9 +45,8 @@ async def library(tools: Tools, ask: Ask) -> View:
         status = query.get("status") or None
         if status is not None and status not in STATUSES:
             raise invalid("status", f"it must be one of {', '.join(STATUSES)}")
-        since = read_time(query.get("since", ""), "since", now_us / 1e6)
-        until = read_time(query.get("until", ""), "until", now_us / 1e6)
-        try:
+        times = {at: read_time(query.get(at, ""), at, now_us / 1e6) for at in ("since", "until")}
+        with going_on(FIRST):
             page = await tools.api.ask_library(
                 "find",
                 biz_type=query.get("type") or None,
@@ -55,12 +54,10 @@ async def library(tools: Tools, ask: Ask) -> View:
                 status=status,
                 task=query.get("task") or None,
                 attributes=read_attributes(query.get("attributes", "")),
-                between=None if since is until is None else (since, until),
+                between=between(times),
                 limit=PAGE,
                 after=query.get("after") or None,
             )
-        except ValueError:
-            raise invalid("after", "no page goes on there; begin with the first one") from None
         found, shown["after"] = page.records, page.after
         shown["nothing"] = "The library knows no such task."
     shown["records"] = _records(tools, found)
@@ -78,7 +75,7 @@ async def audit(tools: Tools, ask: Ask) -> View:
     now_us = await tools.now_us()
     before = ask.query.get("before", "")
     if before and not _ENTRY.fullmatch(before):
-        raise invalid("before", "no page goes on there; begin with the first one")
+        raise invalid("before", f"no page goes on there; {FIRST}")
     entries, after = await tools.audit.read(PAGE, before)
     return View(
         "Audit log",
@@ -231,18 +228,16 @@ async def failures(tools: Tools, ask: Ask) -> View:
     shown: dict[str, Any] = {"queue": queue, "task": task, "exception": exception}
     if queue and (task or exception):
         await tools.queue_of(ask, "read", queue)
-        try:
-            asked = tools.center.failures.find(
-                queue,
-                task=task or None,
-                exception=exception or None,
-                limit=PAGE,
-                messages=bool(tools.mask),
-                after=ask.query.get("after") or None,
-            )
+        asked = tools.center.failures.find(
+            queue,
+            task=task or None,
+            exception=exception or None,
+            limit=PAGE,
+            messages=bool(tools.mask),
+            after=ask.query.get("after") or None,
+        )
+        with going_on(FIRST):
             page, shown["silent"] = await tools.as_far(asked)
-        except ValueError:
-            raise invalid("after", "no page goes on there; begin with the first one") from None
         shown["failures"] = await failures_of(tools, page.failures)
         shown["after"], shown["acts"] = page.after, acts_of(ask, queue)
     else:

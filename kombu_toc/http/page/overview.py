@@ -33,9 +33,9 @@ async def overview(tools: Tools, ask: Ask) -> View:
     known = await tools.far.read()
     far = {row.queue: known[row.queue] for row in rows if row.queue in known}
     trouble = ""
-    if tools.snapshots.trouble is not None:
+    if tools.snapshots.trouble:
         gone = span(tools.snapshots.age())
-        trouble = f"{tools.snapshots.trouble.said}. What is shown is {gone} old; it is tried again."
+        trouble = f"{tools.snapshots.trouble}. What is shown is {gone} old; it is tried again."
     hour = tools.snapshots.drawn(
         snapshot.now_us // 60_000_000,
         tuple(row.queue for row in rows),

@@ -18,7 +18,7 @@ from .reading import PageExtras
 from .render import FILES, HEADERS, HTML, Ask, View, decoded, file_of, page_of, redirect, render
 from .sessions import LASTS, Visitor, cookie_header
 from .snapshots import FirstLook
-from .tools import Api, Tools, Viewing
+from .tools import Tools, Viewing
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Page:
     mask: what is not shown
     """
 
-    def __init__(self, api: Api, extras: PageExtras, mask: Mask) -> None:
+    def __init__(self, api: Any, extras: PageExtras, mask: Mask) -> None:
         self.tools = Tools(api, extras, mask)
         self.aclose = self.tools.aclose
 

@@ -19,24 +19,12 @@ from ...scripts.call import text
 from ..problems import Problem, invalid, not_found
 from ..request import Answer
 from ..tokens import HIDDEN
+from . import selection as selections
 from .jobs import ASKING, COUNTING, DONE, FAILED, LOST, RUNNING, STOPPED, Job
 from .message import noted
 from .overview import drawn_hour
 from .reading import DIED, FLYING, READY, SCHEDULED
 from .render import Ask, View, counted, iso, link, number, read_time, redirect, skipped
-from .selection import (
-    ACTS,
-    ALL_WAITING,
-    ANY,
-    EVERY_ACT,
-    FAILED_TASK,
-    FIELDS,
-    RESHARD,
-    Act,
-    Listing,
-    Selection,
-    find,
-)
 from .snapshots import MINUTES, Minute
 from .tools import Tools, check_any, check_role
 
@@ -51,12 +39,12 @@ SLOW = 0.1
 MAX_CHOSEN = 1_000
 
 _STATES = (
-    (ALL_WAITING, "waiting"),
+    (selections.ALL_WAITING, "waiting"),
     (SCHEDULED, "scheduled"),
     (READY, "ready"),
     (FLYING, "in flight"),
     (DIED, "dead"),
-    (ANY, "all"),
+    (selections.ANY, "all"),
 )
 
 
@@ -66,20 +54,20 @@ async def queue(tools: Tools, ask: Ask) -> View | Answer:
     if id := ask.query.get("id", "").strip():
         return redirect(ask, link("message", queue=name, id=id))
     now_us = await tools.now_us()
-    selection = Selection.of({**ask.query, "queue": name}, now_us / 1e6)
+    selection = selections.Selection.of({**ask.query, "queue": name}, now_us / 1e6)
     counts = await tools.center.counts(name)
     listing, every, seen_us = await _found(tools, ask, selection, now_us)
     paused = await tools.center.queues.is_paused(name)
     declared = await tools.center.registry.declared(name)
     numbers = {
-        ALL_WAITING: counts.waiting,
+        selections.ALL_WAITING: counts.waiting,
         SCHEDULED: counts.scheduled,
         READY: counts.ready,
         FLYING: counts.in_flight,
         DIED: counts.dead,
-        ANY: sum(counts),
+        selections.ANY: sum(counts),
     }
-    kept = {field: ask.query[field] for field in FIELDS if field in ask.query}
+    kept = {field: ask.query[field] for field in selections.FIELDS if field in ask.query}
     here = {**kept, "queue": name}
     tabs = {name: said for name, said in here.items() if name != "state"}
     return View(
@@ -100,7 +88,7 @@ async def queue(tools: Tools, ask: Ask) -> View | Answer:
             "seen_us": seen_us,
             "acts": [
                 act
-                for act in ACTS.values()
+                for act in selections.ACTS.values()
                 if ask.visitor.may(act.role, name) and act.could(selection.state)
             ],
             "has_workers": tools.extras.has_workers,
@@ -121,17 +109,17 @@ async def _hour(tools: Tools, queue: str, now_us: int) -> str:
 
 
 async def _found(
-    tools: Tools, ask: Ask, selection: Selection, now_us: int
-) -> tuple[Listing, int, int | None]:
+    tools: Tools, ask: Ask, selection: selections.Selection, now_us: int
+) -> tuple[selections.Listing, int, int | None]:
     """What matches; milliseconds after which to look again; and when it was found, by Redis's
     clock, where that may be a while ago."""
     after = ask.query.get("after", "")
     if not selection.looks_inside:
-        listing = await find(
+        listing = await selections.find(
             tools.center, tools.reader, selection, now_us=now_us, limit=PAGE, after=after or None
         )
         return listing, EVERY, None
-    key = (selection.queue, *(ask.query.get(field, "") for field in FIELDS), after)
+    key = (selection.queue, *(ask.query.get(field, "") for field in selections.FIELDS), after)
     seen = await tools.searches.look(key, selection, now_us=now_us, limit=PAGE, is_live=ask.is_live)
     if tools.searches.goes_on(key):
         return seen.listing._replace(goes_on=True), EVERY, None
@@ -177,7 +165,7 @@ async def do(tools: Tools, ask: Ask) -> View | Answer:
 
 
 async def _ask_if_meant(
-    tools: Tools, ask: Ask, act: Act, there: list[Found], now_us: int, back: str
+    tools: Tools, ask: Ask, act: selections.Act, there: list[Found], now_us: int, back: str
 ) -> View:
     if not there:
         raise not_found("these messages are gone: they are done, or somebody else was first")
@@ -195,14 +183,14 @@ async def _ask_if_meant(
     )
 
 
-def _act_of(ask: Ask) -> Act:
-    act = ACTS.get(ask.field("act"))
+def _act_of(ask: Ask) -> selections.Act:
+    act = selections.ACTS.get(ask.field("act"))
     if act is None:
-        raise invalid("act", f"it must be one of {', '.join(ACTS)}")
+        raise invalid("act", f"it must be one of {', '.join(selections.ACTS)}")
     return act
 
 
-def _at(ask: Ask, act: Act, now: float) -> float | None:
+def _at(ask: Ask, act: selections.Act, now: float) -> float | None:
     """The new time that is asked for. Raises Problem."""
     if act.name != "reschedule":
         return None
@@ -233,16 +221,19 @@ async def pause(tools: Tools, ask: Ask) -> Answer:
 
 async def begin_all(tools: Tools, ask: Ask) -> Answer:
     """Begin something that is done to all that match: they are counted first, but for a reshard."""
-    if ask.field("act") == RESHARD.name:
-        queue = await tools.queue_of(ask, RESHARD.role, ask.field("queue"))
-        slots, which = _read("slots", ask.field("slots")), Selection(queue, ANY)
-        job = await tools.jobs.begin(RESHARD.name, which, ask.visitor.name, slots=slots)
+    if ask.field("act") == selections.RESHARD.name:
+        queue = await tools.queue_of(ask, selections.RESHARD.role, ask.field("queue"))
+        slots, which = (
+            _read("slots", ask.field("slots")),
+            selections.Selection(queue, selections.ANY),
+        )
+        job = await tools.jobs.begin(selections.RESHARD.name, which, ask.visitor.name, slots=slots)
         return redirect(ask, link("job", id=job.id))
     act = _act_of(ask)
     name = await tools.queue_of(ask, act.role, ask.field("queue"))
     now = await tools.now_us() / 1e6
-    said: Mapping[str, str] = {field: ask.field(field) for field in FIELDS}
-    selection = Selection.of({**said, "queue": name}, now)
+    said: Mapping[str, str] = {field: ask.field(field) for field in selections.FIELDS}
+    selection = selections.Selection.of({**said, "queue": name}, now)
     at = _at(ask, act, now)
     if not act.could(selection.state):
         raise Problem("conflict", f"nothing that is {selection.state} can be {act.done}")
@@ -262,8 +253,8 @@ async def job(tools: Tools, ask: Ask) -> View | Answer:
     found = await tools.jobs.get(ask.query.get("id", ""))
     queue = found.selection.queue
     check_role(ask, "read", queue)
-    act = EVERY_ACT[found.act]
-    back = "failures" if found.selection.state == FAILED_TASK else "queue"
+    act = selections.EVERY_ACT[found.act]
+    back = "failures" if found.selection.state == selections.FAILED_TASK else "queue"
     return View(
         f"{act.title} {found.selection.described()}",
         "job",
@@ -286,7 +277,7 @@ async def jobs(tools: Tools, ask: Ask) -> View:
     """The latest jobs, of the queues that the visitor may look at."""
     check_any(ask, "read")
     found = [
-        (one, EVERY_ACT[one.act], come_of(one))
+        (one, selections.EVERY_ACT[one.act], come_of(one))
         for one in await tools.jobs.latest()
         if ask.visitor.may("read", one.selection.queue)
     ]
@@ -295,8 +286,8 @@ async def jobs(tools: Tools, ask: Ask) -> View:
 
 def come_of(job: Job) -> str:
     """How far a job has come."""
-    act = EVERY_ACT[job.act]
-    is_failed = job.selection.state == FAILED_TASK
+    act = selections.EVERY_ACT[job.act]
+    is_failed = job.selection.state == selections.FAILED_TASK
     what = counted(job.number, "task" if is_failed else "message")
     done = f"{what} {act.done}"
     missing = 0 if is_failed else job.matching - job.number - job.late
@@ -323,7 +314,7 @@ async def control(tools: Tools, ask: Ask) -> Answer:
     """Begin or stop it."""
     id = ask.field("id")
     found = await tools.jobs.get(id)
-    check_role(ask, EVERY_ACT[found.act].role, found.selection.queue)
+    check_role(ask, selections.EVERY_ACT[found.act].role, found.selection.queue)
     who = ask.visitor.name
     if ask.field("do") == "go":
         await tools.jobs.confirm(id, who)

@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote, urlencode
 from ...client.programs import check_installed
 from ...model import timetext
 from ...version import __version__
+from ..fields import shown_time
 from ..problems import invalid
 from ..request import Answer, Request
 from .reading import TITLES, WHOLE, cut, last_line
@@ -319,11 +320,7 @@ def moment(us: int) -> str:
 
 def iso(us: int) -> str:
     """``2026-01-31T09:30:00.000000Z``."""
-    try:
-        made = _EPOCH + timedelta(microseconds=us)
-    except OverflowError:
-        return ""
-    return f"{made:%Y-%m-%dT%H:%M:%S.%f}Z"
+    return shown_time(us) or ""
 
 
 def us(moment: datetime) -> int:

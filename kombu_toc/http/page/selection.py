@@ -11,19 +11,8 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from ...model.results import DEAD, IN_FLIGHT, WAITING, Cancelled, Found
-from ..problems import invalid
-from .reading import (
-    DIED,
-    FLYING,
-    READY,
-    SCHEDULED,
-    STATES,
-    WHOLE,
-    PageExtras,
-    Reader,
-    Shown,
-    last_line,
-)
+from ..problems import going_on, invalid
+from . import reading
 from .render import moment, read_time
 
 # -- which messages are meant
@@ -41,6 +30,9 @@ SECONDS = 1.0
 #: that are read at a time.
 STEP = 100
 PAGE_BYTES = 2 << 20
+
+#: The way out, where no page goes on.
+FIRST = "begin with the first one"
 
 #: Parameters of a URL and fields of a form.
 FIELDS = ("queue", "state", "since", "until", "task", "text", "biz", "reason", "error", "alike")
@@ -76,8 +68,10 @@ class Selection(NamedTuple):
         if not queue:
             raise invalid("queue", "it is missing")
         state = said.get("state") or ALL_WAITING
-        if state not in (*STATES, ALL_WAITING, ANY):
-            raise invalid("state", f"it must be one of {', '.join((*STATES, ALL_WAITING, ANY))}")
+        if state not in (*reading.STATES, ALL_WAITING, ANY):
+            raise invalid(
+                "state", f"it must be one of {', '.join((*reading.STATES, ALL_WAITING, ANY))}"
+            )
         alike = bool(said.get("alike"))
         task = said.get("task", "")
         return cls(
@@ -104,14 +98,14 @@ class Selection(NamedTuple):
         now: by Redis's clock: it tells what is scheduled from what is ready
         """
         since, until = self.since, self.until
-        states: dict[str, str | None] = {FLYING: IN_FLIGHT, DIED: DEAD, ANY: None}
-        if self.state == SCHEDULED:
+        states: dict[str, str | None] = {reading.FLYING: IN_FLIGHT, reading.DIED: DEAD, ANY: None}
+        if self.state == reading.SCHEDULED:
             since = max(since or 0.0, now)
-        elif self.state == READY:
+        elif self.state == reading.READY:
             until = now if until is None else min(until, now)
         return {"state": states.get(self.state, WAITING), "since": since, "until": until}
 
-    def matches(self, message: Shown) -> bool:
+    def matches(self, message: reading.Shown) -> bool:
         """Whether a message that was read is meant: of what is hidden, nothing is."""
         if self.alike:
             if likeness(message) != (self.task, self.reason, self.error):
@@ -122,12 +116,12 @@ class Selection(NamedTuple):
             return False
         return not self.biz or (message.biz is not None and message.biz[1] == self.biz)
 
-    def _fits(self, message: Shown) -> bool:
+    def _fits(self, message: reading.Shown) -> bool:
         if self.task and not fnmatchcase(message.task or "", self.task.replace("[", "[[]")):
             return False
         if self.reason and message.reason != self.reason:
             return False
-        return not self.error or last_line(message.error) == self.error
+        return not self.error or reading.last_line(message.error) == self.error
 
     def described(self) -> str:
         """In words: ``waiting messages of shop.remind in mail``."""
@@ -154,9 +148,9 @@ class Selection(NamedTuple):
         return " ".join(parts)
 
 
-def likeness(message: Shown) -> tuple[str, str, str]:
+def likeness(message: reading.Shown) -> tuple[str, str, str]:
     """What dead letters are grouped by: their task, why they died, and what tells their error."""
-    return message.task or "", message.reason, last_line(message.error)
+    return message.task or "", message.reason, reading.last_line(message.error)
 
 
 class Listing(NamedTuple):
@@ -168,7 +162,7 @@ class Listing(NamedTuple):
     goes_on: whether more is looked for
     """
 
-    messages: list[Shown]
+    messages: list[reading.Shown]
     after: str | None
     looked: int
     took: float
@@ -177,7 +171,7 @@ class Listing(NamedTuple):
 
 async def find(
     center: Any,
-    reader: Reader,
+    reader: reading.Reader,
     selection: Selection,
     *,
     now_us: int,
@@ -188,23 +182,21 @@ async def find(
 ) -> Listing:
     """Messages that match, in the order of their times: so many, or a few more where it has to be
     read what matches. Raises Problem for an `after` that no page has."""
-    found: list[Shown] = []
+    found: list[reading.Shown] = []
     size = number = 0
     began = time.monotonic()
     how = selection.scanned(now_us / 1e6)
     while True:
         step = STEP if selection.looks_inside else min(STEP, limit - len(found))
-        try:
+        with going_on(FIRST):
             page = await center.scan(
                 selection.queue, limit=step, after=after, size=PAGE_BYTES, **how
             )
-        except ValueError:
-            raise invalid("after", "no page goes on there; begin with the first one") from None
         messages: list[Found] = page.messages
         async for shown in reader.read_all(messages, now_us):
             if selection.matches(shown):
                 # A list shows no more of it, and of some it is a mebibyte.
-                found.append(shown._replace(arguments=shown.arguments[:WHOLE], body=""))
+                found.append(shown._replace(arguments=shown.arguments[: reading.WHOLE], body=""))
                 size += len(shown.found.body)
         number += len(messages)
         after = page.after
@@ -313,18 +305,25 @@ class Act(NamedTuple):
     def could(self, state: str) -> bool:
         """Whether it can be done to messages of a state that is asked for."""
         if state == ALL_WAITING:
-            return bool({SCHEDULED, READY} & set(self.states))
+            return bool({reading.SCHEDULED, reading.READY} & set(self.states))
         return state == ANY or state in self.states
 
 
 ACTS = {
     one.name: one
     for one in (
-        Act("cancel", "Cancel", "write", (SCHEDULED, READY), "cancelled", True),
-        Act("run", "Run now", "write", (SCHEDULED,), "made due", False),
-        Act("reschedule", "Reschedule", "write", (SCHEDULED, READY), "rescheduled", False),
-        Act("requeue", "Requeue", "operate", (DIED,), "requeued", False),
-        Act("purge", "Delete", "operate", (DIED,), "deleted", True),
+        Act("cancel", "Cancel", "write", (reading.SCHEDULED, reading.READY), "cancelled", True),
+        Act("run", "Run now", "write", (reading.SCHEDULED,), "made due", False),
+        Act(
+            "reschedule",
+            "Reschedule",
+            "write",
+            (reading.SCHEDULED, reading.READY),
+            "rescheduled",
+            False,
+        ),
+        Act("requeue", "Requeue", "operate", (reading.DIED,), "requeued", False),
+        Act("purge", "Delete", "operate", (reading.DIED,), "deleted", True),
     )
 }
 
@@ -364,7 +363,7 @@ class Actions:
     center: what cancels and moves messages, so that the task library knows
     """
 
-    def __init__(self, center: Any, extras: PageExtras) -> None:
+    def __init__(self, center: Any, extras: reading.PageExtras) -> None:
         self._center = center
         self._extras = extras
 
@@ -409,4 +408,4 @@ def narrowed(act: Act, state: str) -> str:
     """Of a state that is asked for, that to which an act can be done."""
     if state not in (ALL_WAITING, ANY):
         return state
-    return ALL_WAITING if set(act.states) == {SCHEDULED, READY} else act.states[0]
+    return ALL_WAITING if set(act.states) == {reading.SCHEDULED, reading.READY} else act.states[0]

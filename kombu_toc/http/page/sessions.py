@@ -12,7 +12,8 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
@@ -67,34 +68,20 @@ class Visitor(NamedTuple):
         return self.token.allows(role, queue)
 
 
-class _Known(NamedTuple):
-    """A session that was looked up.
-
-    at: by the monotonic clock
-    """
-
-    token: Token | None
-    at: float
-
-
+@dataclass(eq=False)
 class Sessions:
     """Finds out who asks.
 
     names: names of this server, by which who has no token may look
     """
 
-    def __init__(
-        self,
-        center: AsyncTimeoutCenter,
-        tokens: Tokens,
-        names: frozenset[str],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._center = center
-        self._tokens = tokens
-        self._names = names
-        self._clock = clock
-        self._known: dict[str, _Known] = {}
+    _center: AsyncTimeoutCenter
+    _tokens: Tokens
+    _names: frozenset[str]
+
+    def __post_init__(self) -> None:
+        #: the token of each session that was looked up, and when, by the monotonic clock
+        self._known: dict[str, tuple[Token | None, float]] = {}
 
     async def visitor(self, request: Request) -> Visitor:
         """Who asks. Raises Problem for who may not even look, and if a token is used too often."""
@@ -119,19 +106,19 @@ class Sessions:
 
     async def _token_of(self, cookie: str) -> Token | None:
         name = _hash(cookie)
-        now = self._clock()
+        now = time.monotonic()
         known = self._known.get(name)
-        if known is not None and known.token is not None and not self._tokens.has(known.token):
+        if known is not None and known[0] is not None and not self._tokens.has(known[0]):
             del self._known[name]  # it was removed
             known = None
-        if known is not None and now - known.at < KNOWN:
-            return known.token
+        if known is not None and now - known[1] < KNOWN:
+            return known[0]
         try:
             raw = await self._call("get", self._key(name))
         except (RedisError, TocError, OSError):
             if known is None:
                 raise
-            return known.token  # the broker is away: who was in stays in
+            return known[0]  # the broker is away: who was in stays in
         token = None
         if raw is not None:
             said = json.loads(raw)
@@ -140,7 +127,7 @@ class Sessions:
                 token = None  # another token has that name by now
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
-        self._known[name] = _Known(token, now)
+        self._known[name] = token, now
         return token
 
     async def enter(self, secret: str) -> tuple[Token, str]:

@@ -152,16 +152,6 @@ class Snapshot(NamedTuple):
     spans: frozenset[str]
 
 
-class Trouble(NamedTuple):
-    """Why there is no new look.
-
-    since: by the monotonic clock
-    """
-
-    said: str
-    since: float
-
-
 class SnapshotReader:
     """Takes looks at a center, with what earlier ones have read of minutes that are over."""
 
@@ -323,8 +313,8 @@ class SnapshotCache:
         self._task: asyncio.Task[None] | None = None
         #: span -> when somebody wanted it last
         self._wanted: dict[str, float] = {}
-        #: why the latest look is an old one; None while it is not
-        self.trouble: Trouble | None = None
+        #: why the latest look is an old one; empty while it is not
+        self.trouble = ""
         #: how many looks there were
         self.taken = 0
         #: what was drawn, and of what
@@ -340,13 +330,13 @@ class SnapshotCache:
         self._wanted[span] = now
         if self._task is None and now >= self._next:
             self._task = asyncio.get_running_loop().create_task(self._look())
-        if self._task is not None and (self._latest is None or self.trouble is None):
+        if self._task is not None and (self._latest is None or not self.trouble):
             is_old = self._latest is None or now - self._taken_at > STALE
             await asyncio.wait((self._task,), timeout=WAIT if is_old else EVERY / 2)
-        if self._latest is None and self.trouble is None and self._looks.of:
+        if self._latest is None and not self.trouble and self._looks.of:
             raise FirstLook(self._looks.seen, self._looks.of)
         if self._latest is None:
-            said = "the broker has not answered yet" if self.trouble is None else self.trouble.said
+            said = self.trouble or "the broker has not answered yet"
             raise Problem("broker", said, headers=retry_after(1))
         return self._latest
 
@@ -373,10 +363,6 @@ class SnapshotCache:
             found = self._drawn[key] = of, draw()
         return found[1]
 
-    def _note(self, exc: Exception, began: float) -> None:
-        if self.trouble is None:  # and it is logged once
-            self.trouble = Trouble(_why(exc), began)
-
     async def _look(self) -> None:
         began = self._clock()
         pause = EVERY
@@ -389,17 +375,17 @@ class SnapshotCache:
             while not call.done() and self._clock() - began < LONGEST:
                 await asyncio.wait((call,), timeout=patience)
                 if not call.done() and self._looks.seen == seen:
-                    self._note(TimeoutError(), began)
+                    self.trouble = self.trouble or _why(TimeoutError())
                 seen = self._looks.seen
             if not call.done():
                 raise TimeoutError
             self._latest = call.result()
             self._taken_at = self._clock()
             self._took = min(self._taken_at - began, LONGEST / 4)
-            self.trouble = None
+            self.trouble = ""
             pause = (self._taken_at - began) * (FIFTH - 1)
         except Exception as exc:
-            self._note(exc, began)
+            self.trouble = self.trouble or _why(exc)  # which is logged once
         finally:
             if not call.done():
                 call.cancel()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ...aio.center import AsyncTimeoutCenter
 from ...errors import PartialError
 from ...model.failures import FailureGroup
+from .. import tokens
 from ..library import FarAhead
 from ..problems import Problem
 from ..request import Answer
-from ..tokens import Audit, Mask, Tokens
+from ..tokens import Audit, Mask
 from .jobs import Jobs
 from .reading import PageExtras, Reader
 from .render import Ask, View
@@ -22,23 +23,6 @@ from .snapshots import DeadLetterGroups, Looks, SearchCache, SnapshotCache
 T = TypeVar("T")
 
 
-class Api(Protocol):
-    """The application that the page belongs to, as far as the page needs it."""
-
-    center: AsyncTimeoutCenter
-    acting: Any
-    audit: Audit
-    tokens: Tokens
-    names: frozenset[str]
-
-    @property
-    def has_library(self) -> bool: ...
-
-    async def known_queue(self, queue: str) -> str: ...
-
-    async def ask_library(self, method: str, *args: Any, **options: Any) -> Any: ...
-
-
 class Tools:
     """One of everything, for one page.
 
@@ -47,9 +31,11 @@ class Tools:
     mask: what is not shown
     """
 
-    def __init__(self, api: Api, extras: PageExtras, mask: Mask) -> None:
-        self.api, self.extras, self.mask, self.audit = api, extras, mask, api.audit
-        self.center = center = api.center
+    def __init__(self, api: Any, extras: PageExtras, mask: Mask) -> None:
+        self.api, self.extras, self.mask = api, extras, mask
+        self.audit: Audit = api.audit
+        center: AsyncTimeoutCenter = api.center
+        self.center = center
         self.reader = reader = Reader(mask, extras)
         self.snapshots = SnapshotCache(center)
         self.far = FarAhead(api)
@@ -92,7 +78,8 @@ class Tools:
     async def queue_of(self, ask: Ask, role: str, queue: str) -> str:
         """A queue for which this is allowed. Raises Problem for any other."""
         check_role(ask, role, queue)
-        return await self.api.known_queue(queue)
+        known: str = await self.api.known_queue(queue)
+        return known
 
 
 #: Makes a view, or answers otherwise.
@@ -101,10 +88,7 @@ Viewing = Callable[[Tools, Ask], Awaitable[View | Answer]]
 
 def check_role(ask: Ask, role: str, queue: str | None) -> None:
     """Raises Problem if this is not allowed."""
-    if ask.visitor.may(role, queue):
-        return
-    where = "of all queues" if queue is None else f"of queue {queue!r}"
-    raise Problem("forbidden", f"this needs a token with the role {role} {where}")
+    tokens.check_role(ask.visitor.token, role, queue)
 
 
 def check_any(ask: Ask, role: str) -> None:
