@@ -426,8 +426,7 @@ def _floor(now: int, period: int, zone: str) -> int:
 
 def _is_number(given: Any) -> TypeGuard[float]:
     """Whether it is a number that a time can be counted with."""
-    number = isinstance(given, (int, float)) and not isinstance(given, bool)
-    return number and abs(given) < 1e300
+    return isinstance(given, int | float) and not isinstance(given, bool) and abs(given) < 1e300
 
 
 def read_time(name: str, what: str, given: Any, zone: str) -> int | None:
@@ -547,10 +546,9 @@ def read_cron(text: str) -> schedules.crontab:
             raise ValueError(f"there is no {said[0]}; there are {', '.join(_NAMED)}") from None
     if len(said) != len(_FIELDS):
         raise ValueError(f"{text!r} has {len(said)} fields, not five: '0 3 * * *'")
-    *others, weekdays = said
-    weekdays = ",".join(map(_weekdays, weekdays.split(",")))
+    weekdays = ",".join(map(_weekdays, said.pop().split(",")))
     try:
-        return schedules.crontab(**dict(zip(_FIELDS, (*others, weekdays), strict=True)))
+        return schedules.crontab(**dict(zip(_FIELDS, (*said, weekdays), strict=True)))
     except schedules.ParseException as exc:
         raise ValueError(f"{text!r}: {exc}") from None
 

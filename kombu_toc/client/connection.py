@@ -174,8 +174,8 @@ def close_idle(seconds: float, thread: int | None = None) -> None:
     thread: native id; only connections of clients that were made in this thread. Where sockets
         belong to an event loop, no other thread may close them.
     """
-    for found in _clients.valuerefs():  # a copy, whatever other threads add meanwhile
-        client = found()
+    # A copy of the references is made at once, whatever other threads add meanwhile.
+    for client in [found() for found in _clients.valuerefs()]:
         if client is not None and thread in (None, client.thread):
             client.drop_idle(seconds)
 
