@@ -6,7 +6,6 @@ Pure: time is an argument, in microseconds since the epoch. Only
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from bisect import bisect_right
@@ -426,9 +425,8 @@ def _floor(now: int, period: int, zone: str) -> int:
 
 
 def _is_number(given: Any) -> TypeGuard[float]:
-    """Whether it is a finite number."""
-    number = isinstance(given, (int, float)) and not isinstance(given, bool)
-    return number and math.isfinite(given)
+    """Whether it is a number that a time can be counted with."""
+    return isinstance(given, int | float) and not isinstance(given, bool) and abs(given) < 1e300
 
 
 def read_time(name: str, what: str, given: Any, zone: str) -> int | None:
@@ -548,9 +546,11 @@ def read_cron(text: str) -> schedules.crontab:
             raise ValueError(f"there is no {said[0]}; there are {', '.join(_NAMED)}") from None
     if len(said) != len(_FIELDS):
         raise ValueError(f"{text!r} has {len(said)} fields, not five: '0 3 * * *'")
-    *others, weekdays = said
-    weekdays = ",".join(map(_weekdays, weekdays.split(",")))
-    return schedules.crontab(**dict(zip(_FIELDS, (*others, weekdays), strict=True)))
+    weekdays = ",".join(map(_weekdays, said.pop().split(",")))
+    try:
+        return schedules.crontab(**dict(zip(_FIELDS, (*said, weekdays), strict=True)))
+    except schedules.ParseException as exc:
+        raise ValueError(f"{text!r}: {exc}") from None
 
 
 def _weekdays(part: str) -> str:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import redis
 from redis.exceptions import ResponseError
@@ -23,7 +23,7 @@ IDLE = 0.05
 
 
 #: The clients of this process. The child of a fork has them, too.
-_clients: WeakSet[Client] = WeakSet()
+_clients: WeakValueDictionary[int, Client] = WeakValueDictionary()
 
 
 class Client(redis.Redis):
@@ -43,7 +43,7 @@ class Client(redis.Redis):
         provider = connection_pool.connection_kwargs.get("credential_provider")
         self._keeps_connections = not pooled and provider is None
         if self._keeps_connections:
-            _clients.add(self)
+            _clients[id(self)] = self
 
     @property
     def run_packed(self) -> Callable[[Sequence[bytes]], list[Any]] | None:
@@ -174,8 +174,9 @@ def close_idle(seconds: float, thread: int | None = None) -> None:
     thread: native id; only connections of clients that were made in this thread. Where sockets
         belong to an event loop, no other thread may close them.
     """
-    for client in list(_clients):
-        if thread in (None, client.thread):
+    # A copy of the references is made at once, whatever other threads add meanwhile.
+    for client in [found() for found in _clients.valuerefs()]:
+        if client is not None and thread in (None, client.thread):
             client.drop_idle(seconds)
 
 

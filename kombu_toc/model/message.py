@@ -348,7 +348,7 @@ TAKES = (REPLACE, PUSH_BACK)
 _BETWEEN = "\x1f"
 
 #: Seconds for which a claim may hold, or be pushed back, at most: ten years.
-_LONGEST_UNIQUE_US = 316_224_000
+_LONGEST_UNIQUE = 316_224_000
 
 
 class Unique(NamedTuple):
@@ -471,9 +471,9 @@ def _microseconds(what: str, name: str, value: object, kinds: str = "a number") 
     if not isinstance(value, bool) and isinstance(value, (int, float, str)):
         try:
             seconds = float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             pass  # as below
-    if not 0 <= seconds <= _LONGEST_UNIQUE_US:
+    if not 0 <= seconds <= _LONGEST_UNIQUE:
         raise TraitError(
             f"{what}: {name} must be {kinds} of seconds from 0 to 316224000, not {value!r}"
         )

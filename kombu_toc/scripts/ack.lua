@@ -38,7 +38,7 @@ local function settle_rest(before, number, ids, births, tokens)
 end
 
 local reasons = {}
-for slot = 0, slots - 1 do reasons[slot + 1] = KEYS[slot * width + 5] end
+for slot = 0, math.min(slots, #KEYS) - 1 do reasons[slot + 1] = KEYS[slot * width + 5] end
 local with_errors = redis.call('EXISTS', unpack(reasons)) > 0 -- of earlier tries
 
 local at = 4

@@ -106,6 +106,10 @@ far        ``x-horizon``: half of what is ahead is further than the horizon, 60 
            Redis lost it since, and nobody rebuilt
 =========  =======================================================================================
 
+``--soak`` is a run with a library, in which a client puts, leases and settles over HTTP and looks
+at the page, and a schedule fires; a fault comes every 20 seconds. At the end, memory, descriptors,
+connections and keys are what they were at first (`soak`).
+
 A worker that has ended is started again. After the last fault all are given time to finish:
 until everything that was sent has run and nothing is left in the broker, or until nothing has
 happened for 30 seconds.

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import library
+from . import library, soak
 from .modes import MODES
 from .run import BROKERS, FAMILIES, TRANSPORTS, Run
 
@@ -31,6 +31,7 @@ def main() -> int:
         choices=list(MODES),
         help="with a task library, and how queues are declared there (through)",
     )
+    parser.add_argument("--soak", action="store_true", help="everything on, a fault every 20 s")
     kinds = ",".join(MODES["through"].engines)
     parser.add_argument("--engines", help=f"of the library's databases ({kinds})")
     options = parser.parse_args()
@@ -38,7 +39,10 @@ def main() -> int:
         parser.error(f"--transport {options.transport} has no --broker {options.broker}")
     if options.library and (options.broker, options.transport) != ("redis", "toc"):
         parser.error("--library is for one server")
+    if options.soak:
+        options.library = options.library or "through"
     families = library.FAMILIES if options.library else FAMILIES[options.broker]
+    families = soak.FAMILIES if options.soak else families
     faults = options.faults.split(",") if options.faults else list(families)
     for name in faults:
         if name not in families:
@@ -55,7 +59,8 @@ def main() -> int:
         }
         if options.library:
             how["engines"] = options.engines.split(",") if options.engines else None
-            report = library.LibraryRun(directory, mode=options.library, **how).run()
+            kind = soak.SoakRun if options.soak else library.LibraryRun
+            report = kind(directory, mode=options.library, **how).run()
         else:
             how |= {"transport": options.transport, "broker": options.broker}
             report = Run(directory, **how).run()

@@ -15,6 +15,7 @@ from .library import FAMILIES as FAMILIES_OF_LIBRARY
 from .library import LibraryRun
 from .run import FAMILIES, Run, schedule
 from .schedules import ScheduleChaos
+from .soak import SoakRun
 from .steps import Chaos
 from .verdict import PUTS
 from .ways import WAYS, make_library
@@ -110,6 +111,22 @@ def test_schedules_fire_at_each_of_their_times_once_whatever_the_clock_shows(
     assert found.asked > 10
     assert found.lost
     assert found.holds, str(found)
+
+
+@pytest.mark.timeout(1_200)
+@pytest.mark.nightly(
+    guarded_by="tests/chaos/test_chaos.py::test_whatever_breaks_no_task_is_lost_early_repeated_or_left"
+)
+@pytest.mark.skipif(not PostgreSQL.is_there(), reason="PostgreSQL is not installed")
+def test_after_ten_minutes_with_everything_on_nothing_is_lost_and_nothing_has_grown(
+    tmp_path: Path,
+) -> None:
+    """A library, limits, keys, schedules, HTTP and the page; a fault every 20 seconds."""
+    report = SoakRun(tmp_path, seed=1, seconds=600).run()
+    assert report.counted["firings"] > 200
+    assert report.counted["put over HTTP"] > 200
+    assert report.executed + len(report.gone) >= report.sent > 2_000
+    assert report.faultless, report.table()
 
 
 def test_a_schedule_is_told_by_its_seed_and_leaves_time_between_faults() -> None:

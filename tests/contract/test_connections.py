@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import socketserver
+import sys
 import tempfile
 import threading
 import time
@@ -18,6 +19,7 @@ import redis
 from kombu import Connection, Exchange, Queue
 
 import kombu_toc
+from kombu_toc.client.connection import Client, close_idle
 from kombu_toc.consumer.upkeeper import sweep
 
 from ..support.servers import Server
@@ -343,3 +345,24 @@ def test_a_server_that_does_not_tell_all_of_its_configuration_still_tells_what_i
             assert "allkeys-lru" in eviction
     finally:
         server.stop()
+
+
+def test_clients_are_made_in_other_threads_while_idle_connections_are_closed() -> None:
+    """A thread that consumes looks through the clients of all threads."""
+    made: list[Client] = []
+
+    def make() -> None:
+        for _ in range(400):
+            made.append(Client(redis.ConnectionPool(port=1)))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        makers = [threading.Thread(target=make) for _ in range(4)]
+        for one in makers:
+            one.start()
+        while any(one.is_alive() for one in makers):
+            close_idle(3600)
+    finally:
+        sys.setswitchinterval(before)
+    assert len(made) == 1600

@@ -7,9 +7,11 @@ import gzip
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import quote
@@ -19,9 +21,9 @@ import pytest
 from kombu_toc import TimeoutCenter, center_for
 from kombu_toc.http import new_token
 
-from ..support.cases import each
+from ..support.cases import each, night
 from ..support.cluster import Cluster
-from ..support.http_server import HttpServer
+from ..support.http_server import HttpServer, peak_of
 from ..support.servers import Server
 
 MAIL = "/v1/queues/mail"
@@ -393,3 +395,64 @@ def test_of_a_list_each_message_is_told_although_a_node_does_not_answer(
         repeated = {one["id"] for one in again.json["tasks"] if one["outcome"] == "repeated"}
         assert put <= repeated
         assert center.counts("mail").ready == 80
+
+
+# -- whatever comes
+
+PLAIN = (b"POST", b"/v1/queues/odd/tasks", b"HTTP/1.1", b"content-type", b"application/json", b"12")
+PLAIN += (b'{"text":"x"}',)
+ODD = (
+    b"",
+    b"\0",
+    b"\xff",
+    b" ",
+    b"/",
+    b"?",
+    b":",
+    b"*",
+    b"%",
+    b"%00",
+    b"%ff",
+    b"\r\n",
+    b"-1",
+    b"1e9",
+)
+ODD += (b"x" * 9_000, b"GET", b"PUT", b"DELETE", b"/page/queue?queue=odd", b"/v1/queues/odd:lease")
+ODD += (
+    b"/v1/queues?limit=0",
+    b"transfer-encoding",
+    b"chunked",
+    b"content-length",
+    b"HTTP/9.9",
+    b"0",
+)
+ODD += (b"[]", b"null", b'{"delay":1e400}', b'{"text":0}', b'{"text":"x","key":[]}', b"[" * 12)
+STATUSES = (b"HTTP/1.1 2", b"HTTP/1.1 3", b"HTTP/1.1 4")
+
+
+@pytest.mark.parametrize("seed", [1, *map(night, range(2, 30))])
+def test_whatever_bytes_come_they_are_answered_and_nothing_is_lost_or_grows(
+    server: Server | Cluster, center: TimeoutCenter, seed: int
+) -> None:
+    """Requests of which one part or two are others."""
+    center.put("mail", "kept", b"x", delay=3600)
+    chosen = random.Random(seed)
+    with HttpServer(server.toc_url) as api:
+        before = peak_of(api.process.pid)
+        for _ in range(400):  # what it says of them fits into a pipe
+            parts = list(PLAIN)
+            for place in chosen.choices(range(len(parts)), k=2):
+                parts[place] = chosen.choice(ODD)
+            method, path, version, name, value, length, body = parts
+            head = [method + b" " + path + b" " + version, b"host: localhost", name + b": " + value]
+            sent = b"\r\n".join((*head, b"content-length: " + length, b"", body))
+            with socket.create_connection(("127.0.0.1", api.port), timeout=60) as raw:
+                raw.sendall(sent)
+                raw.shutdown(socket.SHUT_WR)
+                with suppress(ConnectionResetError):
+                    answer = raw.recv(1 << 16)
+            assert not answer or answer[:10] in STATUSES, (sent, answer)
+        assert api.get("/healthz").status == 200
+        assert peak_of(api.process.pid) - before < 40 << 20
+        assert "Traceback" not in api.stop()
+    assert center.get("kept")

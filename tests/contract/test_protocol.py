@@ -8,12 +8,14 @@ well: raise the number of the protocol (docs/protocol.md, "Versions").
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,10 @@ from kombu import Connection, Producer
 from kombu_toc import TimeoutCenter
 from kombu_toc.model.topic import slot_of
 from kombu_toc.scripts import __main__ as writer
+from kombu_toc.scripts.call import load
+from kombu_toc.scripts.reference import names
 
+from ..support.cases import night
 from ..support.cluster import Cluster
 from ..support.inspection import now_us, slot_keys
 from ..support.servers import Server
@@ -405,3 +410,43 @@ def test_the_command_writes_the_scripts_into_a_folder(
     (tmp_path / "file").write_text("")
     assert writer.main([str(tmp_path / "file")]) == 1
     assert "cannot write into" in capsys.readouterr().err
+
+
+GIVEN = ("", "0", "1", "2", "-1", "16", "0.5", "1e18", "1e308", "9007199254740993", "nan", "inf")
+GIVEN += (
+    "-inf",
+    "x",
+    "%",
+    "{",
+    "[]",
+    "{}",
+    '{"slots":1}',
+    ";k1",
+    "c1,r2,",
+    "1:2",
+    "mail",
+    "y" * 300,
+)
+
+
+@pytest.mark.one_server("one key at a time would tell as little of a Cluster")
+@pytest.mark.parametrize("calls", [8, night(500)])
+def test_whatever_a_script_is_called_with_it_ends_and_other_keys_are_as_they_were(
+    center: TimeoutCenter, client: redis.Redis, calls: int
+) -> None:
+    center.put("mail", "kept", b"x", delay=3600)
+    chosen = random.Random(calls)
+    before = client.info("memory")["used_memory"]
+    ended = []
+    for name in names():
+        script = client.register_script(load(name).text)
+        for _ in range(calls):
+            keys = [f"toc:{{odd:0}}:{n % 12}" for n in range(chosen.choice((1, 2, 7, 8, 14, 20)))]
+            with suppress(redis.ResponseError):
+                ended.append(script(keys, chosen.choices(GIVEN, k=chosen.randrange(20))))
+    assert ended
+    for key in client.scan_iter("toc:{odd:0}:*"):
+        client.unlink(key)
+    assert center.queues.names() == ["mail"]
+    assert [one.body for one in center.get("kept")] == [b"x"]
+    assert client.info("memory")["used_memory"] - before < 4 << 20

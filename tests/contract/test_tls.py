@@ -9,15 +9,18 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import redis
 from kombu import Connection
 
 import kombu_toc
 
 from ..support.cases import each, night
 from ..support.certificates import Authority, TLSServer, tls_options, tls_program
+from ..support.proxy import Proxy
 from ..support.sentinels import NAME, Deployment
 from .test_connections import round_trip
 
@@ -153,6 +156,24 @@ def test_a_clients_certificate_opens_the_door_and_its_lack_is_told(
         assert re.search("(not accept|whether it accepts) this client's", said(url(server, query)))
     finally:
         server.stop()
+
+
+def test_who_is_between_reads_everything_without_tls_and_nothing_with_it(
+    secure: TLSServer, authority: Authority
+) -> None:
+    with secure.client() as client:
+        client.execute_command("ACL", "SETUSER", "anna", "on", ">pa55word", "~*", "+@all")
+    for scheme, port in (("redis", secure.port), ("rediss", secure.tls_port)):
+        with Proxy(port) as proxy:
+            seen = [proxy.drop_replies(text) for text in (b"pa55word", b"order 7")]
+            query = f"?ssl_ca_certs={authority.file}" if scheme == "rediss" else ""
+            url = f"toc+{scheme}://anna:pa55word@127.0.0.1:{proxy.port}/0{query}"
+            center = kombu_toc.center_for(url)
+            for _ in range(5):  # what is seen is cut off
+                with suppress(redis.ConnectionError):
+                    center.put("mail", "1", b"order 7", if_exists="keep")
+            assert center.get("1")
+            assert [passed.is_set() for passed in seen] == [scheme == "redis"] * 2
 
 
 def test_a_file_that_is_not_there_is_named(secure: TLSServer, tmp_path: Path) -> None:

@@ -409,6 +409,7 @@ def test_schedules_are_put_read_paused_resumed_run_and_deleted(
     assert sunday.json["schedule"] == "0 3 * * 0"
     for wrong, field in (
         ({"task": "shop.add", "cron": "x"}, "cron"),
+        ({"task": "shop.add", "cron": "0, 3 * * *"}, "cron"),
         ({"task": "shop.add", "every": 3, "cron": "0 3 * * *"}, "every"),
         ({"task": "shop.add", "sun": "sunrise"}, "sun"),
         ({"task": "secret.drop", "every": 3}, "task"),
