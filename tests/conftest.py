@@ -58,9 +58,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m versions`, or `-m cluster`, a file without such a mark is not even imported."""
+    """With `-m versions`, cluster or alone, a file without such a mark is not even imported."""
     wanted = config.option.markexpr
-    if wanted not in ("versions", "cluster") or collection_path.suffix != ".py":
+    if wanted not in ("versions", "cluster", "alone") or collection_path.suffix != ".py":
         return None
     return f"mark.{wanted}" not in collection_path.read_text() or None
 
