@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import redis
@@ -81,6 +82,19 @@ def api(shared: HttpServer, center: TimeoutCenter) -> HttpServer:
     for queue in ("mail", "sms"):
         center.queues.declare(queue)
     return shared
+
+
+def failure(connection: Connection, error: Any = None) -> Exception:
+    """How connecting fails; its second attempt follows at once, and not after Kombu's two seconds.
+
+    error: what it is; one of the connection's own errors unless that is given
+    """
+    with (
+        mock.patch("kombu.utils.functional.sleep"),
+        pytest.raises(error or connection.connection_errors) as caught,
+    ):
+        connection.connect()
+    return caught.value
 
 
 def drain(connection: Connection, timeout: float = 0.3) -> None:
