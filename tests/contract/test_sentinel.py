@@ -27,14 +27,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     made.stop()
 
 
-@pytest.fixture
-def failing(tmp_path: Path) -> Iterator[Deployment]:
-    """A deployment to break."""
-    made = Deployment(tmp_path).start()
-    yield made
-    made.stop()
-
-
 def said(url: str, **options: object) -> str:
     """What a connection that cannot be made says."""
     connection = Connection(url, connect_timeout=2, transport_options=options)
