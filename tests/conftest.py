@@ -27,6 +27,7 @@ from kombu_toc.consumer import lease_keeper
 from .support import databases, nursery
 from .support.cluster import Cluster
 from .support.estimate import Estimate
+from .support.scheduling import Scheduling, StandingBack
 from .support.servers import Server
 
 pytest_plugins = ["tests.support.fixtures"]
@@ -57,9 +58,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m versions`, or `-m cluster`, a file without such a mark is not even imported."""
+    """With `-m versions`, cluster or alone, a file without such a mark is not even imported."""
     wanted = config.option.markexpr
-    if wanted not in ("versions", "cluster") or collection_path.suffix != ".py":
+    if wanted not in ("versions", "cluster", "alone") or collection_path.suffix != ".py":
         return None
     return f"mark.{wanted}" not in collection_path.read_text() or None
 
@@ -126,6 +127,8 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("toc")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Estimate(config))
+    elif int(config.workerinput["workerid"].removeprefix("gw")) >= 2 * (os.cpu_count() or 1):
+        config.pluginmanager.register(StandingBack())
     # For what all processes of a run share, and other users must read. ./run-tests has made one.
     if not os.environ.get("TOC_TEST_RUN"):
         folder = tempfile.mkdtemp(prefix="toc-tests-")
@@ -156,8 +159,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `--dist loadgroup`, each test goes to whichever process is free, in their order."""
     if config.getvalue("dist") != "loadgroup":
         return None
-    from .support.scheduling import Scheduling
-
     return Scheduling(config, log)
 
 

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -549,13 +549,6 @@ def in_a_child(toc: AsyncTimeoutCenter) -> None:
 
 
 # -- Sentinel
-
-
-@pytest.fixture
-def failing(tmp_path: Path) -> Iterator[Deployment]:
-    made = Deployment(tmp_path).start()
-    yield made
-    made.stop()
 
 
 @pytest.mark.one_server("of sentinels")

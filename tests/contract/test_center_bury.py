@@ -13,13 +13,6 @@ from ..support.inspection import aged, announced, check_slots, residue, time_pas
 HOUR = 3600.0
 
 
-@pytest.fixture
-def one(center):
-    """A center with a topic 'one' of a single slot."""
-    center.queues.declare("one", slots=1)
-    return center
-
-
 def taken(center, id="x", body=b"body", **options):
     """A message as it is delivered."""
     center.put("one", id, body, **options)

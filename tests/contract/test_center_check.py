@@ -28,6 +28,7 @@ from kombu_toc.model.results import (
 )
 
 from ..support.cluster import Cluster
+from ..support.fixtures import own_server
 from ..support.inspection import announced, check_slots, forget_late, residue
 from ..support.servers import Server
 from .test_schedule_commands import APART
@@ -192,6 +193,7 @@ def test_a_copy_that_is_gone_is_forgotten(center, client, slot):
     assert len(client.hkeys(key)) == 1
 
 
+@own_server
 def test_copies_are_looked_for_once_among_all_keys_whatever_the_slots(center, client):
     center.queues.declare("one", slots=64)
     center.queues.declare("one:1", slots=1)

@@ -32,13 +32,6 @@ from ..support.proxy import Proxy
 HOUR = 3600.0
 
 
-@pytest.fixture
-def one(center):
-    """A center with a topic 'one' of a single slot."""
-    center.queues.declare("one", slots=1)
-    return center
-
-
 def pop_ids(center, topic="one", limit=100, **kwargs):
     return [message.id for message in center.pop(topic, limit, **kwargs).messages]
 

@@ -420,13 +420,6 @@ def test_a_repeated_broadcast_waits_for_the_replicas_too(client, frozen):
 # -- a server that is full
 
 
-@pytest.fixture
-def full(client):
-    """Makes the server refuse whatever takes memory."""
-    yield lambda: client.config_set("maxmemory", "1")
-    client.config_set("maxmemory", "0")
-
-
 def test_whatever_a_consumer_does_works_although_the_server_is_full(center, client, full):
     center.queues.declare("one", slots=1)
     for id in "abcd":

@@ -40,13 +40,6 @@ HOUR = 3600.0
 MANY = 3 * put_many.MESSAGES_PER_CALL + 7
 
 
-@pytest.fixture
-def one(center):
-    """A center with a topic 'one' of a single slot."""
-    center.queues.declare("one", slots=1)
-    return center
-
-
 def numbered(number: int = MANY, **more: object) -> list[NewMessage]:
     return [NewMessage(f"m{n}", b"%d" % n, **more) for n in range(number)]
 
@@ -372,13 +365,6 @@ def test_a_time_that_is_none_says_which_and_nothing_is_put(center, when):
 
 
 # -- what fails
-
-
-@pytest.fixture
-def full(client):
-    """Makes the server refuse whatever takes memory."""
-    yield lambda: client.config_set("maxmemory", "1")
-    client.config_set("maxmemory", "0")
 
 
 def test_a_full_server_says_which_were_not_put(center, client, full):

@@ -34,13 +34,6 @@ from ..support.servers import Server
 HOUR = 3600.0
 
 
-@pytest.fixture
-def one(center):
-    """A center with a topic 'one' of a single slot."""
-    center.queues.declare("one", slots=1)
-    return center
-
-
 # -- declarations
 
 

@@ -22,6 +22,7 @@ import kombu_toc
 from kombu_toc.client.connection import Client, close_idle
 from kombu_toc.consumer.upkeeper import sweep
 
+from ..support.fixtures import failure
 from ..support.servers import Server
 
 pytestmark = [pytest.mark.one_server("the URLs are those of one")]
@@ -281,11 +282,10 @@ def test_a_server_that_is_too_old_is_told_for_what_it_is() -> None:
         old.daemon_threads = True
         threading.Thread(target=old.serve_forever, daemon=True).start()
         where = f"127.0.0.1:{old.server_address[1]}"
-        with pytest.raises(kombu_toc.ServerError) as caught:
-            Connection(f"toc+redis://{where}/0").connect()
+        error = failure(Connection(f"toc+redis://{where}/0"), kombu_toc.ServerError)
         old.shutdown()
     words = f"{where} runs Redis 5.0.14; 6.2 is the oldest that will do: upgrade it"
-    assert str(caught.value) == words
+    assert str(error) == words
 
 
 def test_a_server_that_may_lose_messages_is_told_what_to_set(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ from kombu_toc.exporter import metrics_text
 from kombu_toc.model.message import compress
 
 from ..support.cases import each
+from ..support.fixtures import own_server
 from ..support.http_server import HttpServer
+from ..support.servers import Server
 
 MAIL = "/v1/queues/mail"
 
@@ -910,10 +912,12 @@ def test_the_metrics_are_those_of_the_exporter(api: HttpServer, center: TimeoutC
     assert families - {one.partition("{")[0] for one in mine} <= {"celery_toc_events_total"}
 
 
-@pytest.mark.alone
+@own_server
+@pytest.mark.one_server("it counts the commands of a server")
 def test_of_very_many_queues_the_heaviest_have_metrics_and_others_if_they_are_named(
-    api: HttpServer, center: TimeoutCenter
+    server: Server, center: TimeoutCenter
 ) -> None:
+    center.queues.declare("mail")
     declared = center.queues.declare("many", slots=1).declaration.to_json()
     names = [f"many-{number:04}" for number in range(1_100)]
     center.client.hset(center.keys.topics, mapping=dict.fromkeys(names, declared))
@@ -923,16 +927,16 @@ def test_of_very_many_queues_the_heaviest_have_metrics_and_others_if_they_are_na
         for name in names[500:600]:
             pipe.hset(center.keys.counted(name), "put", 7)
         pipe.execute()
-    before = center.client.info("stats")["total_commands_processed"]
-    text = api.get("/metrics").body.decode()
-    assert center.client.info("stats")["total_commands_processed"] - before < 15_000
-    told = set(re.findall(r'celery_toc_slots{topic="(.*)"}', text))
-    assert len(told) == 1_000 and {"many-1099", *names[500:600]} <= told
-    assert re.search(r"celery_toc_topics_left_out 10\d", text)
-    some = api.get("/metrics?topic=many-109?,mail").body.decode()
-    assert set(re.findall(r'topic="(.*?)"', some)) == {"mail", *names[1_090:]}
-    assert "celery_toc_topics_left_out 0" in some
-    center.client.flushall()
+    with HttpServer(server.toc_url) as api:
+        before = center.client.info("stats")["total_commands_processed"]
+        text = api.get("/metrics").body.decode()
+        assert center.client.info("stats")["total_commands_processed"] - before < 15_000
+        told = set(re.findall(r'celery_toc_slots{topic="(.*)"}', text))
+        assert len(told) == 1_000 and {"many-1099", *names[500:600]} <= told
+        assert re.search(r"celery_toc_topics_left_out 10\d", text)
+        some = api.get("/metrics?topic=many-109?,mail").body.decode()
+        assert set(re.findall(r'topic="(.*?)"', some)) == {"mail", *names[1_090:]}
+        assert "celery_toc_topics_left_out 0" in some
 
 
 def test_an_answer_leaves_at_once(api: HttpServer) -> None:

@@ -24,6 +24,7 @@ from kombu_toc import TimeoutCenter
 from kombu_toc.http import api_for, guard
 
 from ..support.cluster import Cluster
+from ..support.fixtures import own_server
 from ..support.http_server import HttpServer
 from ..support.loops import in_loop
 from ..support.servers import Server
@@ -144,13 +145,13 @@ def test_each_message_goes_to_one_client_with_its_own_limit_and_visibility(
     in_loop(use())
 
 
+@own_server
 @pytest.mark.one_server("connections are counted at the server")
 def test_a_thousand_clients_that_wait_share_one_connection_and_are_all_answered(
-    api: HttpServer, center: TimeoutCenter
+    server: Server, center: TimeoutCenter
 ) -> None:
-    process = psutil.Process(api.process.pid)
-
-    async def use() -> None:
+    async def use(api: HttpServer) -> None:
+        process = psutil.Process(api.process.pid)
         api.post(LEASE, {"wait": 0.1})
         before, threads = connections(center), process.num_threads()
         clients = await waiting(api, 1000)
@@ -166,7 +167,9 @@ def test_a_thousand_clients_that_wait_share_one_connection_and_are_all_answered(
         for client in clients:
             client.close()
 
-    in_loop(use())
+    center.queues.declare("mail")
+    with HttpServer(server.toc_url) as made:
+        in_loop(use(made))
 
 
 def connections(center: TimeoutCenter) -> int:

@@ -12,6 +12,7 @@ from kombu import Connection
 
 import kombu_toc
 
+from ..support.fixtures import failure
 from ..support.ports import free_port
 from ..support.sentinels import NAME, Deployment
 from ..support.servers import Server
@@ -26,21 +27,12 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     made.stop()
 
 
-@pytest.fixture
-def failing(tmp_path: Path) -> Iterator[Deployment]:
-    """A deployment to break."""
-    made = Deployment(tmp_path).start()
-    yield made
-    made.stop()
-
-
 def said(url: str, **options: object) -> str:
     """What a connection that cannot be made says."""
-    connection = Connection(url, transport_options=options)
-    with pytest.raises(kombu_toc.ServerError) as caught:
-        connection.connect()
-    assert isinstance(caught.value, connection.connection_errors)
-    return str(caught.value)
+    connection = Connection(url, connect_timeout=2, transport_options=options)
+    error = failure(connection, kombu_toc.ServerError)
+    assert isinstance(error, connection.connection_errors)
+    return str(error)
 
 
 @pytest.mark.versions

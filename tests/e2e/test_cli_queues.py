@@ -13,7 +13,6 @@ import struct
 import termios
 import threading
 import time
-from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
@@ -33,20 +32,11 @@ from ..support.nodes import ROOT
 from ..support.servers import Server
 from ..support.tasks import make_app
 from ..support.workers import Journal, StartWorkers, wait_until
-from .test_cli import CELERY, Answer, answer, bury, celery, in_a_terminal, send
+from .test_cli import CELERY, Run, answer, bury, celery, in_a_terminal, run, send
 
-Run = Callable[..., Answer]
+__all__ = ("run",)  # a fixture
 
 HOUR = 3600
-
-
-@pytest.fixture
-def run(app: Celery, client: redis.Redis) -> Run:
-    """Run a command on the app, whose broker is empty."""
-    with app.connection_for_write() as connection:
-        for queue in ("celery", "urgent", "one-slot"):
-            app.amqp.queues[queue].bind(connection.default_channel).declare()
-    return lambda *args: answer(app, *args)
 
 
 def add(app: Celery, countdown: float | None = None, **options: Any) -> str:

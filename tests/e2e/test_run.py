@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -95,3 +96,17 @@ def test_who_ends_a_run_has_ended_all_that_it_started(tmp_path: Path, how: str) 
     finally:
         run.kill()
         run.wait()
+
+
+def test_what_runs_alone_has_a_junit_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "test_two.py").write_text(
+        "import pytest\n\ndef test_beside(): ...\n\n@pytest.mark.alone\ndef test_alone(): ...\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone\n")
+    subprocess.run(
+        [sys.executable, ROOT / "tests/support/run.py", "-q", "--junitxml=all.xml"],
+        **{"cwd": tmp_path, "env": {**os.environ, "PROCESSES": "1"}, "check": True},
+        **{"stdout": subprocess.DEVNULL, "timeout": 120},
+    )
+    for name, test in (("all.xml", "test_beside"), ("all-alone.xml", "test_alone")):
+        assert re.findall(r' name="(test_\w+)"', (tmp_path / name).read_text()) == [test]

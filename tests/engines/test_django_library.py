@@ -23,10 +23,7 @@ from kombu_toc.library.store import Store
 
 from ..support.cases import each
 from ..support.databases import DatabaseServer
-from ..support.library import engine
 from .test_library_growth import Reading, ends_of, rows_of
-
-__all__ = ("engine",)  # a fixture
 
 #: A project whose library is not its default database. It reads expressions, and answers in JSON.
 PROJECT = """

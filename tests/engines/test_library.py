@@ -21,11 +21,9 @@ from kombu_toc.library.records import Event, now_us
 from kombu_toc.library.schema import REVISION
 from kombu_toc.model import message as envelope
 
-from ..support.library import broker, consume, engine, new_url, options, publish, status_of, store
+from ..support.library import consume, publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
-
-__all__ = ("broker", "engine", "new_url", "options", "store")  # fixtures
 
 
 def test_a_publish_writes_a_row_and_puts_the_message(broker, store, center):

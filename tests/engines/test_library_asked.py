@@ -10,10 +10,6 @@ import pytest
 
 from kombu_toc import LibraryError, center_for
 
-from ..support.library import engine, new_url, options
-
-__all__ = ("engine", "new_url", "options")  # fixtures
-
 pytestmark = pytest.mark.usefixtures("client")
 
 #: Arguments of find, and what the error names.

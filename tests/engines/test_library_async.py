@@ -15,12 +15,10 @@ from kombu_toc import AsyncTimeoutCenter, ConfigurationError, LibraryError, Time
 from kombu_toc.library.putting import Putter
 from kombu_toc.library.store import Store
 
-from ..support.library import engine, new_url, options, status_of, store
+from ..support.library import status_of
 from ..support.loops import in_loop, watched
 
 pytestmark = pytest.mark.usefixtures("client")
-
-__all__ = ("engine", "new_url", "options", "store")  # fixtures
 
 
 @pytest.fixture

@@ -27,22 +27,9 @@ from kombu_toc.library.shards import Database
 from kombu_toc.library.store import Store
 
 from ..support.databases import MariaDB, PostgreSQL
-from ..support.library import (
-    away,
-    broker,
-    close_libraries,
-    consume,
-    engine,
-    new_url,
-    options,
-    publish,
-    status_of,
-    store,
-)
+from ..support.library import close_libraries, consume, publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
-
-__all__ = ("away", "broker", "engine", "new_url", "options", "store")  # fixtures
 
 #: What takes the days away that history has room for. MySQL's keeps one: an old one.
 WITHOUT_DAYS = {

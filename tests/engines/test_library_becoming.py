@@ -16,10 +16,6 @@ from kombu_toc.library.rebuild import reading_ahead
 from kombu_toc.library.records import Event, Row, now_us
 from kombu_toc.library.store import Store
 
-from ..support.library import engine, new_url, options, store
-
-__all__ = ("engine", "new_url", "options", "store")  # fixtures
-
 
 def rows(number: int) -> list[Row]:
     now = now_us()

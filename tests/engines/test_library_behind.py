@@ -37,11 +37,9 @@ from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.recorder import Recorder
 from kombu_toc.library.shards import Database
 
-from ..support.library import broker, consume, engine, new_url, options, publish, status_of, store
+from ..support.library import consume, publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
-
-__all__ = ("broker", "engine", "new_url", "options", "store")  # fixtures
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,11 +24,9 @@ from kombu_toc.library import statuses
 from kombu_toc.library.putting import Putter
 from kombu_toc.library.store import Store
 
-from ..support.library import engine, new_url, options, status_of, store
+from ..support.library import status_of
 
 pytestmark = pytest.mark.usefixtures("client")
-
-__all__ = ("engine", "new_url", "options", "store")  # fixtures
 
 
 @pytest.fixture

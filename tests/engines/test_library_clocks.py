@@ -15,10 +15,8 @@ from kombu_toc.library.outcomes import DAY_US
 from kombu_toc.library.records import Event, Row, now_us
 from kombu_toc.library.store import Store
 
-from ..support.library import broker, engine, new_url, options, publish, status_of, store
+from ..support.library import publish, status_of
 from ..support.ports import free_port
-
-__all__ = ("broker", "engine", "new_url", "options", "store")  # fixtures
 
 HOUR = 3_600_000_000
 

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from kombu import Queue
 from sqlalchemy import event
 
-from kombu_toc import DEAD, LibraryError, TimeoutCenter, center_for
+from kombu_toc import DEAD, LibraryError, TimeoutCenter
 from kombu_toc.library import statuses
 from kombu_toc.library.putting import DeadLetters
 from kombu_toc.library.records import Event, now_us
 
-from ..support.library import broker, consume, engine, new_url, options, publish, status_of, store
+from ..support.library import consume, publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
-
-__all__ = ("broker", "engine", "new_url", "options", "store")  # fixtures
-
-
-@pytest.fixture
-def recorded(server: Any, options: dict[str, Any]) -> Iterator[TimeoutCenter]:
-    made = center_for(server.toc_url, **options)
-    yield made
-    made.recorder.recorder.close()
 
 
 def die(broker: Any, *ids: str) -> None:

@@ -4,7 +4,6 @@ them."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,30 +14,10 @@ from kombu_toc import FailureBounds, FailuresRetried, PartialError, TimeoutCente
 
 from ..contract.test_failures import failure
 from ..support.http_server import HttpServer
-from ..support.library import (
-    away,
-    broker,
-    consume,
-    engine,
-    library_url,
-    new_url,
-    options,
-    publish,
-    status_of,
-    store,
-)
+from ..support.library import consume, publish, status_of
 from ..support.page_visitor import Visitor, wait_for
 
 pytestmark = pytest.mark.usefixtures("client")
-
-__all__ = ("away", "broker", "engine", "library_url", "new_url", "options", "store")  # fixtures
-
-
-@pytest.fixture
-def recorded(server: Any, options: dict[str, Any]) -> Iterator[TimeoutCenter]:
-    made = center_for(server.toc_url, **options)
-    yield made
-    made.recorder.recorder.close()
 
 
 def fail(broker: Any, *ids: str, listed: bool = True, **headers: Any) -> None:

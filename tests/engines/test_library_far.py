@@ -33,11 +33,9 @@ from kombu_toc.library.rebuild import Comparison, Reconciler
 from kombu_toc.library.records import Row, now_us
 from kombu_toc.library.store import Store
 
-from ..support.library import broker, consume, engine, new_url, options, publish, status_of, store
+from ..support.library import consume, publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
-
-__all__ = ("broker", "engine", "new_url", "options", "store")  # fixtures
 
 HORIZON = 3600
 DAY = 86_400_000  # milliseconds

@@ -16,11 +16,11 @@ from kombu_toc import LibraryError, center_for
 from kombu_toc.library import statuses
 from kombu_toc.library.recorder import Recorder
 
-from ..support.library import close_libraries, consume, new_url, options, publish, status_of, store
+from ..support.library import close_libraries, consume, publish, status_of
 from ..support.library import own_engine as engine
 from ..support.servers import Server
 
-__all__ = ("engine", "new_url", "options", "store")  # fixtures
+__all__ = ("engine",)  # a fixture
 
 
 #: For tests of databases that are servers.

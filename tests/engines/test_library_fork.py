@@ -11,11 +11,9 @@ import pytest
 
 from kombu_toc import center_for
 
-from ..support.library import engine, new_url, options, status_of, store
+from ..support.library import status_of
 
 pytestmark = pytest.mark.usefixtures("client")
-
-__all__ = ("engine", "new_url", "options", "store")  # fixtures
 
 #: Seconds after which a child that waits for a lock of its parent's is ended.
 PATIENCE = 30

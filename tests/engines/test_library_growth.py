@@ -22,9 +22,6 @@ from kombu_toc.library.shards import Database
 from kombu_toc.library.store import Store
 
 from ..support.cases import night
-from ..support.library import engine, new_url, options, store
-
-__all__ = ("engine", "new_url", "options", "store")  # fixtures
 
 pytestmark = [pytest.mark.one_server, pytest.mark.usefixtures("client")]
 

@@ -20,11 +20,9 @@ from kombu_toc.library.records import Row
 from kombu_toc.library.shards import Database
 from kombu_toc.library.store import Store
 
-from ..support.library import broker, consume, engine, new_url, options, publish, status_of, store
+from ..support.library import consume, publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
-
-__all__ = ("broker", "engine", "new_url", "options", "store")  # fixtures
 
 
 @pytest.fixture

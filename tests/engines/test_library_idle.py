@@ -14,9 +14,7 @@ from kombu_toc import center_for
 from kombu_toc.library import statuses
 from kombu_toc.library.keeper import PRUNED
 
-from ..support.library import engine, new_url, status_of
-
-__all__ = ("engine", "new_url")  # fixtures
+from ..support.library import status_of
 
 pytestmark = pytest.mark.usefixtures("client")
 

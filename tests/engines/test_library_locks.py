@@ -20,14 +20,12 @@ from kombu_toc.library.records import Event, now_us
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
-from ..support.library import broker, engine, new_url, options, publish, status_of, store
+from ..support.library import publish, status_of
 
 pytestmark = [
     pytest.mark.usefixtures("client"),
     pytest.mark.parametrize("engine", ["postgresql", "mariadb"], indirect=True, scope="session"),
 ]
-
-__all__ = ("broker", "engine", "new_url", "options", "store")  # fixtures
 
 #: What a transaction that wants what it has read is told, by the kind of database.
 STRICT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"

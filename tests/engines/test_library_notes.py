@@ -9,11 +9,9 @@ from kombu import Connection, Queue
 
 from kombu_toc.library.records import now_us
 
-from ..support.library import broker, consume, engine, new_url, options, publish, status_of, store
+from ..support.library import consume, publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
-
-__all__ = ("broker", "engine", "new_url", "options", "store")  # fixtures
 
 LATER = {"x-biz-type": "order", "x-biz-id": 42}
 

@@ -22,10 +22,8 @@ from kombu_toc.library import outbox as outboxes
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
-from ..support.library import broker, consume, engine, new_url, publish, status_of
+from ..support.library import consume, publish, status_of
 from ..support.ports import free_port
-
-__all__ = ("broker", "engine", "new_url")  # fixtures
 
 pytestmark = pytest.mark.usefixtures("client")
 

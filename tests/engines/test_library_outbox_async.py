@@ -21,10 +21,7 @@ from kombu_toc.library import migrate, statuses
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
-from ..support.library import engine, new_url
 from ..support.loops import in_loop
-
-__all__ = ("engine", "new_url")  # fixtures
 
 pytestmark = [
     pytest.mark.usefixtures("client"),

@@ -16,11 +16,9 @@ from kombu_toc.library.rebuild import Reconciler
 from kombu_toc.library.records import Event, Row, now_us
 from kombu_toc.library.store import Store
 
-from ..support.library import broker, engine, new_url, options, publish, status_of, store
+from ..support.library import publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
-
-__all__ = ("broker", "engine", "new_url", "options", "store")  # fixtures
 
 LATER = {"x-delay": 60_000}
 

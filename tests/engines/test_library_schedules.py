@@ -18,11 +18,8 @@ from kombu_toc.library.schedules import Schedules
 from kombu_toc.library.schema import SCHEDULES
 
 from ..support.fixtures import own_server
-from ..support.library import engine, new_url, options, store
 
 pytestmark = pytest.mark.usefixtures("client")
-
-__all__ = ("engine", "new_url", "options", "store")  # fixtures
 
 
 @pytest.fixture

@@ -16,10 +16,6 @@ from kombu_toc.client.options import read_databases
 from kombu_toc.library import migrate, schema
 from kombu_toc.library.shards import Shards
 
-from ..support.library import engine, new_url
-
-__all__ = ("engine", "new_url")  # fixtures
-
 pytestmark = pytest.mark.every_engine
 
 

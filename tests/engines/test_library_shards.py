@@ -23,22 +23,9 @@ from kombu_toc.library.schema import LOCATOR
 from kombu_toc.library.shards import Shards
 
 from ..support import nursery
-from ..support.library import (
-    away,
-    broker,
-    close_libraries,
-    consume,
-    engine,
-    new_url,
-    options,
-    publish,
-    status_of,
-    store,
-)
+from ..support.library import close_libraries, consume, publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
-
-__all__ = ("away", "broker", "engine", "new_url", "options", "store")  # fixtures
 
 OURS = re.compile(r"\btoc_(?:pending|history)_\d+")
 

@@ -14,9 +14,7 @@ from kombu_toc.library.rebuild import Comparison, Rebuild
 from kombu_toc.library.records import Event, now_us
 from kombu_toc.library.store import Store
 
-from ..support.library import engine, new_url, options, status_of, store
-
-__all__ = ("engine", "new_url", "options", "store")  # fixtures
+from ..support.library import status_of
 
 pytestmark = pytest.mark.usefixtures("client")
 

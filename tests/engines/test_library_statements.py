@@ -18,9 +18,7 @@ from kombu_toc.library.outcomes import DAY_US
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
-from ..support.library import close_libraries, engine, new_url, options, status_of, store
-
-__all__ = ("engine", "new_url", "options", "store")  # fixtures
+from ..support.library import close_libraries, status_of
 
 pytestmark = [pytest.mark.every_engine, pytest.mark.usefixtures("client")]
 

@@ -17,11 +17,9 @@ from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.records import Event, now_us
 from kombu_toc.library.shards import Database
 
-from ..support.library import broker, engine, new_url, options, publish, status_of, store
+from ..support.library import publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
-
-__all__ = ("broker", "engine", "new_url", "options", "store")  # fixtures
 
 
 @pytest.fixture

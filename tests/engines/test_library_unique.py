@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from kombu import Connection
 
-from kombu_toc import TimeoutCenter, Unique, UniqueError, center_for
+from kombu_toc import Unique, UniqueError
 from kombu_toc.library.putting import is_unique
 
-from ..support.library import broker, consume, engine, new_url, options, publish, status_of, store
+from ..support.library import consume, publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
-
-__all__ = ("broker", "engine", "new_url", "options", "store")  # fixtures
 
 LATER = {"x-delay": 600_000}
 
 
 def unique(key: str, **how: Any) -> dict[str, Any]:
     return {"x-unique": key, **{f"x-unique-{name}": value for name, value in how.items()}, **LATER}
-
-
-@pytest.fixture
-def recorded(server: Any, options: dict[str, Any]) -> Iterator[TimeoutCenter]:
-    made = center_for(server.toc_url, **options)
-    yield made
-    made.recorder.recorder.close()
 
 
 def test_a_unique_task_has_a_row_and_one_that_is_not_sent_has_none(broker, store, center):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import redis
@@ -18,12 +20,35 @@ from .cluster import Cluster
 from .http_server import HttpServer
 from .page_visitor import Visitor
 from .proxy import Proxy
+from .sentinels import Deployment
 from .servers import Server
 from .waiting import MOST, running
 
 #: Gives a test a server of its own, which counts what it is asked for: threads and processes of
 #: earlier tests may still ask the shared one.
 own_server = pytest.mark.parametrize("server", ["own"], indirect=True, scope="function")
+
+
+@pytest.fixture
+def one(center: TimeoutCenter) -> TimeoutCenter:
+    """A center with a topic 'one' of a single slot."""
+    center.queues.declare("one", slots=1)
+    return center
+
+
+@pytest.fixture
+def full(client: redis.Redis) -> Iterator[Callable[[], Any]]:
+    """Makes the server refuse whatever takes memory."""
+    yield lambda: client.config_set("maxmemory", "1")
+    client.config_set("maxmemory", "0")
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Iterator[Deployment]:
+    """A primary, its replica and their sentinels, to break."""
+    made = Deployment(tmp_path).start()
+    yield made
+    made.stop()
 
 
 @pytest.fixture
@@ -81,6 +106,19 @@ def api(shared: HttpServer, center: TimeoutCenter) -> HttpServer:
     for queue in ("mail", "sms"):
         center.queues.declare(queue)
     return shared
+
+
+def failure(connection: Connection, error: Any = None) -> Exception:
+    """How connecting fails; its second attempt follows at once, and not after Kombu's two seconds.
+
+    error: what it is; one of the connection's own errors unless that is given
+    """
+    with (
+        mock.patch("kombu.utils.functional.sleep"),
+        pytest.raises(error or connection.connection_errors) as caught,
+    ):
+        connection.connect()
+    return caught.value
 
 
 def drain(connection: Connection, timeout: float = 0.3) -> None:

@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy
 from kombu import Connection, Consumer, Producer, Queue
 
+from kombu_toc import TimeoutCenter, center_for
 from kombu_toc.client.options import read_databases
 from kombu_toc.library import migrate, opening
 from kombu_toc.library.shards import Database, Shards
@@ -204,6 +205,14 @@ def _empty(made: dict[str, Any], connection: Any) -> None:
 
 #: Those that no test has, by the port of their server.
 _migrated: dict[int, list[Migrated]] = {}
+
+
+@pytest.fixture
+def recorded(server: Any, options: dict[str, Any]) -> Iterator[TimeoutCenter]:
+    """A center with that library."""
+    made = center_for(server.toc_url, **options)
+    yield made
+    made.recorder.recorder.close()
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
+
 #: Seconds that pytest may take to end when it is told to, and all others after it.
 GRACE, REST = 15.0, 3.0
 
@@ -55,6 +57,23 @@ class Run:
                 process.wait(0.05)
         self.end_all()
         return 128 + self._told[0] if self._told else process.returncode % 256
+
+    def compile_once(self) -> None:
+        """Compile the tests in a process for each processor, if no run has: each process of a run
+        would compile all of them."""
+        prefix = os.environ.get("PYTHONPYCACHEPREFIX")
+        if not prefix or Path(prefix, *ROOT.parts[1:], "tests", "e2e").exists():
+            return
+        files = sorted(map(str, Path("tests").glob("*/test_*.py")))
+        words = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"]
+        count = os.cpu_count() or 1
+        running = [
+            subprocess.Popen([*words, *files[first::count]], stdout=subprocess.DEVNULL)
+            for first in range(count)
+        ]
+        while not self._told and any(process.poll() is None for process in running):
+            time.sleep(0.05)
+        self.end_all()
 
     def end_all(self) -> None:
         """End every process that is left; one that does not end by a TERM is killed."""
@@ -105,21 +124,30 @@ def descendants() -> list[int]:
 def run(arguments: list[str]) -> int:
     one = Run()
     if arguments and set(arguments) <= {"tests/unit", "tests/unit/"}:
-        # These wait for nothing: a process for each processor.
-        return one.pytest("-n", "auto", "--dist", "loadgroup", *arguments)
+        # These wait for nothing: a process for each processor; and need no containers.
+        words = ("-p", "no:celery", "-p", "no:docker_tools")
+        return one.pytest("-n", "auto", "--dist", "loadgroup", *words, *arguments)
     if any(
         argument.startswith(("-m", "-n", "@")) or Path(argument.partition("::")[0]).exists()
         for argument in arguments
     ):
         return one.pytest(*arguments)
     processes = os.environ.get("PROCESSES") or str(3 * (os.cpu_count() or 1))
-    # In the order of tests/: what takes longest comes first.
+    one.compile_once()
     several = ("-n", processes, "--dist", "loadgroup", "-m", "not alone")
     code = one.pytest(*several, *arguments)
     if code in (0, 1, 5):
-        last = one.pytest("-m", "alone", *arguments)
+        last = one.pytest("-m", "alone", *map(_apart, arguments))
         code = code if last == 5 else last or code  # 5: none was selected
     return code
+
+
+def _apart(argument: str) -> str:
+    """The argument for tests that run alone: their JUnit file is another one."""
+    option, _, file = argument.partition("=")
+    if option not in ("--junitxml", "--junit-xml"):
+        return argument
+    return f"{option}={Path(file).with_stem(Path(file).stem + '-alone')}"
 
 
 def main() -> int:
