@@ -203,19 +203,21 @@ class Keeper:
     def _prune(self) -> Iterator[int]:
         """Prune one shard after the other; yield after each transaction."""
         before_us = now_us() - self._retention_us
+        day = before_us // DAY_US
         dead = DeadLetters(self._store)
         first: LibraryError | None = None
         for database in self._store.shards.databases:
             try:
-                # Asked together: most tables have none.
+                # Asked together: most tables have nothing to be dropped.
+                have_old = self._store.with_days_before(database, day)
                 holding = self._store.holding(database, statuses.IN_DEAD_QUEUE)
                 have_dead = {shard.number for _, shard in holding}
                 for shard in self._store.shards.all:
-                    if shard.database is database:
-                        yield from self._store.pruning(shard, before_us // DAY_US)
-                        if shard.number in have_dead:
-                            yield from dead.pruning(shard, before_us)
-                yield from self._store.locator.pruning(database, before_us // DAY_US)
+                    if shard.number in have_old:
+                        yield from self._store.pruning(shard, day)
+                    if shard.number in have_dead:
+                        yield from dead.pruning(shard, before_us)
+                yield from self._store.locator.pruning(database, day)
             except LibraryError as exc:
                 first = first or exc
         Schedules(self._store).prune(now_us() - GONE_US)
