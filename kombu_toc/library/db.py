@@ -356,7 +356,7 @@ class MySQL(Dialect):
             "SELECT table_name, SUBSTR(partition_name, 2) FROM information_schema.partitions "
             "WHERE table_schema = DATABASE() AND table_name IN :of AND partition_name IS NOT NULL"
         )
-        names = bindparam("of", list(histories), expanding=True)
+        names: Any = bindparam("of", list(histories), expanding=True)
         return _by_table(histories, connection.execute(text(asked).bindparams(names)))
 
     def add_day(self, history: Table, day: int, connection: Connection) -> None:

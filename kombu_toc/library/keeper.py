@@ -133,7 +133,8 @@ class Keeper:
             if now >= self._next_second:
                 self._next_second = now + INTERVAL
                 others = self._look_if_due, self._prune_if_due, self._note_off_if_due
-            for do in (partial(self.put_missing, self._next_asked()), *others):
+            missing: Callable[[], object] = partial(self.put_missing, self._next_asked())
+            for do in (missing, *others):
                 try:
                     do()
                 except LibraryError as exc:
