@@ -197,8 +197,8 @@ def firing_of(
     late: it is sent although its time has passed; it expires after it is due
     """
     id = firing_id(name, planned) + ("!" if by_hand else "")
-    packed = template if isinstance(template, bytes) else template.packed
-    message = kombu_toc.unpack(packed) if template is packed else template.message
+    packed = template.packed if isinstance(template, Template) else template
+    message = template.message if isinstance(template, Template) else kombu_toc.unpack(packed)
     headers, properties = dict(message["headers"]), dict(message["properties"])
     message = {**message, "headers": headers, "properties": properties}
     headers.update(id=id, root_id=id, eta=rules.to_datetime(due).isoformat())
