@@ -143,11 +143,16 @@ def revoke(ids: list[str]) -> float:
     return time.perf_counter() - began
 
 
-def recur(every: float, number: int) -> None:
-    """Have so many schedules fire every so many seconds, from the next second on."""
-    schedules, first = _schedules(), float(int(time.time()) + 1)
+def recur(every: float, number: int, within: float = 0.0, delay: int = 1) -> None:
+    """Have so many schedules fire every so many seconds.
+
+    within: seconds over which a round of them is spread
+    delay: seconds until the first round, from the next second on
+    """
+    schedules, first = _schedules(), float(int(time.time()) + delay)
     for one in range(number):
-        schedules.put(f"fire-{one}", fire, every, args=[one], start=first)
+        start = first + within * one / number
+        schedules.put(f"fire-{one}", fire, every, args=[one], start=start)
 
 
 def stop_recurring() -> dict[str, tuple[int, int, int]]:

@@ -23,6 +23,8 @@ METRICS = {
     "beat_p99": Metric("the same (p99)", "ms"),
     "redbeat_p50": Metric("redbeat on the same broker (p50)", "ms"),
     "redbeat_p99": Metric("the same (p99)", "ms"),
+    "second_p50": Metric("lateness of 1,000 firings due within a second, threads (p50)", "ms"),
+    "second_p99": Metric("the same (p99)", "ms"),
     "missed": Metric("of the firings while workers are killed: missed", ""),
     "twice": Metric("the same: sent twice", ""),
     "put": Metric("schedules put by one process", "1/s", more_is_better=True),
@@ -43,6 +45,9 @@ _IDLE = 10.0
 
 #: Schedules that are put one by one.
 _PUT = 100
+
+#: Firings that are due within a second, seconds until they are again, and how often that is.
+_FIRINGS, _ROUND, _ROUNDS = 1000, 8.0, 4
 
 #: As in `inside.app`.
 _SCHEDULE = 10**14
@@ -72,6 +77,7 @@ def measure(
         found["p50"], found["p99"] = found["beat_p50"], found["beat_p99"]
         return found
     found["p50"], found["p99"] = _lateness(peer, schedules, seconds, "")
+    found["second_p50"], found["second_p99"] = _within_a_second(peer)
     found["missed"], found["twice"] = _under_kills(peer, killed)
     return {**found, **_waiting(peer, waiting)}
 
@@ -99,6 +105,19 @@ def _lateness(peer: Peer, schedules: int, seconds: int, beat: str) -> tuple[floa
     late = [((at + _EARLY) % 1.0) - _EARLY for at in starts[3 * schedules :]]
     times = [max(one, 0.0) * 1000 for one in late]
     return percentile(times, 50), percentile(times, 99)
+
+
+def _within_a_second(peer: Peer) -> tuple[float, float]:
+    """How late firings start that are due within one second: the median and the 99th percentile of
+    all rounds but the first, milliseconds."""
+    with Trial(peer) as trial:
+        trial.work(2, "-P", "threads", "-c", "4")
+        before = trial.count()
+        trial.tell("recur", every=_ROUND, number=_FIRINGS, within=1.0, delay=5)
+        trial.wait(before + _ROUNDS * _FIRINGS, 60.0 + _ROUNDS * _ROUND)
+        starts = sorted(trial.starts(), key=lambda start: start[0] % _SCHEDULE)
+    late = [1000 * at - planned % _SCHEDULE for planned, at, _ in starts[_FIRINGS:]]
+    return percentile(late, 50), percentile(late, 99)
 
 
 def _under_kills(peer: Peer, killed: int) -> tuple[int, int]:

@@ -61,6 +61,7 @@ class Template:
         self.task: str = headers["task"]
         headers["root_id"] = headers["id"]
         headers["parent_id"] = None  # also if it is put by a task
+        self.message = message
         self.packed = kombu_toc.pack(message, deflate=deflate)
         passing = {key: value for key, value in headers.items() if key not in _PASSING}
         lasting = {
@@ -177,7 +178,7 @@ def _apply(
 
 def firing_of(
     name: str,
-    template: bytes,
+    template: Template | bytes,
     planned: int,
     due: int,
     priority: int,
@@ -189,14 +190,17 @@ def firing_of(
 ) -> kombu_toc.ScheduleFiring:
     """The message of a firing.
 
+    template: of a schedule that is kept, as it is kept
     planned, due: when it was to be, and with its jitter
     traits: what holds for it alone
     by_hand: it is none, but is sent beside them
     late: it is sent although its time has passed; it expires after it is due
     """
     id = firing_id(name, planned) + ("!" if by_hand else "")
-    message = kombu_toc.unpack(template)
-    headers, properties = message["headers"], message["properties"]
+    packed = template.packed if isinstance(template, Template) else template
+    message = template.message if isinstance(template, Template) else kombu_toc.unpack(packed)
+    headers, properties = dict(message["headers"]), dict(message["properties"])
+    message = {**message, "headers": headers, "properties": properties}
     headers.update(id=id, root_id=id, eta=rules.to_datetime(due).isoformat())
     properties["correlation_id"] = id
     token = f"{zlib.crc32(id.encode('utf-8', 'surrogatepass')):08x}"
@@ -204,7 +208,7 @@ def firing_of(
     if expires_us is not None:
         headers["expires"] = rules.to_datetime((due if late else planned) + expires_us).isoformat()
         properties["expiration"] = str(expires_us // 1000)
-    deflate = template[:1] != b"{"
+    deflate = packed[:1] != b"{"
     return kombu_toc.ScheduleFiring(
         id, kombu_toc.pack(message, deflate=deflate, id=id), due, priority, traits
     )

@@ -15,7 +15,7 @@ from ..model.keys import schedule_place
 from ..model.results import WAITING, Edition
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, load, text, texts
-from .calls import Context, ScheduleChange, ScheduleFiring
+from .calls import Context, PutRequest, ScheduleChange, ScheduleFiring
 from .core import CenterPart, Core
 from .registry import AT_ONCE, names_between
 from .runner import Away
@@ -492,13 +492,16 @@ class Recurring(CenterPart):
         if new:
             self._admit(topic, new)
         declared = self._registry.resolved(topic)
+        rows = [self._rows(declared, change) for change in changes]
         calls = [self._calls.changing(declared, change) for change in changes]
         found, shortage = self._runner.run_each_put(calls)
         done = []
-        for change, changed in zip(changes, found, strict=True):
+        for change, changed, written in zip(changes, found, rows, strict=True):
             if not isinstance(changed, Exception) and changed.done:
                 self._record(topic, change, changed)  # first: nobody else tells it
                 done.append(change)
+            elif written and self._core.recorder is not None:
+                self._core.recorder.withdraw(written)
         self._place(topic, done)
         for changed in found:
             if isinstance(changed, Exception):
@@ -522,6 +525,22 @@ class Recurring(CenterPart):
             on_changed(changed)
 
         return call._replace(parse=parse)
+
+    def _rows(self, topic: Topic, change: ScheduleChange) -> Sequence[Any]:
+        """Write the rows of the further messages of a change: a rebuild puts them back as others.
+        That of the next firing comes back with its schedule."""
+        if self._core.recorder is None or not change.more:
+            return ()
+        firings = [
+            PutRequest(
+                *(one.id, one.body, one.at_us),
+                basis=SCHEDULE_BASIS,
+                priority=change.more[0].priority,
+                traits=change.more[0].traits,
+            )
+            for one in change.more
+        ]
+        return self._core.recorder.putting(topic, firings)
 
     def _record(self, topic: str, change: ScheduleChange, changed: ScheduleChanged) -> None:
         if self._core.recorder is not None:

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Select,
     SmallInteger,
     Table,
+    bindparam,
     create_engine,
     event,
     text,
@@ -175,16 +176,23 @@ class Dialect:
     def add_day(self, history: Table, day: int, connection: Connection) -> None:
         """Make room for a day, where each has a partition of its own."""
 
+    def days(self, connection: Connection, histories: Sequence[str]) -> Mapping[str, list[int]]:
+        """The days that some tables have room for, sorted; without partitions, the first one that
+        each has rows of."""
+        asked = (f"SELECT '{name}' AS name, MIN(day) AS day FROM {name}" for name in histories)
+        rows = connection.exec_driver_sql(" UNION ALL ".join(asked))
+        return {name: [] if day is None else [day] for name, day in rows}
+
     def drop_before(self, history: Table, day: int, connection: Connection) -> Dropped:
         """Drop the days before this one. Without partitions, some rows of the first of them are
         deleted: who writes meanwhile waits no longer than that takes."""
-        found = connection.execute(text(f"SELECT MIN(day) FROM {history.name}")).scalar()
-        if found is None or found >= day:
+        days = self.days(connection, [history.name])[history.name]
+        if not days or days[0] >= day:
             return Dropped(0, False)
         rows = f"SELECT rowid FROM {history.name} WHERE day = :day LIMIT"
         some = text(f"DELETE FROM {history.name} WHERE rowid IN ({rows} {ROWS_PER_DELETE})")
-        connection.execute(some, {"day": found})
-        left = connection.execute(text(f"{rows} 1"), {"day": found}).first()
+        connection.execute(some, {"day": days[0]})
+        left = connection.execute(text(f"{rows} 1"), {"day": days[0]}).first()
         return Dropped(int(left is None), True)
 
 
@@ -257,14 +265,17 @@ class PostgreSQL(Dialect):
             )
         )
 
-    def drop_before(self, history: Table, day: int, connection: Connection) -> Dropped:
-        rows = connection.execute(
-            text(
-                "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = :of ::regclass"
-            ),
-            {"of": history.name},
+    def days(self, connection: Connection, histories: Sequence[str]) -> Mapping[str, list[int]]:
+        asked = (
+            "SELECT parent.relname, substring(child.relname FROM '[0-9]+$') FROM pg_inherits "
+            "JOIN pg_class parent ON parent.oid = inhparent "
+            "JOIN pg_class child ON child.oid = inhrelid "
+            "WHERE inhparent = ANY(CAST(:of AS regclass[]))"
         )
-        days = sorted(int(name.strip('"').rpartition("_")[2]) for (name,) in rows)
+        return _by_table(histories, connection.execute(text(asked), {"of": list(histories)}))
+
+    def drop_before(self, history: Table, day: int, connection: Connection) -> Dropped:
+        days = self.days(connection, [history.name])[history.name]
         old = [one for one in days if one < day]
         for one in old:
             connection.execute(text(f"DROP TABLE IF EXISTS {history.name}_{one}"))
@@ -331,21 +342,17 @@ class MySQL(Dialect):
     def end_turn(self, connection: Connection) -> None:
         connection.exec_driver_sql(f"DO RELEASE_LOCK({_TURN_IN_MYSQL})")
 
-    def _days(self, connection: Connection, history: Table) -> list[int]:
-        """The days that have partitions."""
-        rows = connection.execute(
-            text(
-                "SELECT partition_name FROM information_schema.partitions "
-                "WHERE table_schema = DATABASE() AND table_name = :name "
-                "AND partition_name IS NOT NULL"
-            ),
-            {"name": history.name},
+    def days(self, connection: Connection, histories: Sequence[str]) -> Mapping[str, list[int]]:
+        asked = (
+            "SELECT table_name, SUBSTR(partition_name, 2) FROM information_schema.partitions "
+            "WHERE table_schema = DATABASE() AND table_name IN :of AND partition_name IS NOT NULL"
         )
-        return sorted(int(name[1:]) for (name,) in rows)
+        names: Any = bindparam("of", list(histories), expanding=True)
+        return _by_table(histories, connection.execute(text(asked).bindparams(names)))
 
     def add_day(self, history: Table, day: int, connection: Connection) -> None:
         # Each partition ends where the next begins: one for a later day has room for this one.
-        days = self._days(connection, history)
+        days = self.days(connection, [history.name])[history.name]
         holder = min((one for one in days if one >= day), default=None)
         mine = f"PARTITION d{day} VALUES LESS THAN ({day + 1})"
         change = f"ALTER TABLE {history.name} "
@@ -358,12 +365,20 @@ class MySQL(Dialect):
             connection.execute(text(f"{change}REORGANIZE PARTITION d{holder} INTO ({mine}, {its})"))
 
     def drop_before(self, history: Table, day: int, connection: Connection) -> Dropped:
-        days = self._days(connection, history)
+        days = self.days(connection, [history.name])[history.name]
         # A table keeps one partition at least.
         old = [one for one in days if one < day and one != max(days)]
         for one in old:
             connection.execute(text(f"ALTER TABLE {history.name} DROP PARTITION d{one}"))
         return Dropped(len(old), False)
+
+
+def _by_table(tables: Sequence[str], rows: Iterable[Any]) -> Mapping[str, list[int]]:
+    """Numbers in rows of a table's name and a number, sorted."""
+    found: dict[str, list[int]] = {name: [] for name in tables}
+    for name, number in rows:
+        found[name].append(int(number))
+    return {name: sorted(numbers) for name, numbers in found.items()}
 
 
 def _bytes_sent(parameters: Any) -> int:

@@ -36,6 +36,10 @@ ELECTED = 12.0
 TURN = 0.5
 ROWS, TABLES = 5000, 50
 
+#: Databases that a second asks for what is not put, while it has found none: the next second asks
+#: the next ones.
+ASKED = 4
+
 #: Seconds of this that are left for what has begun.
 MARGIN = 2.0
 
@@ -79,6 +83,8 @@ class Keeper:
         self._pruning: Iterator[int] | None = None
         #: the number of the shard that was looked at last
         self._last_shard = -1
+        #: the number of the database that is asked next
+        self._asked = 0
         self._name = f"{self._process}/{os.urandom(6).hex()}"
         self._putter = Putter(self.center, self._store.topics, self._store.take_over)
         self._reconciler = Reconciler(self._store, self.center, self._putter)
@@ -122,7 +128,8 @@ class Keeper:
                 if now >= self._next_second:
                     self._next_second = now + INTERVAL
                     others = self._look_if_due, self._prune_if_due, self._note_off_if_due
-                for do in (self.put_missing, *others):
+                missing: Callable[[], object] = partial(self.put_missing, self._next_asked())
+                for do in (missing, *others):
                     with asking:
                         do()
                 if self.has_more:
@@ -181,26 +188,43 @@ class Keeper:
         """Drop the days of history that are kept no longer, of one shard after the other; yield
         after each transaction."""
         before_us = now_us() - self._retention_us
+        day = before_us // DAY_US
         dead = DeadLetters(self._store)
         with each_asked() as asking:
             for database in self._store.shards.databases:
                 with asking:
+                    # Asked together: most tables have nothing to be dropped.
+                    have_old = self._store.with_days_before(database, day)
+                    holding = self._store.holding(database, statuses.IN_DEAD_QUEUE)
+                    have_dead = {shard.number for _, shard in holding}
                     for shard in self._store.shards.of_database(database):
-                        yield from self._store.pruning(shard, before_us // DAY_US)
-                        yield from dead.pruning(shard, before_us)
-                    yield from self._store.locator.pruning(database, before_us // DAY_US)
+                        if shard.number in have_old:
+                            yield from self._store.pruning(shard, day)
+                        if shard.number in have_dead:
+                            yield from dead.pruning(shard, before_us)
+                    yield from self._store.locator.pruning(database, day)
             Schedules(self._store).prune(now_us() - GONE_US)
 
-    def put_missing(self) -> int:
+    def _next_asked(self) -> Sequence[Database]:
+        databases = self._store.shards.databases
+        if self.has_more or len(databases) <= ASKED:
+            return databases
+        start, self._asked = self._asked, (self._asked + ASKED) % len(databases)
+        return (databases * 2)[start : start + ASKED]
+
+    def put_missing(self, databases: Sequence[Database] | None = None) -> int:
         """Put the messages of rows that say they are not in Redis, for a while; return how many. Of
-        those that may be there all the same, and of those that are left, `doubts` tells."""
+        those that may be there all the same, and of those that are left, `doubts` tells.
+
+        databases: only those of these; of all unless given
+        """
         self.center.client.ping()
         self.doubts = self.has_more = False
         until = time.monotonic() + TURN
         put = looks = 0
         holding: deque[Shard] = deque()
         with each_asked() as asking:
-            for database in self._store.shards.awake():
+            for database in self._store.shards.awake(databases):
                 with asking:
                     self.ready([database])
                     found = self._store.holding(database, statuses.NOT_PUT)

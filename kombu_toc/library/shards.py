@@ -278,9 +278,9 @@ class Shards:
         #: told of the keys of rows before these are used, while rows are moved
         self.pull: Callable[[Sequence[Key]], None] = lambda keys: None
 
-    def awake(self) -> Iterator[Database]:
-        """The databases that were not away a moment ago."""
-        return (one for one in self.databases if not one.rests)
+    def awake(self, databases: Sequence[Database] | None = None) -> Iterator[Database]:
+        """Those of some databases, or of all, that were not away a moment ago."""
+        return (one for one in databases or self.databases if not one.rests)
 
     def of(self, id: str) -> Shard:
         """The shard of a job id: of the rows without a business id."""

@@ -638,6 +638,14 @@ class Store:
             found += search.records(shard.database, shard.own(both))
         return sorted(found, key=lambda record: (record.created_us, record.modified_us))
 
+    def with_days_before(self, database: Database, day: int) -> set[int]:
+        """The numbers of a database's shards whose history has a day before this one."""
+        names = {
+            shard.tables.history.name: shard.number for shard in self.shards.of_database(database)
+        }
+        found = database.run(lambda connection: database.dialect.days(connection, list(names)))
+        return {names[name] for name, days in found.items() if days and days[0] < day}
+
     def pruning(self, shard: Shard, before_day: int) -> Iterator[int]:
         """Drop the days of history before this one, in several transactions; yield how many days
         are gone with each."""

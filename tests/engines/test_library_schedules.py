@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,6 +104,34 @@ def test_after_a_firing_the_next_one_comes_back(app, client, store, center: Time
     [back] = center.scan("celery").messages
     assert (back.id, back.body) == (waiting.id, waiting.body)
     assert back.id != delivery.id
+
+
+def waiting(center: Any, now: float) -> dict[str, Any]:
+    """The messages that wait, and when each is due that is not due yet."""
+    messages = center.center.scan("celery", limit=100).messages
+    return {one.id: (one.body, max(one.time_us, int(1e6 * now) + 60_000_000)) for one in messages}
+
+
+def test_what_waits_of_a_back_fill_comes_back_unless_it_was_taken_out(app, client, store):
+    center = timeout_center(app)
+    now = time.time()
+    for name in ("filled", "paused"):
+        center.schedules.put(name, "shop.remind", 3600, start=now - 8.5 * 3600)
+        assert len(center.schedules.backfill(name, now - 5 * 3600, rate=0.001)) == 5
+        assert center.schedules.backfill(name, now - 5 * 3600) == []
+    center.schedules.pause("paused")
+    recorder_of(app).flush()
+    kept = waiting(center, now)
+    assert len(kept) == 6  # one is the next firing
+    client.flushall()
+    center.library.rebuild()
+    assert waiting(center, now) == kept
+    assert center.library.rebuild().put == 0
+    center.schedules.delete("filled")
+    recorder_of(app).flush()
+    assert store.count() == {"cancelled": 10, "not put": 0}
+    client.flushall()
+    assert center.library.rebuild().put == 1  # the schedule that is paused
 
 
 def test_what_is_there_is_not_put_back_and_what_was_deleted_stays_deleted(app, client, store):
