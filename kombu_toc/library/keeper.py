@@ -22,7 +22,7 @@ from .putting import DeadLetters, Putter, Returner, off_among
 from .rebuild import LOOK_INTERVAL, Reconciler
 from .records import Key, Row, now_us
 from .schedules import GONE_US, Schedules
-from .shards import CHUNK, Asking, Shard, each_asked
+from .shards import CHUNK, Asking, Database, Shard, each_asked
 from .store import Store
 
 #: Seconds between two looks for what is not put; between attempts to be elected; and for which a
