@@ -178,8 +178,9 @@ class Failures(CenterPart):
 
     def _whole(self, found: list[FailedTask], away: Away) -> list[FailedTask]:
         """The same, with what the task library knows of its own beside their heads."""
-        ids = [one.id for one in found if one.token is not None]
-        more = self._in_library(away, methodcaller("of_ids", ids)) if ids else []
+        of_library = [one for one in found if one.token is not None]
+        ask = methodcaller("of_ids", [one.id for one in of_library], of_library)
+        more = self._in_library(away, ask) if of_library else []
         rows = {(one.topic, one.id, one.token): one for one in more}
         return [rows.get((one.topic, one.id, one.token), one) for one in found]
 
@@ -219,21 +220,23 @@ class Failures(CenterPart):
             high = min(high, int(said))
         return heapq.merge(
             self._in_redis(away, topic, parts, step, (low, high, behind)),
-            self._only_in_library(away, topic, (low, high, behind)),
+            self._only_in_library(away, topic, step, (low, high, behind)),
             key=lambda one: (-one.failed_us, one.topic),
         )
 
-    def _only_in_library(self, away: Away, topic: str | None, span: _Span) -> Iterator[FailedTask]:
+    def _only_in_library(
+        self, away: Away, topic: str | None, step: int, span: _Span
+    ) -> Iterator[FailedTask]:
         (low, high, behind), last, is_last = span, None, False
         while not is_last:
-            ask = methodcaller("latest", topic, low, high, last, _STEP)
+            ask = methodcaller("latest", topic, low, high, last, step)
             page = self._in_library(away, ask)
             listed = self._listed(page)
             for one in page:
                 is_before = behind is not None and one.failed_us == high and one.topic <= behind
                 if not is_before and (one.topic, one.id) not in listed:
                     yield one
-            last, is_last = page[-1] if page else None, len(page) < _STEP
+            last, is_last = page[-1] if page else None, len(page) < step
 
     def _in_redis(
         self, away: Away, topic: str | None, parts: int, step: int, span: _Span
