@@ -34,7 +34,7 @@ from .fields import (
     shown_time,
 )
 from .messages import DecompressionBudget
-from .problems import Problem, going_on, not_found, retry_after
+from .problems import Problem, going_on, invalid, not_found, retry_after
 from .request import Answer, Operations, Request, answer
 from .tokens import HIDDEN, Mask, Masking
 
