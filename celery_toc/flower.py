@@ -39,7 +39,7 @@ class Queues:
         **_: Any,
     ) -> None:
         self._url = broker_url
-        self._options = {**TIMEOUTS, **(broker_options or {})}
+        self._options = {**TIMEOUTS, **kombu_toc.known_options(broker_options or {})}
         self._ssl = broker_use_ssl
 
     async def queues(self, names: Iterable[str]) -> list[dict[str, Any]]:

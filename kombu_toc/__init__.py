@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .client.errors import durability_warnings as durability_warnings
     from .client.errors import outage_warnings as outage_warnings
     from .client.errors import read_memory as read_memory
+    from .client.options import known_options as known_options
     from .client.programs import check_installed as check_installed
     from .client.urls import mask_password as mask_password
     from .client.urls import server_url as server_url
@@ -154,6 +155,7 @@ _PLACES = {
         "center.schedules": "SCHEDULE_BASIS ScheduleChanged Scheduled schedule_position",
         "client.embedded": "EmbeddedServer",
         "client.errors": "check_server durability_warnings outage_warnings read_memory",
+        "client.options": "known_options",
         "client.programs": "check_installed",
         "client.urls": "mask_password server_url",
         "compat.registry": "CompatPart",

@@ -50,7 +50,8 @@ def broker_of(app: Celery) -> Broker:
                 f"the broker of app {app.main!r} is {kombu_toc.mask_password(url)}, which is not a "
                 "timeout center: such a URL begins with toc+, as in toc+redis://localhost:6379/0"
             )
-        return Broker(url, connection.ssl, connection.transport_options)
+        options = kombu_toc.known_options(connection.transport_options)
+        return Broker(url, connection.ssl, options)
 
 
 # -- the result backend of a URL toc+redis://...

@@ -240,7 +240,7 @@ class AsyncTimeoutCenter:
         first used.
         """
         address = read_url(url)
-        settings = read(address.query, options)
+        settings = read(address.query, options, of_center=True)
         client = connect(address, settings, ssl=ssl, classes=(AsyncClient, AsyncClusterClient))
         center = make_center(client, settings)
         attach_in_threads(

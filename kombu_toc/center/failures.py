@@ -28,6 +28,7 @@ from ..model.failures import (
     again,
     groups_of,
     read_record,
+    share_of,
     traits_again,
     write_record,
 )
@@ -87,6 +88,17 @@ class Failures(CenterPart):
                 for one in failures
             ]
         )
+
+    def _shares(self, topics: Iterable[str], bounds: FailureBounds) -> FailureBounds:
+        """The share of these bounds that a queue has: all of which failed tasks are kept have the
+        same, and these are among them from now on."""
+        key, now = self._context.keys.failing, time.time()
+        with self._runner.client.pipeline(transaction=False) as pipe:
+            pipe.zadd(key, dict.fromkeys(topics, now))
+            pipe.zremrangebyscore(key, "-inf", now - bounds.age)
+            pipe.zcard(key)
+            pipe.pexpire(key, int(bounds.age * 1000))
+            return share_of(bounds, max(pipe.execute()[2], 1))
 
     def _call(self, script: str, topic: str, args: Sequence[Any], parse: Any) -> ScriptCall:
         known = self._registry.known(topic) or self._registry.standing(topic)
@@ -178,8 +190,9 @@ class Failures(CenterPart):
 
     def _whole(self, found: list[FailedTask], away: Away) -> list[FailedTask]:
         """The same, with what the task library knows of its own beside their heads."""
-        ids = [one.id for one in found if one.token is not None]
-        more = self._in_library(away, methodcaller("of_ids", ids)) if ids else []
+        of_library = [one for one in found if one.token is not None]
+        ask = methodcaller("of_ids", [one.id for one in of_library], of_library)
+        more = self._in_library(away, ask) if of_library else []
         rows = {(one.topic, one.id, one.token): one for one in more}
         return [rows.get((one.topic, one.id, one.token), one) for one in found]
 
@@ -219,21 +232,23 @@ class Failures(CenterPart):
             high = min(high, int(said))
         return heapq.merge(
             self._in_redis(away, topic, parts, step, (low, high, behind)),
-            self._only_in_library(away, topic, (low, high, behind)),
+            self._only_in_library(away, topic, step, (low, high, behind)),
             key=lambda one: (-one.failed_us, one.topic),
         )
 
-    def _only_in_library(self, away: Away, topic: str | None, span: _Span) -> Iterator[FailedTask]:
+    def _only_in_library(
+        self, away: Away, topic: str | None, step: int, span: _Span
+    ) -> Iterator[FailedTask]:
         (low, high, behind), last, is_last = span, None, False
         while not is_last:
-            ask = methodcaller("latest", topic, low, high, last, _STEP)
+            ask = methodcaller("latest", topic, low, high, last, step)
             page = self._in_library(away, ask)
             listed = self._listed(page)
             for one in page:
                 is_before = behind is not None and one.failed_us == high and one.topic <= behind
                 if not is_before and (one.topic, one.id) not in listed:
                     yield one
-            last, is_last = page[-1] if page else None, len(page) < _STEP
+            last, is_last = page[-1] if page else None, len(page) < step
 
     def _in_redis(
         self, away: Away, topic: str | None, parts: int, step: int, span: _Span
@@ -439,17 +454,22 @@ def found_of(failed: FailedTask) -> Found:
 #: log lines about what is left out.
 _WAITING, _IDLE, _REPORT = 200, 10.0, 60.0
 
+#: Seconds for which a queue's share of the bounds is taken for what it was.
+_SHARE = 60.0
+
 
 class FailureWriter:
     """Keeps failed tasks as well as it can: nobody waits for it, and nothing fails because of it.
 
     failures: of the center
-    bounds: of what is kept
+    bounds: of what is kept of all queues
     """
 
     def __init__(self, failures: Failures, bounds: FailureBounds) -> None:
         self._failures = failures
-        self.bounds = bounds
+        self.bounds = self._share = bounds
+        self._sharing: set[str] = set()
+        self._shared = float("-inf")
         self._waiting: deque[FailedTask] = deque()
         self._pace = WritePace()
         self._lock = threading.Lock()
@@ -491,7 +511,8 @@ class FailureWriter:
                     return
                 some = list(self._waiting)[:_IDS]
             try:
-                results = self._failures.keep(some, self.bounds)
+                self._look_at_shares({one.topic for one in some})
+                results = self._failures.keep(some, self._share)
             except Exception as exc:  # whatever it is, tasks go on
                 results = [exc] * len(some)
             with self._bell:
@@ -502,6 +523,15 @@ class FailureWriter:
                 self._bell.notify_all()
             if any(isinstance(one, BROKEN) for one in results):
                 time.sleep(1.0)
+
+    def _look_at_shares(self, topics: set[str]) -> None:
+        now = time.monotonic()
+        if now >= self._shared + _SHARE:
+            self._sharing.clear()
+        if not topics <= self._sharing:
+            self._share = self._failures._shares(topics, self.bounds)
+            self._sharing |= topics
+            self._shared = now
 
     def _leave_out(self, number: int, why: str) -> None:
         self.left_out += number

@@ -201,8 +201,11 @@ class FailedRows(Protocol):
         after: the one behind which it begins
         """
 
-    def of_ids(self, ids: Iterable[str]) -> list[FailedTask]:
-        """Those of these ids, the oldest first, with their messages."""
+    def of_ids(self, ids: Iterable[str], known: Iterable[FailedTask] = ()) -> list[FailedTask]:
+        """Those of these ids, the oldest first, with their messages.
+
+        known: as :meth:`latest` has found some of them: these are looked for there only
+        """
 
     def send_again(self, failed: Sequence[FailedTask]) -> FailuresRetried:
         """Send these again, as far as nobody has done it. A worker puts them."""

@@ -575,12 +575,27 @@ _REDIS = _arguments(
 _IGNORED = frozenset(("retry_on_timeout",))
 
 
-def read(query: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
+def known_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``broker_transport_options`` that mean something here, and those that ought to: an
+    app may have others, which a center of its own refuses."""
+    known = _OPTIONS.keys() | _REDIS | _KOMBU_REDIS | _KOMBU_OPTIONS
+    return {
+        name: value
+        for name, value in options.items()
+        if name in known or str(name).startswith("toc_")
+    }
+
+
+def read(
+    query: Mapping[str, str], options: Mapping[str, Any], *, of_center: bool = False
+) -> Settings:
     """Check and merge a URL's query with the transport options; the query has precedence.
 
-    Raises ConfigurationError for a wrong value, for an unknown option in the URL, and for an
-    unknown transport option that begins with ``toc_``; it suggests a known name that is similar.
-    Other unknown transport options are listed in :attr:`Settings.ignored`.
+    of_center: the options are arguments of a call, which has no others
+
+    Raises ConfigurationError for a wrong value, for an unknown option in the URL or of a center,
+    and for an unknown transport option that begins with ``toc_``; it suggests a known name that is
+    similar. Other unknown transport options are listed in :attr:`Settings.ignored`.
     """
     settings = Settings()
     for name, value in options.items():
@@ -594,6 +609,8 @@ def read(query: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
             raise _unknown(name, "broker_transport_options")
         elif name in _KOMBU_REDIS:
             settings.ignored.append(f"{name!r} ({_NOT_NEEDED})")
+        elif name not in _KOMBU_OPTIONS and of_center:
+            raise _unknown(name, "the options of a center")
         elif name not in _KOMBU_OPTIONS:
             settings.ignored.append(f"{name!r} (no such option{suggestion(name, _known())})")
     for name, text in query.items():

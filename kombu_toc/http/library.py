@@ -34,7 +34,7 @@ from .fields import (
     shown_time,
 )
 from .messages import DecompressionBudget
-from .problems import going_on, invalid, not_found
+from .problems import Problem, going_on, invalid, not_found, retry_after
 from .request import Answer, Operations, Request, answer
 from .tokens import HIDDEN, Mask, Masking
 
@@ -306,7 +306,12 @@ _FAILURE = record(
     dead=described(FLAG, "Its message is a dead letter."),
     retryable=described(FLAG, "Its message is kept, or it is a dead letter."),
 )
-_FAILURES = record("failures nextPageToken", failures=array(_FAILURE), nextPageToken=or_null(TEXT))
+_FAILURES = record(
+    "failures nextPageToken",
+    failures=array(_FAILURE),
+    nextPageToken=or_null(TEXT),
+    missing=described(TEXT, "What has not answered, if anything: its failures are missing."),
+)
 
 _WHICH = {
     "task": Text("Only tasks of this name; * and ? match any.", most=255),
@@ -393,13 +398,15 @@ async def list_failures(api: Any, request: Request) -> Answer:
     """Failed tasks, the latest first."""
     queue = await api.known_queue(request.segments[0])
     masking = api.masking_for(request.token, queue)
+    tools = api.page.tools
+    which = {"limit": 100, **request.asked}
     with going_on():
-        page = await api.center.failures.find(
-            queue, messages=masking is not None, **{"limit": 100, **request.asked}
+        page, missing = await tools.as_far(
+            api.center.failures.find(queue, messages=masking is not None, **which)
         )
-    reader = api.page.tools.reader
-    shown = await shown_failures(page.failures, masking, reader)
-    return answer({"failures": shown, "nextPageToken": page.after})
+    shown = await shown_failures(page.failures, masking, tools.reader)
+    said = {"missing": missing} if missing else {}
+    return answer({"failures": shown, "nextPageToken": page.after, **said})
 
 
 @FAILED.add(
@@ -411,9 +418,12 @@ async def list_failures(api: Any, request: Request) -> Answer:
 async def show_failure(api: Any, request: Request) -> Answer:
     """The latest failure of a task."""
     queue, id = await api.known_queue(request.segments[0]), request.segments[1]
-    for one in await api.center.failures.get(id, topic=queue):
+    found, missing = await api.page.tools.as_far(api.center.failures.get(id, topic=queue))
+    for one in found:
         masking = api.masking_for(request.token, queue)
         return answer(shown_failure(one, masking, api.page.tools.reader))
+    if missing:
+        raise Problem("broker", f"no answer from {missing}", headers=retry_after(1))
     raise not_found(f"no failure of {id!r} is kept")
 
 

@@ -171,7 +171,7 @@ def center_for(url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:
     first used.
     """
     address = read_url(url)
-    settings = read(address.query, options)
+    settings = read(address.query, options, of_center=True)
 
     def make() -> TimeoutCenter:
         return make_center(connect(address, settings, ssl=ssl), settings)

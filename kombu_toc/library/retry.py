@@ -22,7 +22,8 @@ from . import outbox, statuses
 from .outcomes import DAY_US, KEY
 from .records import Kept, Key, Row, key_of, now_us, texts_of
 from .schema import HAS_FAILED
-from .shards import Shard, chunks
+from .search import of_tables
+from .shards import Database, Shard, chunks
 from .store import Store
 
 #: Seconds for which a process may stand still while it sends some again.
@@ -59,25 +60,42 @@ class FailedRows:
             which += [columns.modified_us <= after.failed_us, earlier | behind]
         heads = _selecting(history, func.substr(columns.error, 1, _LISTED)).where(*which)
         statement = heads.order_by(columns.modified_us.desc(), *key).limit(limit)
-        answers = shards.asked(
-            lambda database: [
-                self._failed_task(row)
-                for shard in shards.of_database(database)
-                for row in database.read(shard.own(statement))
-            ]
-        )
-        found = [one for some in answers for one in some]
+        types = {column.name: column.type for column in statement.selected_columns}
+        order = "modified_us DESC, topic, id, token"
+
+        def look(database: Database) -> list[FailedTask]:
+            some = shards.of_database(database)
+            statements: Iterable[Any] = (shard.own(statement) for shard in some)
+            if database.dialect.name != "mysql":  # as in search
+                tables = [shard.tables.history for shard in some]
+                statements = of_tables(database, statement, tables, types, order, limit)
+            return [self._failed_task(row) for one in statements for row in database.read(one)]
+
+        found = [one for some in shards.asked(look) for one in some]
         return sorted(found, key=lambda one: (-one.failed_us, one.topic, one.id, one.token))[:limit]
 
-    def of_ids(self, ids: Iterable[str]) -> list[FailedTask]:
+    def of_ids(self, ids: Iterable[str], known: Iterable[FailedTask] = ()) -> list[FailedTask]:
         self._ready.as_far_as_there()
-        history = self.store.shards.all[0].tables.history
+        shards = self.store.shards
+        history = shards.all[0].tables.history
         whole = _selecting(history, history.c.error, history.c.body)
-        found: list[FailedTask] = []
-        for shard, some in self.store.locator.shards_of(ids).items():
-            for chunk in chunks(some):
-                statement = whole.where(history.c.id.in_(chunk), *_listed(history))
-                found += map(self._failed_task, shard.database.read(shard.own(statement)))
+        places = self.store.locator.shards_of(ids, map(_key_of, known))
+
+        def look(database: Database) -> list[FailedTask]:
+            return [
+                self._failed_task(row)
+                for shard, some in places.items()
+                if shard.database is database
+                for chunk in chunks(some)
+                for row in database.read(
+                    shard.own(whole.where(history.c.id.in_(chunk), *_listed(history)))
+                )
+            ]
+
+        answers, errors = shards.side_by_side(look, {shard.database: None for shard in places})
+        for error in errors.values():
+            raise error
+        found = [one for some in answers.values() for one in some]
         return sorted(found, key=lambda one: one.failed_us)
 
     def send_again(self, failed: Sequence[FailedTask]) -> FailuresRetried:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -89,7 +90,10 @@ def find(
                 wanted = parts_of(some[0], tables[0])
                 parts = [_first(tables[0], one, limit, sorts=sorts) for one in wanted]
                 if parts:
-                    for statement in _of_tables(database, _together(parts, limit), tables, limit):
+                    types = {name: tables[0].c[name].type for name in COMMON}
+                    order = ", ".join((*_ORDER, "modified_us"))
+                    both = _together(parts, limit)
+                    for statement in of_tables(database, both, tables, types, order, limit + 1):
                         found += records(database, statement)
         return found
 
@@ -104,11 +108,19 @@ def find(
     return RecordPage(page, after, tuple(str(one.url) for one in errors))
 
 
-def _of_tables(
-    database: Database, statement: Any, tables: Sequence[sa.Table], limit: int
+def of_tables(
+    database: Database,
+    statement: Any,
+    tables: Sequence[sa.Table],
+    selected: Mapping[str, Any],
+    order: str,
+    limit: int,
 ) -> Iterator[Any]:
     """A SELECT of the first of some tables as that of the first rows of them all, for some of them
-    at a time. To make it anew for each table would cost more than to run it."""
+    at a time. To make it anew for each table would cost more than to run it.
+
+    selected: the columns, with their types
+    """
     first, many = tables[0], _TABLES[database.dialect.name]
     if len(tables) == 1:
         yield statement
@@ -120,15 +132,19 @@ def _of_tables(
     named = re.sub(r"(:\w+)::\w+", r"\1", made.string)  # PostgreSQL's types, which follow anew
     types = {name: made.binds[name].type if name in made.binds else None for name in made.params}
     values = [sa.bindparam(name, value, type_=types[name]) for name, value in made.params.items()]
-    columns = ", ".join(COMMON)
+    around = re.split(rf"{first.name}(?![0-9])", named)
     for start in range(0, len(tables), many):
         union = " UNION ALL ".join(
-            f"SELECT * FROM ({re.sub(rf'{first.name}(?![0-9])', one.name, named)}) AS one"
+            f"SELECT * FROM ({one.name.join(around)}) AS one"
             for one in tables[start : start + many]
         )
-        ordered = f"ORDER BY {', '.join((*_ORDER, 'modified_us'))} LIMIT {limit + 1:d}"
-        said = sa.text(f"SELECT {columns} FROM ({union}) AS every {ordered}").bindparams(*values)
-        yield said.columns(**{name: first.c[name].type for name in COMMON})
+        ordered = f"ORDER BY {order} LIMIT {limit:d}"
+        said = _text(f"SELECT {', '.join(selected)} FROM ({union}) AS every {ordered}")
+        yield said.bindparams(*values).columns(**selected)
+
+
+#: A statement of many tables is long: to look for its parameters takes longer than to run it.
+_text = lru_cache(256)(sa.text)
 
 
 def _place_of(record: Record) -> _Place:

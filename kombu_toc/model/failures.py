@@ -15,7 +15,7 @@ WRITES = 100
 
 
 class FailureBounds(NamedTuple):
-    """How much is kept of the failed tasks of one queue.
+    """How much is kept of failed tasks.
 
     number: records at most; 0: nothing is kept
     age: seconds
@@ -27,6 +27,14 @@ class FailureBounds(NamedTuple):
     age: float = 7 * 86_400.0
     bytes: int = 16 << 20
     message: int = 8 << 10
+
+
+def share_of(bounds: FailureBounds, queues: int) -> FailureBounds:
+    """The share of each of so many queues; the least is a hundred records and 64 KiB."""
+    number, size = bounds.number // queues, bounds.bytes // queues
+    return bounds._replace(
+        number=min(bounds.number, max(number, 100)), bytes=min(bounds.bytes, max(size, 64 << 10))
+    )
 
 
 class FailedTask(NamedTuple):

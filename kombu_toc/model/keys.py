@@ -101,6 +101,8 @@ class Keys:
         self.audit = stem + "audit"
         #: sorted set: the jobs that were begun last, by when; expires
         self.jobs = stem + "jobs"
+        #: sorted set: queue of which failed tasks are kept -> when one failed, to a minute; expires
+        self.failing = stem + "failing"
 
     def answer(self, name: str) -> str:
         """String: the answer to a request over HTTP that has an Idempotency-Key, or that somebody

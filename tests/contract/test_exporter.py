@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import promql_parser
 import pytest
@@ -27,7 +30,9 @@ from kombu_toc.metrics.counters import COUNTERS
 from kombu_toc.notify.targets import stop_target
 
 from ..support.cluster import Cluster
+from ..support.ports import free_port
 from ..support.servers import Server
+from ..support.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "monitoring"
 
@@ -299,3 +304,51 @@ def test_the_exporter_tells_how_schedules_stand(
         schedules.pause("b")
         assert ("celery_toc_schedule_next_seconds", "celery") not in samples(metrics_text(center))
     pools.reset()
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs Prometheus")
+def test_prometheus_takes_the_configuration_and_answers_the_dashboard(
+    busy: TimeoutCenter, server: Server | Cluster, tmp_path: Path
+) -> None:
+    """Prometheus itself, with the files of the example."""
+    board = json.loads((EXAMPLES / "dashboard.json").read_text())
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    port = free_port()
+    with Celery("shop", broker=server.toc_url, set_as_current=False) as app:
+        exporter, thread = serve(app, "127.0.0.1", 0)
+        config = (EXAMPLES / "prometheus.yml").read_text()
+        config = config.replace("localhost:9808", f"127.0.0.1:{exporter.server_port}")
+        (tmp_path / "prometheus.yml").write_text(config.replace("15s", "1s"))
+        shutil.copy(EXAMPLES / "alerts.yml", tmp_path)
+        words = [f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{port}"]
+        with open(tmp_path / "log", "wb") as log:
+            words = ["prometheus", f"--config.file={tmp_path}/prometheus.yml", *words]
+            process = subprocess.Popen(words, stdout=log, stderr=log)
+
+        def ask(path: str, **query: str) -> Any:
+            url = f"http://127.0.0.1:{port}/api/v1/{path}?{urlencode(query)}"
+            with urllib.request.urlopen(url, timeout=20) as answer:
+                return json.load(answer)["data"]
+
+        def is_read() -> bool:
+            try:
+                return bool(ask("query", query="celery_toc_up == 1")["result"])
+            except OSError:
+                return False
+
+        try:
+            wait_until(is_read, 60, (tmp_path / "log").read_text)
+            found = ask("query", query='celery_toc_messages{topic="mail",state="dead"}')["result"]
+            assert [one["value"][1] for one in found] == ["1"]
+            for expression in expressions:
+                asked = expression.replace("$__rate_interval", "1m").replace("$topic", ".*")
+                assert ask("query", query=asked)["resultType"] == "vector", expression
+            [group] = ask("rules")["groups"]
+            names = [rule["name"] for rule in group["rules"]]
+            assert "CeleryTocOverdue" in names and len(names) == len(set(names))
+        finally:
+            process.terminate()
+            process.wait(60)
+            exporter.shutdown()
+            thread.join()
+            pools.reset()

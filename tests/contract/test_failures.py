@@ -234,3 +234,20 @@ def test_the_writer_writes_a_hundred_a_second_and_counts_the_rest(
     assert 100 <= kept <= model.WRITES * (2 + int(took))
     [record] = [one for one in caplog.records if "left out" in one.getMessage()]
     assert "too many fail at once" in record.getMessage()
+
+
+def test_what_all_queues_keep_is_bounded_together(center: TimeoutCenter) -> None:
+    """Whichever processes write; the queue that fails most gives way."""
+    bounds = BOUNDS._replace(number=400)
+    for number in range(5):
+        center.queues.declare(f"mail-{number}", slots=1)
+        writer = FailureWriter(center.failures, bounds)
+        writer.note(failure("first", topic=f"mail-{number}"))
+        writer.flush(30)
+    center.failures.keep([failure(f"t{n}", topic="mail-0") for n in range(150)], bounds)
+    writer.note(failure("last", topic="mail-0"))
+    writer.flush(30)
+    assert len(center.failures.find("mail-0", limit=1000).failures) == 100
+    assert model.share_of(bounds, 2) == bounds._replace(number=200, bytes=bounds.bytes // 2)
+    assert model.share_of(bounds, 1) == bounds
+    assert 6 * 86_400_000 < center.client.pttl(center.keys.failing) <= bounds.age * 1000

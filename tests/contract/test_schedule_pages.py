@@ -4,7 +4,9 @@ are."""
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
@@ -28,6 +30,7 @@ from ..support.cluster import Cluster
 from ..support.http_server import HttpServer
 from ..support.page_visitor import Visitor, audit
 from ..support.servers import Server
+from ..support.waiting import wait_until
 
 QUEUES = ["a", "a b", "a%b", "a:b", "b{c}", "täsk", "z\0z", "\U0001f600"]
 NAMES = sorted(["n", "n:1", "n%00", "ñ", "n/2", "o"])
@@ -382,6 +385,23 @@ def test_an_answer_says_where_a_page_has_ended(
     token = Token("one", b"", ("read",), ("*",))
     found = asyncio.run(page_of_schedules(Empty(), token, 3, queue=queue))
     assert found == ([], more)
+
+
+def test_a_back_fill_whose_client_has_gone_is_sent_to_its_end(
+    tasks: TaskCenter, app_server: HttpServer
+) -> None:
+    """Which takes a second and a half, so it is no job."""
+    tasks.schedules.put("hourly", "shop.remind", 3600)
+    since = datetime.fromtimestamp(time.time() - 9100 * 3600, timezone.utc).isoformat()
+    body = json.dumps({"startTime": since, "limit": 10_000, "rate": 1000}).encode()
+    head = (
+        "POST /v1/schedules/hourly:backfill HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", app_server.port), timeout=30) as raw:
+        raw.sendall(head.encode() + body)
+        wait_until(lambda: tasks.center.counts("celery").waiting > 1, 30)
+    wait_until(lambda: tasks.center.counts("celery").waiting >= 9000, 60)
 
 
 def test_a_token_sees_the_schedules_of_its_queues(

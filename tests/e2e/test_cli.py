@@ -23,6 +23,7 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
 import kombu_toc
+from celery_toc import timeout_center
 from celery_toc.cli import screen
 from celery_toc.cli import toc as command
 
@@ -667,7 +668,11 @@ def lines_of(app: Celery, monkeypatch: pytest.MonkeyPatch, *args: object) -> Ans
 
 
 def test_long_work_says_in_lines_how_far_it_has_come_where_there_is_no_terminal(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+    app: Celery,
+    run: Run,
+    toc: kombu_toc.TimeoutCenter,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     many = 1_100
 
@@ -701,6 +706,14 @@ def test_long_work_says_in_lines_how_far_it_has_come_where_there_is_no_terminal(
     assert lines_of(app, monkeypatch, "purge", "celery", "--yes", "--json").err == ""
     toc.put("celery", "one", b"{}", delay=HOUR)
     assert lines_of(app, monkeypatch, "purge", "celery", "--yes").err == ""  # it is not long
+    timeout_center(app).schedules.put("hourly", "e2e.note", 3600, args=["x"])
+    words = ("schedule", "backfill", "hourly", "--from=-1200h", "--limit", "1300", "--rate", "1000")
+    assert re.search(r"Sending: (1,\d+) of \1\n", lines_of(app, monkeypatch, *words).err)
+    with Celery("old", broker=server.url, set_as_current=False) as old:
+        for number in range(many):
+            old.send_task("e2e.note", (number,))
+    said = lines_of(app, monkeypatch, "migrate", server.url, "--yes")
+    assert f"Moving: {many:,} of {many:,}\n" in said.err
 
 
 def test_long_work_draws_a_bar_on_a_terminal(

@@ -172,6 +172,12 @@ def test_the_page_and_http_list_and_retry_what_only_the_library_has(server, clie
         assert keep([failure("redis-1")], FailureBounds()) == [True]
         away = {"SHOP_LIBRARY": "postgresql://shop@127.0.0.1:1/shop"}
         with HttpServer(url, environment=away) as made:
+            said = made.get(path)
+            assert [one["id"] for one in said.json["failures"]] == ["redis-1"]
+            assert (said.status, said.json["missing"][:16]) == (200, "the task library")
+            assert made.get(f"{path}/redis-1").json["task"] == "shop.pay"
+            said = made.get(f"{path}/row-1")
+            assert said.status == 503 and "the task library" in said.json["detail"]
             shown = Visitor(made).get("failures").body.decode()
             assert "Some are missing: no answer from the task library" in shown
             assert "shop.pay" in shown

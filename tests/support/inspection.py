@@ -71,7 +71,7 @@ def is_memory(client: redis.Redis, key: bytes) -> bool:
     """Whether the latest puts of somebody, or a pop that has waited, are remembered there: that
     goes by itself within a minute; that of a put with a token, when the caller said. Or tasks that
     have failed: for a week."""
-    if key.endswith((b"}:failed", b"}:failures")):
+    if key.endswith((b"}:failed", b"}:failures", b"}:failing")):
         assert client.ttl(key) != -1, key
         return True
     if b"}:sent:" not in key:

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from kombu.transport.redis import SentinelChannel
 
 from celery_toc import timeout_center
-from kombu_toc import ConfigurationError, Limits, SlotCountError
+from kombu_toc import (
+    AsyncTimeoutCenter,
+    ConfigurationError,
+    Limits,
+    SlotCountError,
+    TimeoutCenter,
+    center_for,
+)
 from kombu_toc.client.connect import connect
 from kombu_toc.client.options import Settings, read
 from kombu_toc.client.tls import tls_arguments
@@ -112,6 +119,19 @@ def test_a_transport_option_without_effect_is_named_and_why():
         "'fanout_prefix' (an option of Kombu's redis transport, not needed here)",
         "'wait_time_seconds' (no such option)",
     ]
+
+
+def test_a_center_refuses_an_option_that_there_is_not_and_that_of_an_app_leaves_it_out():
+    for make in (center_for, TimeoutCenter.from_url, AsyncTimeoutCenter.from_url):
+        with pytest.raises(ConfigurationError) as raised:
+            make("toc+redis://localhost", visibilty_timeout=5)
+        assert str(raised.value) == (
+            "unknown option 'visibilty_timeout' in the options of a center; "
+            "did you mean 'visibility_timeout'?"
+        )
+    with Celery("shop", broker="toc+redis://localhost", set_as_current=False) as app:
+        app.conf.broker_transport_options = {"wait_time_seconds": 3, "visibility_timeout": 7}
+        assert timeout_center(app).limits.visibility == 7
 
 
 @pytest.mark.versions

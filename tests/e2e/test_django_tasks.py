@@ -1,0 +1,103 @@
+"""docs/django_tasks.md, as it stands: tasks of Django on a backend for Celery."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import django
+import pytest
+
+from kombu_toc import TimeoutCenter
+
+from ..meta.test_readme import blocks_of
+from ..support.nodes import ROOT
+from ..support.servers import Server
+from ..support.workers import wait_until
+
+pytestmark = [pytest.mark.versions, pytest.mark.one_server("the page names one server")]
+
+PAGE = "docs/django_tasks.md"
+
+#: What became of tasks, as Django knows it: only of those that have begun.
+RESULTS = """
+import sys
+import django
+django.setup()
+from django_tasks_fennel.compat import TaskResultDoesNotExist
+from shop.tasks import remind
+for id in sys.argv[1:]:
+    try:
+        result = remind.get_result(id)
+        print(result.status, result.return_value if result.status == "SUCCESSFUL" else "")
+    except TaskResultDoesNotExist:
+        print("unknown")
+"""
+
+
+class Project:
+    """The project of the page in a folder, with programs that know it."""
+
+    def __init__(self, folder: Path, server: Server) -> None:
+        for block in blocks_of(PAGE):
+            path = folder / block.splitlines()[0].removeprefix("# ")
+            path.parent.mkdir(exist_ok=True)
+            block = block.replace("redis://localhost:6379/0", server.url)
+            if django.VERSION < (6, 0):
+                block = block.replace("django.tasks import", "django_tasks import")
+            path.write_text(block)
+        [commands] = re.findall(r"^```sh\n(.*?)^```$", (ROOT / PAGE).read_text(), re.S | re.M)
+        setting, self.worker, *self.commands = commands.splitlines()
+        name, value = setting.removeprefix("export ").split("=")
+        path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, name: value, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
+        self.how = {"cwd": folder, "env": environment}
+
+    def run(self, command: str) -> list[str]:
+        """The lines that a command of the page prints."""
+        done = subprocess.run(
+            words(command), **self.how, capture_output=True, text=True, timeout=90
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+
+def words(command: str) -> list[str]:
+    program, *rest = shlex.split(command)
+    return [sys.executable, *(["-m", "celery"] if program == "celery" else []), *rest]
+
+
+@pytest.fixture
+def project(server: Server, toc: TimeoutCenter, tmp_path: Path) -> Iterator[Project]:
+    made = Project(tmp_path, server)
+    with open(tmp_path / "worker.log", "wb") as log:
+        command = [*words(made.worker), "--pool", "solo"]
+        process = subprocess.Popen(command, **made.how, stdout=log, stderr=log)
+    yield made
+    process.terminate()
+    process.wait(60)
+
+
+def test_tasks_of_django_run_wait_fail_and_are_retried(
+    project: Project, toc: TimeoutCenter
+) -> None:
+    send, list_, failures = project.commands
+    later, done, failed = project.run(send)
+
+    def results() -> list[str]:
+        return project.run(f"python -c {shlex.quote(RESULTS)} {later} {done} {failed}")
+
+    wait_until(lambda: results() == ["unknown", "SUCCESSFUL order 8", "FAILED "], 90, results)
+    [waiting] = toc.scan("mail").messages
+    assert waiting.id == later and waiting.time_us > toc.client.time()[0] * 1e6 + 3000e6
+    assert any(later[:8] in line for line in project.run(list_))
+    assert any("there is no order -9" in line for line in project.run(failures))
+    [kept] = toc.failures.get(failed)
+    assert (kept.task, kept.topic) == ("django_tasks:shop.tasks.remind", "default")
+    assert toc.failures.retry(ids=[failed]).number == 1
+    wait_until(lambda: [one.failed_us > kept.failed_us for one in toc.failures.get(failed)], 60)
