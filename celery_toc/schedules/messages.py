@@ -127,8 +127,7 @@ def capture(
             values = quick.values_of(task, id, args or (), kwargs or {}, {"eta": _SOME_TIME})
     with channel() as capturing:
         if quick is not None and values is not None and (shape := quick.find(key)) is not None:
-            message = kombu_toc.unpack(shape.plain(values, ""))
-            quickly = kombu_toc.Captured(shape.queue, message, shape.priority)
+            quickly = kombu_toc.Captured(shape.queue, shape.message(values), shape.priority)
             return Template(name, quickly, capturing.settings.toc_deflate)
         producer = app.amqp.Producer(capturing, auto_declare=False)
         sent = _apply(app, name, task, args, kwargs, {**given, "task_id": id, "producer": producer})
