@@ -27,7 +27,7 @@ from kombu_toc.consumer import lease_keeper
 from .support import databases, nursery
 from .support.cluster import Cluster
 from .support.estimate import Estimate
-from .support.scheduling import Scheduling, StandingBack
+from .support.scheduling import Scheduling
 from .support.servers import Server
 
 pytest_plugins = ["tests.support.fixtures"]
@@ -127,8 +127,6 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("toc")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Estimate(config))
-    elif int(config.workerinput["workerid"].removeprefix("gw")) >= 2 * (os.cpu_count() or 1):
-        config.pluginmanager.register(StandingBack())
     # For what all processes of a run share, and other users must read. ./run-tests has made one.
     if not os.environ.get("TOC_TEST_RUN"):
         folder = tempfile.mkdtemp(prefix="toc-tests-")

@@ -426,7 +426,7 @@ def _floor(now: int, period: int, zone: str) -> int:
 
 def _is_number(given: Any) -> TypeGuard[float]:
     """Whether it is a number that a time can be counted with."""
-    return isinstance(given, int | float) and not isinstance(given, bool) and abs(given) < 1e300
+    return isinstance(given, int | float) and not isinstance(given, bool) and abs(given) <= 1e300
 
 
 def read_time(name: str, what: str, given: Any, zone: str) -> int | None:

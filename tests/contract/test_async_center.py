@@ -480,7 +480,7 @@ def test_users_passwords_and_databases(server: Server, client: redis.Redis) -> N
 
 def test_an_option_that_redis_asyncio_does_not_know_is_refused(single_server: Server) -> None:
     async def use() -> None:
-        async with center_at(single_server.toc_url, redis_connect_func=print) as toc:
+        async with center_at(single_server.toc_url) as toc:
             toc.client.connection_pool.connection_kwargs["ssl_validate_ocsp"] = True
             with pytest.raises(ConfigurationError, match="knows no 'ssl_validate_ocsp'"):
                 await toc.queues.names()

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Iterator
 from typing import Any
 
-import psutil
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -52,29 +49,3 @@ class Scheduling(LoadScopeScheduling):
         scope = self._split_scope(self.registered_collections[node][item_index])
         if all(work[scope].values()):
             del work[scope]
-
-
-#: How busy the processors may be, in percent, when a process beyond two a processor begins a test;
-#: seconds between two looks, and how long it stands back at most.
-BUSY, LOOK, MOST = 75, 0.3, 10.0
-
-
-class StandingBack:
-    """Begins no test while the processors are busy.
-
-    Tests wait more than they work, so a fast machine has time for more processes than a slow one,
-    or one that does other things.
-    """
-
-    def __init__(self) -> None:
-        self._looked = 0.0
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # before its time runs
-    def pytest_runtest_protocol(self) -> Iterator[Any]:
-        deadline = time.monotonic() + MOST
-        while self._looked + LOOK < time.monotonic() < deadline:
-            self._looked = time.monotonic()
-            if psutil.cpu_percent() <= BUSY:
-                break
-            time.sleep(1.5 * LOOK)
-        return (yield)
