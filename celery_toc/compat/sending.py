@@ -343,9 +343,7 @@ class Shape:
             headers[kombu_toc.SCHEDULE] = "\1schedule"
         if "MessageGroupId" in properties:
             properties["MessageGroupId"] = "\1key"
-        #: with a mark in place of each value
-        self._marked = {**message, "headers": headers, "properties": properties}
-        line = channel.line_of(self._marked)
+        line = channel.line_of({**message, "headers": headers, "properties": properties})
         self._line = _MARK.sub(r"%(\1)s", line.replace("%", "%%"))
         self.queue: str = properties["delivery_info"]["routing_key"]
         self.priority: int = channel.priority_of(message)
@@ -368,28 +366,6 @@ class Shape:
         }
         body = _encode((args, kwargs, _NOTHING))
         return f"{line}\n{body}".encode("utf-8", "surrogatepass")
-
-    def message(self, values: Values) -> dict[str, Any]:
-        """The message with these values, as it is before it is packed, without a token."""
-        args, kwargs, amqp = values.args, values.kwargs, self._amqp
-        said = {
-            "\1id": values.id,
-            "\1args": self._repr_of(args, amqp.argsrepr_maxsize) if args else "()",
-            "\1kwargs": self._repr_of(kwargs, amqp.kwargsrepr_maxsize) if kwargs else "{}",
-            "\1eta": values.eta,
-            "\1token": "",
-            "\1key": values.key,
-            "\1schedule": values.id.rpartition("@")[0],
-        }
-        headers, properties = (
-            {
-                name: said.get(value, value) if type(value) is str else value
-                for name, value in self._marked[part].items()
-            }
-            for part in ("headers", "properties")
-        )
-        body = _encode((args, kwargs, _NOTHING))
-        return {**self._marked, "headers": headers, "properties": properties, "body": body}
 
     def _repr_of(self, value: Any, most: int) -> str:
         """As Celery's saferepr, which is slow, and for plain values the same as Python's repr."""

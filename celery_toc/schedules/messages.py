@@ -61,7 +61,6 @@ class Template:
         self.task: str = headers["task"]
         headers["root_id"] = headers["id"]
         headers["parent_id"] = None  # also if it is put by a task
-        self.message = message
         self.packed = kombu_toc.pack(message, deflate=deflate)
         passing = {key: value for key, value in headers.items() if key not in _PASSING}
         lasting = {
@@ -127,7 +126,8 @@ def capture(
             values = quick.values_of(task, id, args or (), kwargs or {}, {"eta": _SOME_TIME})
     with channel() as capturing:
         if quick is not None and values is not None and (shape := quick.find(key)) is not None:
-            quickly = kombu_toc.Captured(shape.queue, shape.message(values), shape.priority)
+            message = kombu_toc.unpack(shape.plain(values, ""))
+            quickly = kombu_toc.Captured(shape.queue, message, shape.priority)
             return Template(name, quickly, capturing.settings.toc_deflate)
         producer = app.amqp.Producer(capturing, auto_declare=False)
         sent = _apply(app, name, task, args, kwargs, {**given, "task_id": id, "producer": producer})
@@ -177,7 +177,7 @@ def _apply(
 
 def firing_of(
     name: str,
-    template: Template | bytes,
+    template: bytes,
     planned: int,
     due: int,
     priority: int,
@@ -189,17 +189,14 @@ def firing_of(
 ) -> kombu_toc.ScheduleFiring:
     """The message of a firing.
 
-    template: of a schedule that is kept, as it is kept
     planned, due: when it was to be, and with its jitter
     traits: what holds for it alone
     by_hand: it is none, but is sent beside them
     late: it is sent although its time has passed; it expires after it is due
     """
     id = firing_id(name, planned) + ("!" if by_hand else "")
-    packed = template.packed if isinstance(template, Template) else template
-    message = template.message if isinstance(template, Template) else kombu_toc.unpack(packed)
-    headers, properties = dict(message["headers"]), dict(message["properties"])
-    message = {**message, "headers": headers, "properties": properties}
+    message = kombu_toc.unpack(template)
+    headers, properties = message["headers"], message["properties"]
     headers.update(id=id, root_id=id, eta=rules.to_datetime(due).isoformat())
     properties["correlation_id"] = id
     token = f"{zlib.crc32(id.encode('utf-8', 'surrogatepass')):08x}"
@@ -207,7 +204,7 @@ def firing_of(
     if expires_us is not None:
         headers["expires"] = rules.to_datetime((due if late else planned) + expires_us).isoformat()
         properties["expiration"] = str(expires_us // 1000)
-    deflate = packed[:1] != b"{"
+    deflate = template[:1] != b"{"
     return kombu_toc.ScheduleFiring(
         id, kombu_toc.pack(message, deflate=deflate, id=id), due, priority, traits
     )

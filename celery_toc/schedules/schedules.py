@@ -20,7 +20,7 @@ import kombu_toc
 
 from ..compat.sending import QuickMessages
 from . import state
-from .messages import Plan, Template, Wanted, firing_of, plan_of
+from .messages import Plan, Wanted, firing_of, plan_of
 from .rules import ScheduleError, UnknownScheduleError, read_time, to_datetime
 from .state import Record, Step, firing_id
 from .view import Firing, Listed, Schedule, SchedulesByName, firing_of_line
@@ -236,7 +236,7 @@ class Schedules:
                 kept[number] = exc
                 continue
             if step is not None:
-                change = change_of(name, one, step, plan.template)
+                change = change_of(name, one, step, plan.template.packed)
                 steps[plan.template.queue].append((number, step, change))
             elif one is not None:
                 kept[number] = self._shown(one)
@@ -293,7 +293,7 @@ class Schedules:
                 self._run(plan.template.queue, plan.name, here, step)
         else:
             step = Step(arriving, take_out=None if standing is None else standing.next)
-            self._run(plan.template.queue, plan.name, here, step, plan.template)
+            self._run(plan.template.queue, plan.name, here, step, plan.template.packed)
 
     # -- look
 
@@ -552,7 +552,7 @@ class Schedules:
         name: str,
         one: kombu_toc.Scheduled | None,
         step: Step,
-        template: Template | None = None,
+        template: bytes = b"",
     ) -> bool:
         """Run a step; whether the schedule was as it was read."""
         return self._recurring.change(queue, change_of(name, one, step, template)).done
@@ -592,14 +592,14 @@ def change_of(
     name: str,
     one: kombu_toc.Scheduled | None,
     step: Step,
-    template: Template | None = None,
+    template: bytes = b"",
     *,
     replaces: bool = False,
 ) -> kombu_toc.ScheduleChange:
     """What a step of a schedule changes in the center.
 
     one: as it was read; None: there was none
-    template: the new one; None: the one that was read with it
+    template: the new one; empty: the one that was read with it
     """
     record, put = step.record, None
     if record is not None and step.put is not None:
@@ -614,7 +614,7 @@ def change_of(
         "" if one is None else one.record,
         _text(name, step),
         None if record is None else record.looked_at(name),
-        b"" if template is None else template.packed,
+        template,
         "" if step.take_out is None else firing_id(name, step.take_out),
         put,
         step.lines,
