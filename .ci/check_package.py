@@ -2,7 +2,8 @@
 
     python -m build --outdir dist && python .ci/check_package.py dist
 
-Both must have every file of both packages and the license, the wheel nothing else. The wheel is
+Both must have every file of both packages and the license, the wheel nothing else; its page on an
+index must link to the project, and have no relative links. The wheel is
 installed into a new virtual environment without any extra. There, away from this checkout, every
 module is imported, every script is loaded, and the commands say what they do. Then it is installed
 with the extra ``http`` and Django, and shows the page.
@@ -10,12 +11,15 @@ with the extra ``http`` and Django, and shows the page.
 
 from __future__ import annotations
 
+import email
+import re
 import subprocess
 import sys
 import tarfile
 import tempfile
 import venv
 import zipfile
+from email.message import Message
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +43,8 @@ def main() -> int:
     _has(sdist, names, expected | BESIDE)
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
+        [about_it] = (name for name in names if name.endswith(".dist-info/METADATA"))
+        _links(wheel, email.message_from_bytes(archive.read(about_it)))
     about = {name for name in names if name.split("/")[0].endswith(".dist-info")}
     _has(wheel, names, expected)
     if not any(name.endswith("/LICENSE") for name in about):
@@ -60,6 +66,15 @@ def main() -> int:
 def _has(archive: Path, names: set[str], expected: set[str]) -> None:
     if missing := expected - names:
         raise SystemExit(f"{archive.name} lacks {', '.join(sorted(missing))}")
+
+
+def _links(wheel: Path, metadata: Message) -> None:
+    """The package page must link to the project, and its links must lead somewhere from there."""
+    named = {url.partition(",")[0] for url in metadata.get_all("Project-URL", [])}
+    if missing := {"Source", "Documentation", "Issues", "Changelog"} - named:
+        raise SystemExit(f"{wheel.name} has no Project-URL for {', '.join(sorted(missing))}")
+    if relative := re.findall(r"\]\((?!https?://|#)[^)]*\)", str(metadata.get_payload())):
+        raise SystemExit(f"{wheel.name}: PyPI cannot resolve {', '.join(relative)}")
 
 
 def _run(*command: object, **how: object) -> None:
