@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import methodcaller
 from typing import Any
@@ -529,9 +530,11 @@ class FailureWriter:
         if now >= self._shared + _SHARE:
             self._sharing.clear()
         if not topics <= self._sharing:
-            self._share = self._failures._shares(topics, self.bounds)
             self._sharing |= topics
             self._shared = now
+            # The queues may be on other nodes than what counts them: the former share holds.
+            with suppress(*BROKEN):
+                self._share = self._failures._shares(topics, self.bounds)
 
     def _leave_out(self, number: int, why: str) -> None:
         self.left_out += number

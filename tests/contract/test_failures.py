@@ -236,6 +236,25 @@ def test_the_writer_writes_a_hundred_a_second_and_counts_the_rest(
     assert "too many fail at once" in record.getMessage()
 
 
+def test_what_fails_is_kept_while_only_the_node_that_counts_the_queues_is_away(
+    center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def shares(*given: object) -> None:
+        asked.append(given)
+        raise ConnectionError("its node is away")
+
+    center.queues.declare("mail")
+    monkeypatch.setattr(center.failures, "_shares", shares)
+    writer = FailureWriter(center.failures, BOUNDS)
+    for number in range(3):
+        writer.note(failure(f"t{number}"))
+        writer.flush(30)
+    assert ids(center.failures.find()) == ["t2", "t1", "t0"] and writer.left_out == 0
+    assert len(asked) == 1  # which may take as long as a node has to answer
+
+
 def test_what_all_queues_keep_is_bounded_together(center: TimeoutCenter) -> None:
     """Whichever processes write; the queue that fails most gives way."""
     bounds = BOUNDS._replace(number=400)

@@ -17,8 +17,6 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-
 #: Seconds that pytest may take to end when it is told to, and all others after it.
 GRACE, REST = 15.0, 3.0
 
@@ -57,23 +55,6 @@ class Run:
                 process.wait(0.05)
         self.end_all()
         return 128 + self._told[0] if self._told else process.returncode % 256
-
-    def compile_once(self) -> None:
-        """Compile the tests in a process for each processor, if no run has: each process of a run
-        would compile all of them."""
-        prefix = os.environ.get("PYTHONPYCACHEPREFIX")
-        if not prefix or Path(prefix, *ROOT.parts[1:], "tests", "e2e").exists():
-            return
-        files = sorted(map(str, Path("tests").glob("*/test_*.py")))
-        words = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"]
-        count = os.cpu_count() or 1
-        running = [
-            subprocess.Popen([*words, *files[first::count]], stdout=subprocess.DEVNULL)
-            for first in range(count)
-        ]
-        while not self._told and any(process.poll() is None for process in running):
-            time.sleep(0.05)
-        self.end_all()
 
     def end_all(self) -> None:
         """End every process that is left; one that does not end by a TERM is killed."""
@@ -133,7 +114,7 @@ def run(arguments: list[str]) -> int:
     ):
         return one.pytest(*arguments)
     processes = os.environ.get("PROCESSES") or str(3 * (os.cpu_count() or 1))
-    one.compile_once()
+    # In the order of tests/: what takes longest comes first.
     several = ("-n", processes, "--dist", "loadgroup", "-m", "not alone")
     code = one.pytest(*several, *arguments)
     if code in (0, 1, 5):
