@@ -69,12 +69,12 @@ if TYPE_CHECKING:
     from .errors import UnknownTopicError as UnknownTopicError
     from .library.opening import center_for as center_for
     from .library.outbox import outbox as outbox
-    from .metrics.counters import Lateness as Lateness
-    from .metrics.counters import Measured as Measured
-    from .metrics.counters import Metrics as Metrics
-    from .metrics.counters import ScriptTimes as ScriptTimes
-    from .metrics.counters import read_metrics as read_metrics
-    from .metrics.counters import read_script_times as read_script_times
+    from .metrics import Lateness as Lateness
+    from .metrics import Measured as Measured
+    from .metrics import Metrics as Metrics
+    from .metrics import ScriptTimes as ScriptTimes
+    from .metrics import read_metrics as read_metrics
+    from .metrics import read_script_times as read_script_times
     from .migrate import Migrated as Migrated
     from .migrate import Staying as Staying
     from .migrate import migrate_back as migrate_back
@@ -169,7 +169,7 @@ _PLACES = {
         ),
         "library.opening": "center_for",
         "library.outbox": "outbox",
-        "metrics.counters": "Lateness Measured Metrics ScriptTimes read_metrics read_script_times",
+        "metrics": "Lateness Measured Metrics ScriptTimes read_metrics read_script_times",
         "migrate": "Migrated Staying migrate_back migrate_broker",
         "model.delivery": "token_with",
         "model.failures": (

@@ -25,7 +25,7 @@ from .center.center import TimeoutCenter
 from .center.runner import BROKEN
 from .client.errors import read_memory
 from .errors import PartialError, TocError
-from .metrics.counters import Lateness, read_metrics, read_script_times
+from .metrics import Lateness, read_metrics, read_script_times
 from .model.results import Missing
 
 __all__ = ("TimeoutCenterCollector", "metrics_text", "registry_of")

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from ..metrics.counters import count_first
+from ..metrics import count_first
 from ..model import results, scores
 from ..model.keys import Slot
 from ..model.message import decode_key

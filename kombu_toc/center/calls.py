@@ -12,7 +12,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import MessageError, RateLimitedError
-from ..metrics.counters import TopicCounts, count_first
+from ..metrics import TopicCounts, count_first
 from ..model import scores
 from ..model.keys import Keys, Slot
 from ..model.limits import Limits

@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 from ..client.errors import DOCUMENT, explained, is_refused
 from ..client.options import Settings
 from ..errors import ConfigurationError, NotPermittedError
-from ..metrics.counters import Metrics
+from ..metrics import Metrics
 from ..model.keys import Keys
 from ..model.limits import DEFAULT_SLOTS, LIMITS, Limits, Number
 from ..model.scores import MAX_RETRIES

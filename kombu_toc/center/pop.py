@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from ..errors import ConfigurationError, ReceiptError
-from ..metrics.counters import TopicCounts
+from ..metrics import TopicCounts
 from ..model import scores
 from ..model.delivery import shown
 from ..model.keys import check_name

@@ -18,7 +18,7 @@ import redis
 from redis.exceptions import AuthenticationError, AuthorizationError, NoScriptError, ResponseError
 
 from .. import errors
-from ..metrics.counters import Metrics
+from ..metrics import Metrics
 from ..model.keys import reading, slot_of
 from ..model.results import Missing
 from ..scripts.call import ScriptCall, as_bytes, merge_announcements, pack_command

@@ -28,7 +28,7 @@ from ..client.errors import BROKEN as BROKEN
 from ..client.errors import explained, is_refused, is_temporary, refusal
 from ..compat.redis_connections import socket_of
 from ..errors import ServerError, TocError
-from ..metrics.counters import Metrics
+from ..metrics import Metrics
 from ..scripts.call import ScriptCall, pack_command, pieces
 
 logger = logging.getLogger(__name__)

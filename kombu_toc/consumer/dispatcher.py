@@ -13,7 +13,7 @@ from .state import DueQueue
 
 if TYPE_CHECKING:
     from ..center.clock import ServerClock
-    from ..metrics.counters import Metrics
+    from ..metrics import Metrics
     from .state import ConsumerState, Entry, Number
 
 

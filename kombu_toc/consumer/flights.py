@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError
 from ..center.calls import REMEMBER
 from ..center.center import TimeoutCenter
 from ..errors import EnvelopeError
-from ..metrics.counters import COUNTERS
+from ..metrics import COUNTERS
 from ..model import message as envelope
 from ..model.results import Delivery
 from ..model.topic import Topic

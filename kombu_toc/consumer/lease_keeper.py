@@ -19,7 +19,7 @@ from ..center.center import TimeoutCenter
 from ..center.exchanges import Bindings
 from ..client.errors import is_temporary
 from ..errors import TocError
-from ..metrics.counters import INTERVAL, Metrics
+from ..metrics import INTERVAL, Metrics
 from ..model.results import Delivery
 from ..scripts.call import ScriptCall
 from . import holdings

@@ -17,7 +17,7 @@ import redis
 from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter, Unique
 from kombu_toc.center.calls import read_call, written_call
 from kombu_toc.center.schedules import RecurringCommands
-from kombu_toc.metrics.counters import Metrics
+from kombu_toc.metrics import Metrics
 
 from ..support.cases import each, night
 from ..support.inspection import put_call

@@ -26,7 +26,7 @@ import kombu_toc
 from celery_toc import timeout_center
 from celery_toc.metrics import TimeoutCenterCollector, metrics_text, serve
 from kombu_toc import TimeoutCenter
-from kombu_toc.metrics.counters import COUNTERS
+from kombu_toc.metrics import COUNTERS
 from kombu_toc.notify.targets import stop_target
 
 from ..support.cluster import Cluster

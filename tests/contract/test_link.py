@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from kombu_toc.consumer.connections import BROKEN, PipelinedConnection
-from kombu_toc.metrics.counters import Metrics
+from kombu_toc.metrics import Metrics
 from kombu_toc.scripts.call import Script, ScriptCall
 
 from ..support.proxy import Proxy

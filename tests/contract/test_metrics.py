@@ -15,7 +15,7 @@ from kombu import Connection, Consumer, Producer, Queue
 
 import kombu_toc
 from kombu_toc import TimeoutCenter, read_metrics, read_script_times
-from kombu_toc.metrics.counters import COUNTERS, INTERVAL, Metrics, _all
+from kombu_toc.metrics import COUNTERS, INTERVAL, Metrics, _all
 from kombu_toc.model.keys import MINUTES
 
 from ..support.cases import night

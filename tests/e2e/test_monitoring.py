@@ -15,7 +15,7 @@ import redis
 from celery import Celery
 
 import kombu_toc
-from kombu_toc.metrics.counters import _all
+from kombu_toc.metrics import _all
 
 from ..support import nursery
 from ..support.nodes import ROOT, Worker

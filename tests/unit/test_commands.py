@@ -34,7 +34,7 @@ from kombu_toc.center.put_many import PutNames, put_many_call
 from kombu_toc.center.schedules import RecurringCommands
 from kombu_toc.center.upkeep import sweep_call
 from kombu_toc.errors import ActionTimeError
-from kombu_toc.metrics.counters import Counters
+from kombu_toc.metrics import Counters
 from kombu_toc.model import scores
 from kombu_toc.model.keys import Keys
 from kombu_toc.model.limits import Limits

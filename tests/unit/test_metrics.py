@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_toc.metrics.counters import _FIELDS, BOUNDS_US, PAUSE, Lateness, Metrics, TopicCounts
+from kombu_toc.metrics import _FIELDS, BOUNDS_US, PAUSE, Lateness, Metrics, TopicCounts
 from kombu_toc.model.topic import Declaration, Topic
 
 

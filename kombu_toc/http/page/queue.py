@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...center.center import TimeoutCenter
 from ...center.topics import ALTERABLE
 from ...errors import ConfigurationError
-from ...metrics.counters import read_minutes
+from ...metrics import read_minutes
 from ...model.limits import LIMITS, TERMS
 from ...model.message import decode_key
 from ...model.results import Found

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from ...aio.center import AsyncTimeoutCenter
 from ...center.center import TimeoutCenter
-from ...metrics.counters import Lateness, lateness_of, read_minutes
+from ...metrics import Lateness, lateness_of, read_minutes
 from ...model.keys import Slot
 from ...model.results import DEAD, Consumer, Counts, Found
 from ...model.topic import Topic

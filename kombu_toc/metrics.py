@@ -19,12 +19,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from redis.exceptions import RedisError
 
-from ..compat.redis_connections import socket_of
-from ..errors import TocError
-from ..model.keys import MINUTES
-from ..model.topic import Declaration, Topic
-
-# -- counters of a process
+from .compat.redis_connections import socket_of
+from .errors import TocError
+from .model.keys import MINUTES
+from .model.topic import Declaration, Topic
 
 
 @dataclass(eq=False, slots=True)

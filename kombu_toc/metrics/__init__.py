@@ -1,1 +1,0 @@
-"""Counters of what a process puts, delivers and loses, and how they reach Redis."""
