@@ -27,7 +27,7 @@ COMMANDS = {
     "reschedule": "celery_toc.cli.actions",
     "run": "celery_toc.cli.actions",
     "dead": "celery_toc.cli.actions",
-    "failures": "celery_toc.cli.failures",
+    "failures": "celery_toc.cli.library",
     "pause": "celery_toc.cli.topic",
     "resume": "celery_toc.cli.topic",
     "purge": "celery_toc.cli.topic",

@@ -1,10 +1,395 @@
-"""The HTTP API of an app's broker, with what knows Celery: tasks, results, schedules, metrics.
-
-``celery -A shop toc web`` serves it; docs/http.md explains it. It needs the extra ``[http]``.
-"""
+"""What the page shows of an app: tasks as Celery reads them, workers, schedules."""
 
 from __future__ import annotations
 
-from .page import api_for_app
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
-__all__ = ("api_for_app",)
+from celery.backends.base import DisabledBackend
+
+import kombu_toc
+from kombu_toc import http
+
+from .. import aio, timeout_center
+from ..app.broker import broker_of
+from ..app.revoke import mark_revoked, remember_revoked
+from ..app.task import Task, sources_of
+from ..schedules.rules import ScheduleError, check_name, zone_of
+from . import schedules, tasks
+from .schedules import PUT, keep, page_of_schedules, refusals, unknown, when_of
+from .tasks import NEW_TASK, Allowed, send
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from ..schedules.view import Firing, Schedule
+
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two questions to the workers, and for which their answers are waited for.
+ASK_EVERY = 5.0
+ANSWER_WITHIN = 1.0
+
+#: Seconds for which it is believed which tasks the workers have registered.
+TASKS_LAST = 60.0
+
+#: act of the page -> method of the schedules, if its name is another one
+_CHANGES = {"skip": "skip_next", "run": "run_now"}
+
+
+#: options of a put that a schedule has by the same names
+_RULES = (
+    *("options", "misfire", "grace", "overlap", "jitter", "start", "end", "max_runs"),
+    *("timezone", "exclude"),
+)
+
+
+def mask_of(app: Celery, more: Sequence[str] = ()) -> http.Mask:
+    """What is not shown: the app's setting ``toc_web_mask``, and more.
+
+    Raises ConfigurationError.
+    """
+    mask = http.Mask.of(app.conf.get("toc_web_mask"))
+    return http.Mask((*mask.patterns, *more)) if more else mask
+
+
+class AppExtras(http.PageExtras):
+    """What the page of an app shows."""
+
+    has_schedules = True
+    has_workers = True
+
+    def __init__(self, allowed: Allowed) -> None:
+        self._app, self._allowed = allowed.app, allowed
+        #: tasks that workers have registered, and until when that is not asked again
+        self._registered: set[str] = set()
+        self._registered_until = 0.0
+        self._registering = asyncio.Lock()
+        self._parameters: dict[str, Sequence[str] | None] = {}
+        self._workers: list[http.WorkerRow] | None = None
+        self._asked_at = 0.0
+        self._asking: asyncio.Task[None] | None = None
+        #: one asks the workers, whose replies go to a queue for each thread; one the result
+        #: backend, which need not be safe for threads
+        self._asks = ThreadPoolExecutor(1, "toc-page-workers")
+        self._marks = ThreadPoolExecutor(1, "toc-page-results")
+
+    # -- messages
+
+    def parts(self, found: kombu_toc.Found, budget: Any) -> http.Parts:
+        """As every page tells them, and a task of protocol 1, which has its name in its body."""
+        parts = super().parts(found, budget)
+        if parts.problem or parts.task is not None or parts.content_type is None:
+            return parts
+        task = Task(self._app, found)
+        if task.name is None:
+            return parts
+        return parts._replace(
+            task=str(task.name),
+            args=task.args,
+            kwargs=task.kwargs,
+            rest=task.embedded,
+            problem=task.problem,
+        )
+
+    def parameters(self, task: str) -> Sequence[str] | None:
+        """Names of the parameters of a task that is registered here."""
+        if task in self._parameters:
+            return self._parameters[task]
+        if task not in self._app.tasks:
+            return None
+        return self._parameters.setdefault(task, self._names_of(task))
+
+    def _names_of(self, name: str) -> Sequence[str] | None:
+        task = self._app.tasks.get(name)
+        try:
+            signature = None if task is None else inspect.signature(task.run)
+        except (TypeError, ValueError):
+            signature = None
+        if signature is None:
+            return None
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return [one.name for one in signature.parameters.values() if one.kind in kinds]
+
+    async def cancelled(self, cancelled: Sequence[kombu_toc.Cancelled]) -> None:
+        """Results of tasks that never run are marked REVOKED, as a revoke marks them."""
+        if isinstance(self._app.backend, DisabledBackend):
+            return
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._marks, self._mark, cancelled)
+        except Exception as exc:  # whatever a result backend raises
+            logger.warning("results of cancelled tasks are not marked REVOKED: %s", exc)
+
+    def _mark(self, cancelled: Sequence[kombu_toc.Cancelled]) -> None:
+        tasks = [Task(self._app, one) for one in cancelled]
+        revoked = [task.id for task in tasks if mark_revoked(self._app, task)]
+        if revoked:
+            remember_revoked(timeout_center(self._app), revoked)
+
+    # -- workers
+
+    async def sources(self, id: str) -> list[tuple[str, str, str]]:
+        """What the cancellations and the result backend say of a task."""
+        center = timeout_center(self._app)
+        return [*(await asyncio.to_thread(sources_of, self._app, center, id))]
+
+    async def workers(self) -> list[http.WorkerRow] | None:
+        """What workers have said lately; None until the first have answered. They are asked while
+        somebody wants to know, for all viewers together."""
+        now = time.monotonic()
+        if self._asking is None and now - self._asked_at >= ASK_EVERY:
+            self._asked_at = now
+            self._asking = asyncio.get_running_loop().create_task(self._ask())
+        return self._workers
+
+    async def _ask(self) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+            self._workers = await loop.run_in_executor(self._asks, self._answers)
+        except Exception as exc:  # the broker is away
+            logger.info("the workers cannot be asked what they hold: %s", exc)
+        finally:
+            self._asked_at = time.monotonic()
+            self._asking = None
+
+    async def aclose(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait((self._asking,))
+        self._asks.shutdown(wait=False)
+        self._marks.shutdown(wait=False)
+
+    def _answers(self) -> list[http.WorkerRow]:
+        running = self._told("active")
+        reports = self._told("toc") if running else {}
+        return [_worker(name, said, reports.get(name)) for name, said in sorted(running.items())]
+
+    def _told(self, command: str) -> dict[str, Any]:
+        """What workers answer, by their names."""
+        replies = self._app.control.broadcast(command, reply=True, timeout=ANSWER_WITHIN)
+        return {name: said for reply in replies or () for name, said in reply.items()}
+
+    # -- tasks that are sent
+
+    async def tasks(self, may_any: bool) -> tuple[list[str], str]:
+        async with self._registering:
+            if time.monotonic() >= self._registered_until:
+                loop = asyncio.get_running_loop()
+                self._registered = await loop.run_in_executor(self._asks, self._ask_tasks)
+                lasts = TASKS_LAST if self._registered else ASK_EVERY
+                self._registered_until = time.monotonic() + lasts
+        about = ""
+        names = self._registered
+        if not names:
+            names = {name for name in self._app.tasks if not name.startswith("celery.")}
+            about = "No worker has answered: these are the tasks that this process has loaded."
+        if not may_any:
+            names = {name for name in names if self._allowed.allows(name)}
+            about += " The server allows some tasks only: celery toc web --allow NAME allows more."
+        return sorted(names), about.strip()
+
+    def _ask_tasks(self) -> set[str]:
+        try:
+            answers = self._told("registered").values()
+        except Exception as exc:  # the broker is away
+            logger.info("the workers cannot be asked what they have registered: %s", exc)
+            return set()
+        # Each is followed by its rate limit in brackets, if it has one.
+        lists = [said for said in answers if isinstance(said, list)]
+        return {str(one).split(" [")[0] for said in lists for one in said}
+
+    async def _check_task(self, name: str, may_any: bool) -> None:
+        if not may_any:
+            self._allowed.check(name)
+        names, _ = await self.tasks(may_any)
+        if name not in names:
+            raise http.invalid(
+                "task", f"no worker has registered {name[:100]!r}: choose from the list"
+            )
+
+    async def send(
+        self, body: dict[str, Any], token: http.Token, request: http.Request, may_any: bool
+    ) -> str:
+        fields = NEW_TASK.read(body, "")
+        await self._check_task(fields["task"], may_any)
+        _, queue = await send(self._app, fields, token, request)
+        return queue
+
+    # -- schedules
+
+    def _schedules(self) -> Any:
+        return aio.timeout_center(self._app).schedules
+
+    async def schedules(
+        self, token: http.Token, limit: int, after: str
+    ) -> tuple[list[Schedule], str | None]:
+        return await page_of_schedules(self._schedules(), token, limit, after)
+
+    async def schedule(self, name: str) -> tuple[Schedule, list[Firing]]:
+        found = await self._schedules().get(name)
+        if found is None:
+            raise unknown(name)
+        return found, await self._schedules().history(name)
+
+    async def schedule_fields(self, name: str) -> dict[str, Any]:
+        found = await self._schedules().get(name)
+        if found is None:
+            raise unknown(name)
+        await self._kept(found)
+        return {
+            "task": found.task,
+            "when": found.text,
+            "args": list(found.args or ()),
+            "kwargs": dict(found.kwargs or {}),
+            "queue": found.queue,
+            "timezone": found.timezone,
+            "misfire": found.misfire,
+            "grace": _span(found.grace),
+            "overlap": found.overlap,
+            "jitter": _span(found.jitter) if found.jitter else "",
+            "start": found.start or "",
+            "end": found.end or "",
+            "maxRuns": found.max_runs or "",
+            "exclude": ", ".join(map(str, found.exclude)),
+        }
+
+    async def _kept(self, found: Schedule) -> dict[str, Any]:
+        """The options of a put that changes nothing. Raises Problem for a schedule that another
+        program puts, and for one that a put by its task's name would take something from."""
+        said = ""
+        if found.owner:
+            said = f"was put by {found.owner!r}: change it there"
+        elif isinstance(found.args, str) or isinstance(found.kwargs, str):
+            said = "has arguments that cannot be read here"
+        elif any(found.message.embedded.values()):
+            said = "has callbacks or a chain, which no form has: change it where it was put"
+        if said:
+            raise http.Problem("conflict", f"the schedule {found.name!r} {said}")
+        kept = {rule: getattr(found, rule) for rule in _RULES}
+        kept.update(args=found.args or (), kwargs=found.kwargs or {})
+        kept["either_day"] = getattr(found.timing, "either_day", False)
+        plan = await self._schedules().plan(found.name, found.task, found.schedule, **kept)
+        # Its queue was named, unless its route leads to just that message.
+        is_routed = plan.record.fingerprint == found.fingerprint
+        return {**kept, "queue": None if is_routed else found.queue}
+
+    async def put_schedule(
+        self, name: str, body: dict[str, Any], by: str, *, is_new: bool, may_any: bool
+    ) -> None:
+        schedules = self._signed(by)
+        found = await schedules.get(name)
+        if not is_new and found is None:
+            raise unknown(name)
+        if is_new and found is not None:
+            raise http.invalid("name", "there is a schedule of this name")
+        more: dict[str, Any] = {}
+        when = None
+        if found is not None:
+            kept = await self._kept(found)
+            more = {option: kept[option] for option in ("args", "kwargs", "options")}
+            if (body.get("queue"), body.get("task")) == (found.queue, found.task):
+                more["queue"] = kept["queue"]
+                del body["queue"]
+            if not {"every", "cron"} & body.keys():
+                when, more["either_day"], body["every"] = found.schedule, kept["either_day"], 1
+        fields = PUT.read(body, "")
+        await self._check_task(fields["task"], may_any)
+        for field, check, said in (
+            ("name", check_name, name),
+            ("timezone", zone_of, fields.get("timezone", "UTC")),
+        ):
+            try:
+                check(said)
+            except ScheduleError as exc:
+                raise http.invalid(field, str(exc)) from None
+        await keep(schedules, name, fields, when or when_of(fields), found, **more)
+
+    def _signed(self, by: str) -> Any:
+        return self._schedules().signed(f"{by or 'this machine'} (page)")
+
+    async def change_schedule(self, name: str, act: str, by: str, *given: float) -> Any:
+        schedules = self._signed(by)
+        with refusals(name):
+            return await getattr(schedules, _CHANGES.get(act, act))(name, *given)
+
+
+def _worker(name: str, running: Sequence[Any], report: Any) -> http.WorkerRow:
+    """What a worker has said.
+
+    report: of ``inspect toc``; None of a worker whose broker is another one
+    """
+    active = [(one["id"], one["name"]) for one in running if isinstance(one, dict)]
+    ids = {id for id, _ in active}
+    said = report if isinstance(report, dict) and "leases" in report else None
+    held = []
+    if said is not None:
+        messages = [*said["leases"]["messages"], *said["held"]]
+        named = {one["id"]: one.get("task") or "" for one in messages}
+        held = [(id, task) for id, task in named.items() if id not in ids]
+    return http.WorkerRow(
+        name,
+        sorted(said["topics"]) if said is not None else [],
+        active,
+        held,
+        said["capacity"]["free"] if said is not None else None,
+        bool(said is not None and said["paused"]),
+    )
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"
+
+
+# -- the application of an app
+
+
+def api_for_app(
+    app: Celery,
+    *,
+    tokens: http.Tokens | None = None,
+    allow: Iterable[str] = (),
+    names: Iterable[str] = (),
+    keep_answers: float = 3600.0,
+    beside: Iterable[Any] = (),
+    mask: Iterable[str] = (),
+) -> http.HttpApi:
+    """The HTTP API of an app's broker, and its page: an ASGI application, to be served or mounted.
+
+    tokens: who may do what; without any, only requests from this machine are answered
+    allow: names of tasks that may be sent, or patterns with ``*``; none unless given
+    names: names of this server, by which who has no token may read, where that is allowed
+    keep_answers: seconds for which answers are kept under an Idempotency-Key
+    beside: what runs while the application does, such as :func:`kombu_toc.notify.beside`
+    mask: names of arguments that are hidden on the page, and from tokens that may not write; or
+        patterns; beside ``toc_web_mask``
+
+    Raises ConfigurationError if the app's broker is no timeout center.
+    """
+    url, ssl, options = broker_of(app)
+    allowed = tasks.Allowed(app, allow)
+    operations = [*tasks.operations(allowed), *schedules.operations(app, allowed)]
+
+    async def close() -> None:
+        await aio.aclose(app)
+
+    return http.api_for(
+        url,
+        tokens=tokens,
+        operations=operations,
+        on_close=(close,),
+        check_message=allowed.check_message,
+        names=names,
+        keep_answers=keep_answers,
+        beside=beside,
+        extras=AppExtras(allowed),
+        mask=mask_of(app, tuple(mask)),
+        ssl=ssl,
+        **options,
+    )
