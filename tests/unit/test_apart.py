@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from kombu_toc.center.pop_cluster import SlotHeads, divided
+from kombu_toc.center.pop import SlotHeads, divided
 
 from ..support.cases import each
 
