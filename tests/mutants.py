@@ -450,7 +450,7 @@ MUTANTS = [
     ),
     Mutant(
         "who has not signed in may send as much as who has",
-        "kombu_toc/http/page/page.py",
+        "kombu_toc/http/page/__init__.py",
         'MAX_FORM if is_in and name != "login" else MAX_ENTRANCE',
         "MAX_FORM",
         "tests/contract/test_page_tokens.py::test_who_has_signed_in_may_send_a_large_form",

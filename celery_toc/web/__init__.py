@@ -1,4 +1,8 @@
-"""What the page shows of an app: tasks as Celery reads them, workers, schedules."""
+"""The HTTP API of an app's broker, with what knows Celery: tasks, results, schedules, metrics; and
+what the page shows of an app.
+
+``celery -A shop toc web`` serves it; docs/http.md explains it. It needs the extra ``[http]``.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 
     from ..schedules.view import Firing, Schedule
 
+
+__all__ = ("api_for_app",)
 
 logger = logging.getLogger(__name__)
 

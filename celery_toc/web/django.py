@@ -28,7 +28,7 @@ from django.views.decorators.csrf import csrf_protect
 
 from kombu_toc.http import Answer, Request, Token, Visitor
 
-from .page import api_for_app
+from . import api_for_app
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -20,15 +20,18 @@ from .fields import (
     Listed,
     Number,
     Object,
+    Problem,
     Text,
     Time,
     array,
+    invalid,
+    not_found,
     or_null,
     record,
+    retry_after,
 )
 from .messages import id_of, trace_of
 from .page import Mask, Page, PageExtras, Parts, Visitor, WorkerRow
-from .problems import Problem, invalid, not_found, retry_after
 from .queues import page_of_names
 from .request import Answer, Operations, Request, answer
 from .serving import PORT, check_needs, serve

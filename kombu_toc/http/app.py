@@ -16,13 +16,23 @@ from ..errors import ServerError
 from ..library.opening import center_for
 from ..model.results import Found
 from ..version import __version__
-from . import guard, jobs, library, pull, queues, tasks
+from . import guard, library, pull, queues, tasks
 from . import request as asgi
-from .fields import TEXT, Object, Text, record
+from .fields import (
+    KINDS,
+    SCHEMA,
+    TEXT,
+    Object,
+    Problem,
+    Text,
+    invalid,
+    not_found,
+    problem_of,
+    record,
+)
 from .idempotency import REPLAYED, Idempotency, as_answer
 from .messages import DecompressionBudget, shown_found, shown_masked
 from .page import Mask, Page, PageExtras
-from .problems import KINDS, SCHEMA, Problem, invalid, not_found, problem_of
 from .pull import LongPolls
 from .tokens import MOST, NOBODY, Audit, Masking, Token, Tokens, check_role
 
@@ -562,7 +572,7 @@ OPERATIONS = asgi.Operations(
         *pull.OPERATIONS,
         *queues.OPERATIONS,
         *library.FAILED,
-        *jobs.OPERATIONS,
+        *tasks.JOBS,
         *library.OPERATIONS,
         *queues.SCALE,
     ),

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from .problems import Problem, refusal, retry_after
+from .fields import Problem, refusal, retry_after
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import RedisError
 
 from ..aio.center import AsyncTimeoutCenter
-from .problems import CONTENT_TYPE, Problem, invalid, retry_after
+from .fields import CONTENT_TYPE, Problem, invalid, retry_after
 from .request import Answer, Request
 
 logger = logging.getLogger(__name__)

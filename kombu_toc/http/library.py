@@ -25,16 +25,20 @@ from .fields import (
     Listed,
     Number,
     Object,
+    Problem,
     Text,
     Time,
     array,
     described,
+    going_on,
+    invalid,
+    not_found,
     or_null,
     record,
+    retry_after,
     shown_time,
 )
 from .messages import DecompressionBudget
-from .problems import Problem, going_on, invalid, not_found, retry_after
 from .request import Answer, Operations, Request, answer
 from .tokens import HIDDEN, Mask, Masking
 

@@ -14,7 +14,7 @@ from ..errors import EnvelopeError
 from ..model import results
 from ..model.message import MOST, Content, Unique, look, pack, read_content, unpack
 from . import fields as schema
-from .problems import Problem, invalid
+from .fields import Problem, invalid
 from .request import Request, check_encoding, read_json
 
 #: Headers that a Python process wrote may have dates, UUIDs, and numbers that JSON has not.

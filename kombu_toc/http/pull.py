@@ -18,9 +18,22 @@ from ..errors import ReceiptError
 from ..model.delivery import read_receipt
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Delivery, Found
 from . import guard
-from .fields import TEXT, WHOLE, Flag, Listed, Number, Object, Text, array, described, record
+from .fields import (
+    TEXT,
+    WHOLE,
+    Flag,
+    Listed,
+    Number,
+    Object,
+    Problem,
+    Text,
+    array,
+    described,
+    invalid,
+    record,
+    retry_after,
+)
 from .messages import CONTENT, LEASED, LEASED_TASK, DecompressionBudget, content_of, shown_delivery
-from .problems import Problem, invalid, retry_after
 from .request import Answer, Gone, Operations, Request, answer
 
 #: Seconds for which a lease may wait, at most; messages of one lease, and receipts of one request.

@@ -17,8 +17,8 @@ from ..model.limits import LIMITS, PRIORITIES
 from ..model.results import DEAD, Counts
 from ..model.topic import Topic
 from . import fields as schema
+from .fields import Problem, invalid
 from .library import FAR_WITHIN, far_of
-from .problems import Problem, invalid
 from .request import Answer, Operations, Request, answer
 from .tasks import CANCELLING, PAGE, read_page, shown_page
 from .tokens import Token

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote_to_bytes
 
 from . import guard
-from .fields import Object, Text
-from .problems import KINDS, Problem, invalid
+from .fields import KINDS, Object, Problem, Text, invalid
 
 # -- A request as the operations see it, and what they answer
 

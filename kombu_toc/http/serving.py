@@ -17,8 +17,8 @@ from ..client.programs import check_installed
 from ..client.urls import raise_file_limit
 from ..errors import ConfigurationError
 from .app import HttpApi
+from .fields import Problem, refusal
 from .guard import CONNECTIONS, KEEP_ALIVE, guarded
-from .problems import Problem, refusal
 from .request import is_loopback
 
 PORT = 8088

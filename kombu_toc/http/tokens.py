@@ -31,7 +31,7 @@ from redis.exceptions import RedisError
 from ..aio.center import AsyncTimeoutCenter
 from ..client.programs import one_line
 from ..errors import ConfigurationError, TocError
-from .problems import Problem, problem_of, retry_after
+from .fields import Problem, problem_of, retry_after
 from .request import ROLES
 
 # -- who may do what: bearer tokens, which are kept as SHA-256 hashes

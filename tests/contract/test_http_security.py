@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 
 from kombu_toc import ConfigurationError, TimeoutCenter
 from kombu_toc.http import Problem, Token, Tokens, matches, new_token, read_tokens
-from kombu_toc.http.problems import problem_of
+from kombu_toc.http.fields import problem_of
 from kombu_toc.http.queues import page_of_names
 
 from ..support import nursery

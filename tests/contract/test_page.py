@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import pytest
 from celery import Celery
 
-from celery_toc.web.page import mask_of
+from celery_toc.web import mask_of
 from kombu_toc import FailureBounds, TimeoutCenter
 from kombu_toc.center.failures import FailureWriter
 from kombu_toc.notify.targets import stop_target

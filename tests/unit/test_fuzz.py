@@ -21,7 +21,7 @@ from kombu_toc import Delivery, TocError, Unique
 from kombu_toc.client import options, urls
 from kombu_toc.client.options import Settings
 from kombu_toc.http import fields, request, tokens
-from kombu_toc.http.problems import Problem
+from kombu_toc.http.fields import Problem
 from kombu_toc.model import delivery, message, timetext, topic
 from kombu_toc.notify import message as notification
 from kombu_toc.notify import targets

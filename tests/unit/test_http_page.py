@@ -14,7 +14,7 @@ from celery import Celery
 
 from celery_toc.web import api_for_app
 from kombu_toc.http.app import OPERATIONS, document
-from kombu_toc.http.problems import KINDS
+from kombu_toc.http.fields import KINDS
 from kombu_toc.http.request import ROLES, Router
 
 ROOT = Path(__file__).parents[2]

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from kombu_toc import Page
 from kombu_toc.http import Mask, PageExtras, Problem, tasks
+from kombu_toc.http.page import _fields_of
 from kombu_toc.http.page import snapshots as groups_module
 from kombu_toc.http.page.jobs import Job
-from kombu_toc.http.page.page import _fields_of
 from kombu_toc.http.page.queue import _back, come_of
 from kombu_toc.http.page.reading import Reader, last_line
 from kombu_toc.http.page.render import link, read_time, span, templates

@@ -1,4 +1,9 @@
-"""The page: finds the view of a request, and answers."""
+"""The page: what a person sees of a timeout center, and does to it, in a browser. This module finds
+the view of a request, and answers.
+
+Its HTML is in ``templates``, and escaped by Jinja2 (:mod:`.render`); one small script looks again
+and knows keys (``page.js``). Nothing is loaded from anywhere else.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,16 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
-from ..problems import Problem, not_found, problem_of, retry_after
+from ..fields import Problem, not_found, problem_of, retry_after
 from ..request import Answer, Gone, Operation, Request
-from ..tokens import Mask
+from ..tokens import Mask as Mask
 from . import message, overview, queue, schedules
-from .reading import PageExtras
+from .reading import PageExtras as PageExtras
+from .reading import Parts as Parts
+from .reading import WorkerRow as WorkerRow
 from .render import FILES, HEADERS, HTML, Ask, View, decoded, file_of, page_of, redirect, render
-from .sessions import LASTS, Visitor, cookie_header
+from .sessions import LASTS, cookie_header
+from .sessions import Visitor as Visitor
 from .snapshots import FirstLook
 from .tools import Tools, Viewing
 

@@ -27,7 +27,7 @@ from ...center.reshard import reshard_topic
 from ...model.failures import FailureFilter
 from ...model.results import Found
 from ...model.topic import check_slots
-from ..problems import Problem, not_found, problem_of, retry_after
+from ..fields import Problem, not_found, problem_of, retry_after
 from ..tokens import Audit
 from . import selection as marks
 from .reading import Reader, state_of

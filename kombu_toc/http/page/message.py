@@ -9,8 +9,8 @@ from typing import Any
 from ...model.failures import FailedTask
 from ...model.library import STATUSES, Record
 from ...model.results import IN_FLIGHT, Found, Usage
+from ..fields import going_on, invalid, not_found
 from ..library import MOST_FAILURES, between, read_attributes, shown_failures, shown_record
-from ..problems import going_on, invalid, not_found
 from ..request import Answer
 from ..tokens import Masking
 from .reading import DIED, FLYING, READY, SCHEDULED, Shown

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...center.topics import MOST_FAR
-from ..problems import invalid
+from ..fields import invalid
 from ..request import Answer
 from .render import Ask, View, counted, lateness, link, moment, number, redirect, render, span
 from .selection import ACTS

@@ -16,7 +16,7 @@ from ...model.limits import LIMITS, TERMS
 from ...model.message import decode_key
 from ...model.results import Found
 from ...scripts.call import text
-from ..problems import Problem, invalid, not_found
+from ..fields import Problem, invalid, not_found
 from ..request import Answer
 from ..tokens import HIDDEN
 from . import selection as selections

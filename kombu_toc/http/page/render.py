@@ -14,8 +14,7 @@ from urllib.parse import quote, unquote, urlencode
 from ...client.programs import check_installed
 from ...model import timetext
 from ...version import __version__
-from ..fields import shown_time
-from ..problems import invalid
+from ..fields import invalid, shown_time
 from ..request import Answer, Request
 from .reading import TITLES, WHOLE, cut, last_line
 from .sessions import Visitor, cookie_header, cookie_name, read_cookie

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from ...model.timetext import read_span
-from ..problems import Problem, invalid, not_found
+from ..fields import Problem, invalid, not_found
 from ..request import Answer
 from ..tokens import Masking
 from .render import Ask, View, iso, link, read_time, redirect

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from ...model.results import DEAD, IN_FLIGHT, WAITING, Cancelled, Found
-from ..problems import going_on, invalid
+from ..fields import going_on, invalid
 from . import reading
 from .render import moment, read_time
 

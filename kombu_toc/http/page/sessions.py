@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from ...aio.center import AsyncTimeoutCenter
 from ...errors import TocError
-from ..problems import Problem
+from ..fields import Problem
 from ..request import Request, check_name, port_of
 from ..tokens import NOBODY, Token, Tokens
 

@@ -19,7 +19,7 @@ from ...metrics import Lateness, lateness_of, read_minutes
 from ...model.keys import Slot
 from ...model.results import DEAD, Consumer, Counts, Found
 from ...model.topic import Topic
-from ..problems import Problem, problem_of, retry_after
+from ..fields import Problem, problem_of, retry_after
 from .reading import Reader
 from .selection import PAGE_BYTES, Listing, Selection, find, likeness
 

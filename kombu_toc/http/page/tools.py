@@ -9,8 +9,8 @@ from ...aio.center import AsyncTimeoutCenter
 from ...errors import PartialError
 from ...model.failures import FailureGroup
 from .. import tokens
+from ..fields import Problem
 from ..library import FarAhead
-from ..problems import Problem
 from ..request import Answer
 from ..tokens import Audit, Mask
 from .jobs import Jobs
