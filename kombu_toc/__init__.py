@@ -13,11 +13,11 @@ from .plugin import register
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .aio.center import AsyncConsumption as AsyncConsumption
+    from .aio.center import AsyncTaken as AsyncTaken
     from .aio.center import AsyncTimeoutCenter as AsyncTimeoutCenter
     from .aio.transport import AsyncChannel as AsyncChannel
     from .aio.transport import AsyncTransport as AsyncTransport
-    from .aio.waiting import AsyncConsumption as AsyncConsumption
-    from .aio.waiting import AsyncTaken as AsyncTaken
     from .center.calls import NewMessage as NewMessage
     from .center.calls import ScheduleChange as ScheduleChange
     from .center.calls import ScheduleFiring as ScheduleFiring
@@ -145,9 +145,8 @@ if TYPE_CHECKING:
 _PLACES = {
     name: place
     for place, names in {
-        "aio.center": "AsyncTimeoutCenter",
+        "aio.center": "AsyncConsumption AsyncTaken AsyncTimeoutCenter",
         "aio.transport": "AsyncChannel AsyncTransport",
-        "aio.waiting": "AsyncConsumption AsyncTaken",
         "center.calls": "NewMessage ScheduleChange ScheduleFiring",
         "center.center": "TimeoutCenter estimate_memory",
         "center.consumption": "Consumption Taken",

@@ -5,16 +5,18 @@
     async with AsyncTimeoutCenter.from_url("toc+redis://localhost:6379/0") as center:
         await center.put("mail", "order-7", b"remind", delay=3600)
 
-The parts of the center run as they are, in a greenlet (:mod:`.waiting`). Their calls leave over
+The parts of the center run as they are, in a greenlet (:func:`.client.run`). Their calls leave over
 connections of redis.asyncio (:mod:`.links`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from math import inf
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -24,6 +26,7 @@ import redis.asyncio
 from ..center.admin_commands import Position
 from ..center.calls import PutRequest
 from ..center.center import TimeoutCenter, make_center
+from ..center.consumption import Consumption, Loops, Taken
 from ..client.connect import connect
 from ..client.options import Settings, read
 from ..client.urls import Address, read_url
@@ -33,8 +36,7 @@ from ..library.opening import attach
 from ..model.limits import Limits
 from ..model.results import Delivery, Found
 from ..model.topic import Topic
-from .client import AsyncClient, AsyncClusterClient, open_link
-from .waiting import AsyncConsumption, AwaitedPart, check, run, wait_for
+from .client import AsyncClient, AsyncClusterClient, AwaitedPart, check, open_link, run, wait_for
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,7 +54,7 @@ _AT_ONCE = frozenset(("note", "gather", "consumes", "scheduled"))
 
 class InThreads:
     """Something whose methods wait for databases; each is called in a thread, and awaited where
-    :func:`.waiting.run` runs the caller."""
+    :func:`.client.run` runs the caller."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -159,6 +161,92 @@ def _with(connection: Any, recorder: Any, write: Callable[[Any], R]) -> R:
 def _in_thread(function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
     """Call something in a thread, where waiting does not block the loop."""
     return wait_for(asyncio.to_thread(function, *args, **kwargs))
+
+
+# -- loops over messages
+
+
+class AsyncTaken(Taken):
+    """As :class:`Taken`, in a loop of an AsyncTimeoutCenter: its methods are awaited."""
+
+    async def ack(self) -> bool:  # type: ignore[override]
+        """Acknowledge it; returns whether it was still there."""
+        return await run(Taken.ack, self)
+
+    async def reject(  # type: ignore[override]
+        self,
+        *,
+        requeue: bool = True,
+        reason: str = "",
+        error: str = "",
+        backoff: float | None = None,
+    ) -> str | None:
+        """Give it back after a failure: see :meth:`.pop.Deliveries.reject`."""
+        how = {"requeue": requeue, "reason": reason, "error": error, "backoff": backoff}
+        return await run(lambda: Taken.reject(self, **how))  # type: ignore[arg-type]
+
+    async def release(self) -> bool:  # type: ignore[override]
+        """Give it back unhandled; returns whether it was still held by this delivery."""
+        return await run(Taken.release, self)
+
+
+class _Consumption(Consumption):
+    """One whose leases a task renews instead of a thread."""
+
+    taken = AsyncTaken
+    task: asyncio.Task[None] | None = None
+
+    def _make_bell(self) -> asyncio.Event:
+        return asyncio.Event()
+
+    def _start_renewing(self) -> None:
+        if self.task is None:
+            self.task = asyncio.get_running_loop().create_task(self._renew_in_task())
+
+    async def _renew_in_task(self) -> None:
+        held = self.held
+        while True:
+            now = time.monotonic()
+            if due := held.renewing(now):
+                await run(self.renew, held, due, now)
+            left = None if held.due == inf else max(held.due - time.monotonic(), 0.0)
+            await asyncio.wait({bell := asyncio.ensure_future(self._bell.wait())}, timeout=left)
+            bell.cancel()
+            self._bell.clear()
+
+
+class AsyncConsumption:
+    """What :meth:`AsyncTimeoutCenter.consume` returns: an asynchronous context manager, and in its
+    block an asynchronous iterator over messages. Otherwise it is as :class:`Consumption`."""
+
+    def __init__(self, loops: Loops, topics: tuple[str, ...], options: Any) -> None:
+        self._loop = loops.consuming(_Consumption, topics, **options)
+
+    async def __aenter__(self) -> AsyncConsumption:
+        self._loop.__enter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        task = self._loop.task
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        await run(self._loop.__exit__, kind, exc, trace)
+
+    def __aiter__(self) -> AsyncIterator[AsyncTaken]:
+        return self
+
+    async def __anext__(self) -> AsyncTaken:
+        message = await run(self._loop.take)
+        if message is None:
+            raise StopAsyncIteration
+        assert isinstance(message, AsyncTaken)
+        return message
 
 
 # -- the timeout center

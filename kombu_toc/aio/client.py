@@ -1,7 +1,8 @@
-"""Clients of one server and of a Cluster, for code that :func:`.waiting.run` calls.
+"""Clients of one server and of a Cluster, for code that :func:`run` calls: it is written without
+await, and its waiting does not block the loop.
 
 They have redis-py's methods, and those of :class:`kombu_toc.client.connection.Client`. What these
-send and receive goes over connections of redis.asyncio, and does not block the loop.
+send and receive goes over connections of redis.asyncio.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import inspect
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, ParamSpec, TypeVar, cast
 
 import redis
 import redis.asyncio
@@ -20,6 +21,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, NoPermissionError, ResponseError
 
+from ..center.pop_wait import WakeConnection
 from ..client.cluster import ClusterClient, Place, with_short_timeouts
 from ..client.connect import POOL_TIMEOUT
 from ..client.errors import is_demoted, server_of, translated
@@ -27,7 +29,136 @@ from ..client.tls import TLSConnection
 from ..errors import ConfigurationError, FailoverError, ServerError
 from ..scripts.call import Packer
 from .links import BROKEN, MAX_CONNECTIONS, Link, Links, whole
-from .waiting import AsyncWakeConnection, not_awaited, run, wait_for
+
+# -- runs code that is written without await in a task of an event loop
+#
+# The code runs in a greenlet. Where it needs the server, :func:`wait_for` switches to the task,
+# which awaits what is to be awaited, and switches back with the result. Meanwhile other tasks run.
+# So the center has one code for both worlds; SQLAlchemy's asyncio extension does the same.
+
+try:
+    import greenlet
+
+    _Greenlet: Any = greenlet.greenlet
+except ImportError:  # a program that needs it, and more, says so itself
+    greenlet, _Greenlet = None, object
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def check() -> None:
+    """Raises ConfigurationError without the package greenlet."""
+    if greenlet is None:
+        raise ConfigurationError(
+            "asyncio needs the package greenlet: pip install 'celery-toc[asyncio]'"
+        )
+
+
+class _Bridge(_Greenlet):  # type: ignore[misc]  # it has no types
+    """The greenlet of one call; no other greenlet is one of these."""
+
+
+async def run(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a function whose waiting for the server does not block the loop.
+
+    If the task is cancelled, the function gets the CancelledError where it waits.
+    """
+    task = greenlet.getcurrent()
+    bridge = _Bridge(function, task)
+    # What a task has in context variables holds here, too: what traces requests relies on it.
+    bridge.gr_context = task.gr_context
+    found = bridge.switch(*args, **kwargs)
+    while not bridge.dead:
+        try:
+            value = await found
+        except BaseException as exc:
+            found = bridge.throw(exc)
+        else:
+            found = bridge.switch(value)
+    return cast(R, found)
+
+
+def wait_for(awaitable: Awaitable[R]) -> R:
+    """Await something from within a function that :func:`run` calls.
+
+    Raises ConfigurationError anywhere else.
+    """
+    current = greenlet.getcurrent()
+    if not isinstance(current, _Bridge):
+        close = getattr(awaitable, "close", None)
+        if close is not None:  # or Python warns of a coroutine that was never awaited
+            close()
+        raise not_awaited()
+    return cast(R, current.parent.switch(awaitable))
+
+
+class AwaitedPart:
+    """A part of a center, whose methods are awaited: ``await center.queues.declare("mail")``.
+
+    call: as :func:`run`
+    """
+
+    def __init__(self, part: Any, call: Callable[..., Any] = run) -> None:
+        self._part = part
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found = getattr(self._part, name)
+        return partial(self._call, found) if callable(found) else found
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._part)})
+
+
+def not_awaited() -> ConfigurationError:
+    """The error of who uses asyncio's client as if it were another one."""
+    return ConfigurationError(
+        "what belongs to an AsyncTimeoutCenter is awaited: call its methods with await"
+    )
+
+
+class AsyncWakeConnection(WakeConnection):
+    """As :class:`WakeConnection`, over a connection of redis.asyncio. It is closed after each wait:
+    it belongs to its loop, which may end at any time."""
+
+    _exchange: asyncio.Task[list[Any]] | None = None
+
+    @property
+    def usable(self) -> bool:
+        return False
+
+    def _connect(self, pool: Any) -> Any:
+        return wait_for(self._client.open_link())
+
+    def _send(self, command: bytes, seconds: float) -> None:
+        exchange = self._connection.exchange(command, 1, seconds)
+        self._exchange = asyncio.get_running_loop().create_task(exchange)
+
+    def _can_read(self, seconds: float) -> bool:
+        if self._exchange is None:
+            return False
+        done, _ = wait_for(asyncio.wait({self._exchange}, timeout=seconds))
+        return bool(done)
+
+    def _reply(self) -> Any:
+        exchange, self._exchange = self._exchange, None
+        assert exchange is not None  # it is read only after something was sent
+        [reply] = wait_for(exchange)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def _disconnect(self, connection: Any) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None and not exchange.cancel():
+            exchange.exception()  # or asyncio complains that nobody has asked for it
+        wait_for(connection.close())
+
+
+# -- clients
 
 #: Commands that may block, and where the seconds for which they may do so are.
 _BLOCKING = {"BZPOPMIN": -1, "BZPOPMAX": -1, "BLPOP": -1, "BRPOP": -1}

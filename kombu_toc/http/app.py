@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..aio.center import AsyncTimeoutCenter
-from ..aio.waiting import AwaitedPart
+from ..aio.client import AwaitedPart
 from ..center.center import TimeoutCenter
 from ..client.errors import BROKEN, is_demoted, is_temporary
 from ..errors import ServerError

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import RedisError
 
 from ..aio.center import AsyncTimeoutCenter
+from ..aio.client import AwaitedPart
 from .fields import CONTENT_TYPE, Problem, invalid, retry_after
 from .request import Answer, Request
 
@@ -67,7 +68,7 @@ class Idempotency:
     """
 
     def __init__(self, center: AsyncTimeoutCenter, seconds: float) -> None:
-        self._center = center
+        self._center, self._redis = center, AwaitedPart(center.center.client)
         self._seconds = seconds
         #: claims that may be in Redis although nobody is at it, because it was away: name -> owner
         self._left: dict[str, str] = {}
@@ -109,9 +110,9 @@ class Idempotency:
         text = json.dumps({"asked": claim.asked, "owner": claim.owner})
         try:
             for _ in range(2):
-                if await self._call("set", claim.name, text, nx=True, ex=CLAIM):
+                if await self._redis.set(claim.name, text, nx=True, ex=CLAIM):
                     return None
-                found = await self._call("get", claim.name)
+                found = await self._redis.get(claim.name)
                 if found is None:
                     continue  # what was there has ended this very moment
                 entry: dict[str, Any] = json.loads(found)
@@ -119,7 +120,7 @@ class Idempotency:
                     return None  # the reply was lost, and the call repeated
                 if not self._is_left(claim, entry):
                     return entry
-                if await self._call("set", claim.name, text, xx=True, ex=CLAIM):
+                if await self._redis.set(claim.name, text, xx=True, ex=CLAIM):
                     return None
         except (RedisError, OSError):
             self._leave(claim)  # it may be there all the same
@@ -155,7 +156,7 @@ class Idempotency:
         }
         seconds = max(1, int(min(self._seconds, made.keep)))
         try:
-            await self._call("set", claim.name, json.dumps(entry), ex=seconds)
+            await self._redis.set(claim.name, json.dumps(entry), ex=seconds)
         except (RedisError, OSError) as exc:
             logger.warning("an answer is not kept under its Idempotency-Key: %s", exc)
 
@@ -168,12 +169,9 @@ class Idempotency:
     async def _drop(self, claim: _Claim) -> None:
         try:
             if claim.holds:
-                await self._call("delete", claim.name)
+                await self._redis.delete(claim.name)
         except (RedisError, OSError):
             self._leave(claim)
-
-    def _call(self, method: str, *args: Any, **options: Any) -> Awaitable[Any]:
-        return self._center.call(lambda center: getattr(center.client, method)(*args, **options))
 
 
 def as_answer(problem: Problem) -> Answer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError
@@ -23,13 +22,9 @@ class Center:
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
-        self.center = SimpleNamespace(keys=SimpleNamespace(answer=str))
-        self.client = self
+        self.center = SimpleNamespace(keys=SimpleNamespace(answer=str), client=self)
         self.fails: dict[str, int] = {}
         self.calls = 0
-
-    async def call(self, run: Any) -> Any:
-        return run(self)
 
     def set(self, name: str, text: str, *, nx: bool = False, xx: bool = False, ex: float) -> bool:
         kind = "claim" if nx else "keep"

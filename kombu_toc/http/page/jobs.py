@@ -22,7 +22,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from ...aio.center import AsyncTimeoutCenter
-from ...aio.waiting import wait_for
+from ...aio.client import AwaitedPart, wait_for
 from ...center.reshard import reshard_topic
 from ...model.failures import FailureFilter
 from ...model.results import Found
@@ -159,6 +159,7 @@ class Jobs:
     _changed: Callable[[str], None] = lambda queue: None
 
     def __post_init__(self) -> None:
+        self._redis = AwaitedPart(self._center.center.client)
         self._closing = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -201,7 +202,7 @@ class Jobs:
     async def latest(self) -> list[Job]:
         """The jobs that were begun last, the latest first."""
         found = []
-        for id in reversed(await self._call("zrange", self._center.center.keys.jobs, 0, -1)):
+        for id in reversed(await self._redis.zrange(self._center.center.keys.jobs, 0, -1)):
             with contextlib.suppress(Problem):  # it is over for an hour
                 found.append(await self.get(id.decode()))
         return found
@@ -236,7 +237,7 @@ class Jobs:
         if job.phase != ASKING:
             return job
         self._check_room()
-        if not await self._call("hset", self._key(id), "go", who):
+        if not await self._redis.hset(self._key(id), "go", who):
             return job  # somebody else was first
         job = job._replace(phase=RUNNING, who=who, looked=0, is_meant=True)
         if await self._write(job):  # somebody has wanted before that it stops
@@ -253,7 +254,7 @@ class Jobs:
             await self._drop(job)
             await self._write(job._replace(phase=STOPPED))
         elif not job.is_over:
-            await self._call("hset", self._key(id), "stop", "1")
+            await self._redis.hset(self._key(id), "stop", "1")
 
     @property
     def busy(self) -> int:
@@ -347,7 +348,7 @@ class Jobs:
         """Retry or forget failed tasks, the latest first, but none that fails from now on."""
         asked, failures = job.selection, self._center.failures
         which = FailureFilter(asked.task or None, asked.error or None)
-        now = await self._now()
+        now = await self.now_us() / 1e6
         groups = await failures.groups(asked.queue, since=asked.since)
         job = job._replace(matching=sum(one.number for one in groups if which.matches(one)))
         after: str | None = None
@@ -365,7 +366,7 @@ class Jobs:
             self._changed(asked.queue)
             job, after = job.plus(done, len(ids)), page.after
             if await self._write(job) or self._closing or after is None:
-                stops = await self._call("hexists", self._key(job.id), "stop")
+                stops = await self._redis.hexists(self._key(job.id), "stop")
                 await self._end(job, DONE if after is None else STOPPED if stops else LOST)
                 return
 
@@ -390,7 +391,7 @@ class Jobs:
 
     async def _do(self, job: Job) -> None:
         for number in range(job.parts):
-            raw = await self._call("hget", self._key(job.id), _part(number))
+            raw = await self._redis.hget(self._key(job.id), _part(number))
             counted = read_part(raw) if raw is not None else []
             done = await self._acting.run(job.act, await self._still(job, counted), job.at)
             self._changed(job.selection.queue)
@@ -410,7 +411,7 @@ class Jobs:
             return []
         ids = [one.id for one in counted]
         found = await self._center.get(ids, topic=job.selection.queue)
-        now_us = round(await self._now() * 1e6)
+        now_us = await self.now_us()
         states = ACTS[job.act].states
         there = [one for one in those_of(counted, found) if state_of(one, now_us) in states]
         places = {id: place for place, id in enumerate(ids)}
@@ -441,9 +442,8 @@ class Jobs:
     async def _matching(self, job: Job) -> AsyncIterator[tuple[list[Found], int]]:
         """The messages that match, page by page, and how many were looked at for each."""
         selection = job.selection
-        now = await self._now()
-        now_us = round(now * 1e6)
-        how = selection.scanned(now)
+        now_us = await self.now_us()
+        how = selection.scanned(now_us / 1e6)
         states = ACTS[job.act].states
         after: str | None = None
         while True:
@@ -459,9 +459,10 @@ class Jobs:
             if after is None:
                 return
 
-    async def _now(self) -> float:
-        seconds, us = await self._center.call(lambda center: center.client.time())
-        return float(seconds + us / 1e6)
+    async def now_us(self) -> int:
+        """Redis's clock."""
+        seconds, us = await self._redis.time()
+        return int(seconds) * 1_000_000 + int(us)
 
     # -- keeping
 
@@ -486,13 +487,10 @@ class Jobs:
         """Forget what it has counted."""
         if job.parts:
             names = [_part(number) for number in range(job.parts)]
-            await self._call("hdel", self._key(job.id), *names)
+            await self._redis.hdel(self._key(job.id), *names)
 
     def _key(self, id: str) -> str:
         return self._center.center.keys.job(id)
-
-    def _call(self, method: str, *args: Any) -> Any:
-        return self._center.call(lambda center: getattr(center.client, method)(*args))
 
 
 def _part(number: int) -> str:

@@ -12,13 +12,13 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from redis.exceptions import RedisError
 
 from ...aio.center import AsyncTimeoutCenter
+from ...aio.client import AwaitedPart
 from ...errors import TocError
 from ..fields import Problem
 from ..request import Request, check_name, port_of
@@ -80,6 +80,7 @@ class Sessions:
     _names: frozenset[str]
 
     def __post_init__(self) -> None:
+        self._redis = AwaitedPart(self._center.center.client)
         #: the token of each session that was looked up, and when, by the monotonic clock
         self._known: dict[str, tuple[Token | None, float]] = {}
 
@@ -114,7 +115,7 @@ class Sessions:
         if known is not None and now - known[1] < KNOWN:
             return known[0]
         try:
-            raw = await self._call("get", self._key(name))
+            raw = await self._redis.get(self._key(name))
         except (RedisError, TocError, OSError):
             if known is None:
                 raise
@@ -135,7 +136,7 @@ class Sessions:
         token = self._tokens.check(f"Bearer {secret}")
         cookie = secrets.token_urlsafe(32)
         entry = json.dumps({"name": token.name, "of": _mark(token)})
-        await self._call("set", self._key(_hash(cookie)), entry, ex=LASTS)
+        await self._redis.set(self._key(_hash(cookie)), entry, ex=LASTS)
         return token, cookie
 
     async def leave(self, request: Request) -> None:
@@ -143,7 +144,7 @@ class Sessions:
         if cookie := _cookie_of(request):
             name = _hash(cookie)
             self._known.pop(name, None)
-            await self._call("delete", self._key(name))
+            await self._redis.delete(self._key(name))
 
     def check_form(self, request: Request, fields: dict[str, list[str]]) -> None:
         """Raises Problem for a form that was not sent from this page."""
@@ -160,9 +161,6 @@ class Sessions:
 
     def _key(self, name: str) -> str:
         return self._center.center.keys.session(name)
-
-    def _call(self, method: str, *args: Any, **options: Any) -> Awaitable[Any]:
-        return self._center.call(lambda center: getattr(center.client, method)(*args, **options))
 
 
 #: Who has no token where one is needed.

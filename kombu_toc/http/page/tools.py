@@ -42,6 +42,7 @@ class Tools:
         self.sessions = Sessions(center, api.tokens, api.names)
         self.actions = Actions(api.acting, extras)
         self.jobs = Jobs(center, reader, self.actions, self.audit, self.forget)
+        self.now_us = self.jobs.now_us
         self.dead_letters = DeadLetterGroups(center, reader)
         self.searches = SearchCache(center, reader)
         self._failures: Looks[tuple[Sequence[FailureGroup], str]] = Looks()
@@ -69,11 +70,6 @@ class Tools:
             return await asked, ""
         except PartialError as exc:
             return exc.results, "; ".join(map(str, exc.missing))
-
-    async def now_us(self) -> int:
-        """Redis's clock."""
-        seconds, us = await self.center.call(lambda center: center.client.time())
-        return int(seconds) * 1_000_000 + int(us)
 
     async def queue_of(self, ask: Ask, role: str, queue: str) -> str:
         """A queue for which this is allowed. Raises Problem for any other."""
