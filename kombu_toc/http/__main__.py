@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 from ..client.programs import Program, say
 from .app import KEEP_ANSWERS, OPERATIONS, Beside, api_for, document
-from .guard import CONNECTIONS
 from .page import Mask
 from .request import ROLES, Router
-from .serving import PORT, check_needs, serve
+from .serving import CONNECTIONS, PORT, check_needs, serve
 from .tokens import TOKENS, new_token, tokens_of
 
 #: The environment variable with the broker, whose URL may have a password.

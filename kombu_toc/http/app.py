@@ -16,7 +16,7 @@ from ..errors import ServerError
 from ..library.opening import center_for
 from ..model.results import Found
 from ..version import __version__
-from . import guard, library, pull, queues, tasks
+from . import library, pull, queues, tasks
 from . import request as asgi
 from .fields import (
     KINDS,
@@ -308,7 +308,7 @@ class HttpApi:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "http":
-            connection = guard.current()
+            connection = asgi.current()
             if connection is not None:
                 connection.begin()
             try:
@@ -334,7 +334,7 @@ class HttpApi:
 
     async def _serve(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         found = request = None
-        connection = guard.current()
+        connection = asgi.current()
         try:
             found = self._read(scope, receive)
             self._admit(scope, *found)
@@ -521,7 +521,7 @@ class _InThreads(AwaitedPart):
 
 async def _has_gone(request: asgi.Request) -> bool:
     """Whether the client has gone away, as far as is known by now."""
-    connection = guard.current()
+    connection = asgi.current()
     if connection is not None and connection.lost.is_set():
         request.gone = True
     if not request.gone:

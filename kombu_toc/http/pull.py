@@ -17,7 +17,6 @@ from ..aio.center import AsyncTimeoutCenter
 from ..errors import ReceiptError
 from ..model.delivery import read_receipt
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Delivery, Found
-from . import guard
 from .fields import (
     TEXT,
     WHOLE,
@@ -34,7 +33,7 @@ from .fields import (
     retry_after,
 )
 from .messages import CONTENT, LEASED, LEASED_TASK, DecompressionBudget, content_of, shown_delivery
-from .request import Answer, Gone, Operations, Request, answer
+from .request import Answer, Gone, Operations, Request, answer, current
 
 #: Seconds for which a lease may wait, at most; messages of one lease, and receipts of one request.
 MAX_WAIT = 30
@@ -165,7 +164,7 @@ async def _shortest(
 async def _unless_gone(request: Request, long_polls: Any, asked: tuple[Any, ...]) -> Any:
     """Lease for a client that may go away while it waits. Raises Gone."""
     leaving = [asyncio.ensure_future(request.wait_until_gone())]
-    connection = guard.current()
+    connection = current()
     if connection is not None:
         connection.hold()
         leaving.append(asyncio.ensure_future(connection.wait_until_lost()))

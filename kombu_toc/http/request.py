@@ -16,11 +16,11 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote_to_bytes
 
-from . import guard
 from .fields import KINDS, Object, Problem, Text, invalid
 
 # -- A request as the operations see it, and what they answer
@@ -195,6 +195,15 @@ class Request:
         return operation.request.read(self.json(), "")
 
 
+#: The connection of the requests that a task deals with: a :class:`.serving.Guarded`.
+CURRENT: ContextVar[Any] = ContextVar("toc_http_connection", default=None)
+
+
+def current() -> Any:
+    """The connection of the request that is being dealt with, if it is guarded."""
+    return CURRENT.get()
+
+
 #: Headers of which two would say different things to whoever reads them.
 _SINGLE = (b"host", b"authorization", b"content-type", b"content-encoding", b"idempotency-key")
 
@@ -217,7 +226,7 @@ def has_body(scope: Scope) -> bool:
 
 async def discard_body(receive: Receive, seconds: float = BODY_WITHIN) -> None:
     """Read what is left of a body, and keep nothing of it; for so long at most."""
-    connection = guard.current()
+    connection = current()
     if connection is not None:
         connection.discard(MOST_DISCARDED)
     try:

@@ -1,8 +1,9 @@
-"""Serves the application with uvicorn."""
+"""Serves the application with uvicorn, and bounds what a connection may cost."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import threading
@@ -17,9 +18,258 @@ from ..client.programs import check_installed
 from ..client.urls import raise_file_limit
 from ..errors import ConfigurationError
 from .app import HttpApi
-from .fields import Problem, refusal
-from .guard import CONNECTIONS, KEEP_ALIVE, guarded
-from .request import is_loopback
+from .fields import Problem, refusal, retry_after
+from .request import CURRENT, is_loopback
+
+logger = logging.getLogger(__name__)
+
+# -- bounds what a connection may cost, and knows when it is lost
+#
+# A server of ASGI tells an application of a request when its headers are there. A client that sends
+# them byte by byte, or that does not read its answer, would keep a connection for ever. The guard
+# stands between the socket and the server's protocol, and uses nothing of the server but that it is
+# an ``asyncio.Protocol``.
+
+#: Seconds until the headers of a request must be there, from their first byte on or from the
+#: beginning of the connection; for which an answer may lie unread without a byte being taken; and
+#: for which a connection is kept that has no request.
+HEADERS_WITHIN = 10.0
+READ_WITHIN = 30.0
+KEEP_ALIVE = 60.0
+
+#: Bytes of headers that are taken before a request begins, and bytes that are taken while one
+#: waits; more in one piece are bounded by the event loop, which reads 256 KiB at a time.
+MOST_BYTES = 64 * 1024
+
+#: Bytes that come while a request is dealt with: its body, in chunks of any size.
+MOST_OF_BODY = 32 << 20
+
+_CHECK = 2.0
+
+#: Connections that are open at a time. One that waits to be signed in may take 64 KiB of headers.
+CONNECTIONS = 2_000
+
+#: Seconds for which one too many is kept, so that its client reads why; and between two lines of
+#: the log that say so.
+REFUSED_FOR = 1.0
+_SAY_EVERY = 60.0
+
+_BUSY = refusal(
+    Problem(
+        "busy", "try again later; --connections says how many there may be", headers=retry_after(1)
+    )
+)
+_TOO_LARGE = refusal(
+    Problem("headers-too-large", "path, query and headers may have 64 KiB together")
+)
+
+
+class Places:
+    """The connections of a server.
+
+    most: how many there may be
+    """
+
+    def __init__(self, most: int = CONNECTIONS) -> None:
+        self.most = most
+        self.taken = 0
+        self._said_at = -_SAY_EVERY
+
+    def refuse(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        """Turn away a connection for which there is no place."""
+        if loop.time() - self._said_at >= _SAY_EVERY:
+            self._said_at = loop.time()
+            logger.warning(
+                "%d connections are open, as many as there may be (--connections): further ones "
+                "are answered 503",
+                self.most,
+            )
+        if self.taken > 2 * self.most:  # they come faster than they can be told
+            transport.abort()
+            return
+        transport.write(_BUSY)
+        # Closed before its request has come, it would be reset, and nobody would see why.
+        loop.call_later(REFUSED_FOR, transport.close)
+
+
+class Guarded(asyncio.Protocol):
+    """A connection.
+
+    inner: the server's protocol
+    most_of_body: bytes that may come while a request is dealt with
+    places: of all connections of the server
+    """
+
+    def __init__(
+        self,
+        inner: asyncio.Protocol,
+        most_of_body: int = MOST_OF_BODY,
+        places: Places | None = None,
+    ) -> None:
+        self._inner = inner
+        self._places = places or Places()
+        self._is_refused = False
+        self._most_of_body = most_of_body
+        self._transport: Any = None
+        self._loop = asyncio.get_running_loop()
+        #: set when it is closed, by whichever side: a server may tell only the last request of
+        #: several that a client has sent
+        self.lost = asyncio.Event()
+        self._is_broken = False
+        #: set while nothing that was written has still to leave
+        self._empty = asyncio.Event()
+        self._empty.set()
+        #: requests that are being dealt with, and since when there are none
+        self._requests = 0
+        self._idle_since = self._loop.time()
+        #: seconds for which it may be idle
+        self._idle_for = HEADERS_WITHIN
+        self._bytes = 0
+        #: what came while a request waits
+        self._held: bytearray | None = None
+        self._unread = 0
+        self._unread_since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- told by the application
+
+    def begin(self) -> None:
+        """A request begins."""
+        self._requests += 1
+        self._bytes = 0
+
+    def end(self) -> None:
+        """A request has ended."""
+        self._requests -= 1
+        self._bytes = 0
+        self._idle_since, self._idle_for = self._loop.time(), KEEP_ALIVE
+        held, self._held = self._held, None
+        if held and not self._transport.is_closing():
+            self.data_received(bytes(held))
+
+    def discard(self, number: int) -> None:
+        """So many bytes more may come while this request is dealt with: they are thrown away."""
+        self._bytes = -number
+
+    def hold(self) -> None:
+        """The request that is dealt with waits for something, and its body was read: what comes
+        until it ends is of the next one, and is kept back. The server would stop reading for it,
+        and would not see that the client goes away."""
+        if self._held is None:
+            self._held = bytearray()
+
+    async def wait_until_lost(self) -> None:
+        """Return when the connection is closed, by whichever side."""
+        await self.lost.wait()
+
+    async def wait_until_sent(self) -> bool:
+        """Return when what was written has left, or when the connection is lost; whether it has
+        left before. A write to a connection that is broken leaves nothing that has to wait."""
+        if not self._empty.is_set():
+            ends = [asyncio.ensure_future(one.wait()) for one in (self._empty, self.lost)]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for one in ends:
+                one.cancel()
+        if self._empty.is_set() and self._transport.is_closing():
+            await self.lost.wait()  # which tells whether it was closed, or broke
+        return self._empty.is_set() and not self._is_broken
+
+    # -- told by the socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._places.taken += 1
+        if self._places.taken > self._places.most:
+            self._is_refused, self._inner = True, asyncio.Protocol()
+            self._places.refuse(transport, self._loop)
+            return
+        # So it is told of the first byte that has to wait, and when the last one has left.
+        self._transport.set_write_buffer_limits(0)
+        self._inner.connection_made(transport)
+        self._timer = self._loop.call_later(_CHECK, self._check)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        self._bytes += len(data)
+        if self._held is not None:
+            self._held += data
+            if len(self._held) > MOST_BYTES:
+                self._transport.abort()
+            return
+        if self._requests:
+            if self._bytes > self._most_of_body:
+                self._transport.abort()
+                return
+        else:
+            if self._bytes - len(data) > MOST_BYTES:
+                self._transport.write(_TOO_LARGE)
+                self._transport.close()
+                return
+            if self._idle_for == KEEP_ALIVE:  # the headers of the next request begin
+                self._idle_since, self._idle_for = self._loop.time(), HEADERS_WITHIN
+        token = CURRENT.set(self)  # the task of a request has it from here
+        try:
+            self._inner.data_received(data)
+        finally:
+            CURRENT.reset(token)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._places.taken -= 1
+        self._is_broken = exc is not None
+        self.lost.set()
+        self._inner.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._empty.clear()
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._empty.set()
+        self._inner.resume_writing()
+
+    def _check(self) -> None:
+        self._timer = self._loop.call_later(_CHECK, self._check)
+        now = self._loop.time()
+        unread = self._transport.get_write_buffer_size()
+        if unread:
+            if not self._unread or unread < self._unread:
+                self._unread_since = now  # it begins to lie there, or is being read
+            elif now - self._unread_since > READ_WITHIN:
+                self._transport.abort()
+            self._unread = unread
+            return
+        if self._unread:  # it was read to its end this very moment
+            self._unread, self._idle_since = 0, now
+        if self._requests or now - self._idle_since <= self._idle_for:
+            return
+        if self._idle_for == KEEP_ALIVE:
+            self._transport.close()
+        else:
+            self._transport.abort()
+
+
+def guarded(
+    protocol: Callable[..., asyncio.Protocol],
+    most_of_body: int = MOST_OF_BODY,
+    connections: int = CONNECTIONS,
+) -> Callable[..., asyncio.Protocol]:
+    """Makes guarded connections of a server's protocol, so many at a time; takes its arguments."""
+    places = Places(connections)
+
+    class Connection(Guarded):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(protocol(*args, **options), most_of_body, places)
+
+    return Connection
+
+
+# -- serves the application with uvicorn
 
 PORT = 8088
 

@@ -21,7 +21,8 @@ import pytest
 import redis
 
 from kombu_toc import TimeoutCenter
-from kombu_toc.http import api_for, guard
+from kombu_toc.http import api_for
+from kombu_toc.http import serving as guard
 
 from ..support.cluster import Cluster
 from ..support.fixtures import own_server

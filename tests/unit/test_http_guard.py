@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kombu_toc.http import guard
+from kombu_toc.http import serving as guard
+from kombu_toc.http.request import current
 
 
 class Loop:
@@ -70,7 +71,7 @@ class Inner(asyncio.Protocol):
         self.received = b""
 
     def data_received(self, data: bytes) -> None:
-        assert guard.current() is not None  # the task of a request has it
+        assert current() is not None  # the task of a request has it
         self.received += data
 
 
