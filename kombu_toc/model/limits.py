@@ -60,9 +60,21 @@ class Kind:
         """The allowed values, for an error."""
         raise NotImplementedError
 
+    def kept(self, value: Any) -> Any:
+        """A value as it is kept. Raises TypeError, ValueError, OverflowError or KeyError for any
+        other."""
+        raise NotImplementedError
+
+    def told(self, value: object) -> str:
+        """What an error says of a value."""
+        return f", not {value!r}"
+
     def check(self, what: str, value: object) -> Any:
         """Check a value from a program; return it as it is kept. Raises `error`, naming `what`."""
-        raise NotImplementedError
+        try:
+            return self.kept(value)
+        except (TypeError, ValueError, OverflowError, KeyError):
+            raise self.error(f"{what} must be {self.must}{self.told(value)}") from None
 
     def read(self, what: str, value: object) -> Any:
         """Check an option, whose value may be text. Raises as :meth:`check`."""
@@ -78,16 +90,14 @@ class Rate(Kind):
         "in 366 days to 1000000/s"
     )
 
-    def check(self, what: str, value: object) -> Any:
-        """A rate as it is kept. Raises `error`, naming `what`."""
-        found = None
-        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
-            found = _RATE.fullmatch(f"{value:.6f}" if isinstance(value, float) else str(value))
-        if found is not None:
-            count, unit = float(found[1]), found[2] or "s"
-            if count and UNITS[unit] / MAX_INTERVAL <= count <= MAX_RATE * UNITS[unit]:
-                return f"{f'{count:.6f}'.rstrip('0').rstrip('.')}/{unit}"
-        raise self.error(f"{what} must be {self.must}, not {value!r}")
+    def kept(self, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            raise TypeError(value)
+        found = _RATE.fullmatch(f"{value:.6f}" if isinstance(value, float) else str(value))
+        count, unit = (float(found[1]), found[2] or "s") if found else (0.0, "s")
+        if not UNITS[unit] / MAX_INTERVAL <= count <= MAX_RATE * UNITS[unit]:
+            raise ValueError(value)
+        return f"{f'{count:.6f}'.rstrip('0').rstrip('.')}/{unit}"
 
 
 @dataclass(frozen=True)
@@ -101,12 +111,8 @@ class Choice(Kind):
         """The allowed values, for an error."""
         return " or ".join(map(repr, self.words))
 
-    def check(self, what: str, value: object) -> Any:
-        """The word. Raises `error`, naming `what`."""
-        for word in self.words:
-            if value == word:
-                return word
-        raise self.error(f"{what} must be {self.must}, not {value!r}")
+    def kept(self, value: Any) -> Any:
+        return self.words[self.words.index(value)]
 
 
 @dataclass(frozen=True)
@@ -119,20 +125,13 @@ class Weights(Kind):
         "{'gold': 3}, or text such as gold=3,silver=2"
     )
 
-    def check(self, what: str, value: object) -> Any:
-        """The weights by key. Raises `error`, naming `what`."""
-        try:
-            pairs = _pairs(value)
-            weights = {str(key): float(weight) for key, weight in pairs.items()}
-            for key in weights:
-                key.encode()
-        except (TypeError, ValueError, OverflowError):
-            weights = {}
-        if 0 < len(weights) <= MAX_WEIGHTS and all(
-            key and 0.01 <= weight <= 1000 for key, weight in weights.items()
+    def kept(self, value: Any) -> Any:
+        weights = {str(key): float(weight) for key, weight in _pairs(value).items()}
+        if not 0 < len(weights) <= MAX_WEIGHTS or not all(
+            key.encode() and 0.01 <= weight <= 1000 for key, weight in weights.items()
         ):
-            return tuple(sorted(weights.items()))
-        raise self.error(f"{what} must be {self.must}, not {value!r}")
+            raise ValueError(value)
+        return tuple(sorted(weights.items()))
 
 
 @dataclass(frozen=True)
@@ -141,11 +140,10 @@ class Header(Kind):
 
     must = "the name of a header: 1 to 100 ASCII characters without blanks"
 
-    def check(self, what: str, value: object) -> Any:
-        """The name. Raises `error`, naming `what`."""
-        if isinstance(value, str) and _HEADER.fullmatch(value):
-            return value
-        raise self.error(f"{what} must be {self.must}, not {value!r}")
+    def kept(self, value: Any) -> Any:
+        if not _HEADER.fullmatch(value):
+            raise ValueError(value)
+        return value
 
 
 @dataclass(frozen=True)
@@ -157,20 +155,16 @@ class Url(Kind):
         "characters, without user, password and fragment"
     )
 
-    def check(self, what: str, value: object) -> Any:
-        """The URL. Raises `error`, naming `what`; a password that the URL has is not told."""
-        if isinstance(value, str) and _URL.fullmatch(value):
-            try:
-                found = urlsplit(value)
-                port = found.port
-            except ValueError:
-                found, port = urlsplit(""), None
-            is_web = found.scheme in ("https", "http") and found.hostname and port != 0
-            if is_web and "@" not in found.netloc:
-                return value
-        if "@" in str(value):  # there may be a password before it
-            raise self.error(f"{what} must be {self.must}")
-        raise self.error(f"{what} must be {self.must}, not {value!r:.100}")
+    def kept(self, value: Any) -> Any:
+        found = urlsplit(value if _URL.fullmatch(value) else "")
+        is_web = found.scheme in ("https", "http") and found.hostname and found.port != 0
+        if not is_web or "@" in found.netloc:
+            raise ValueError(value)
+        return value
+
+    def told(self, value: object) -> str:
+        """A password that the URL has is not told."""
+        return "" if "@" in str(value) else f", not {value!r:.100}"
 
 
 def _pairs(value: Any) -> dict[Any, Any]:
@@ -239,27 +233,20 @@ class Number(Kind):
         bounds = f"{self.least} up" if self.most >= HUGE else f"{self.least} to {self.most}"
         return f"{what}{unit} from {bounds}{f', or 0 for {self.zero}' if self.zero else ''}"
 
-    def check(self, what: str, value: object) -> Any:
-        """Check a value from a program: a whole number has to be an int; seconds may also be text.
-
-        what: its name, for an error
-
-        Raises `error`, naming `what`.
-        """
+    def kept(self, value: Any) -> Any:
+        """A whole number has to be an int; seconds may also be text."""
         if self.whole_floats and isinstance(value, float) and value.is_integer():
             value = int(value)
-        if self.kind is int:
-            fits = isinstance(value, int) and not isinstance(value, bool) and self._fits(value)
-            if fits:
-                return value
-        else:
-            try:
-                number = float(cast(Any, value))
-            except (TypeError, ValueError, OverflowError):
-                number = float("nan")
-            if self._fits(number) and not isinstance(value, bool):
-                return number
-        raise self.error(f"{what} must be {self.must}, not {value!r}")
+        if isinstance(value, bool) or (self.kind is int and not isinstance(value, int)):
+            raise TypeError(value)
+        number = value if self.kind is int else float(value)
+        if self.zero and number == 0:
+            return number
+        if not self.least <= number <= self.most:  # also if it is not a number
+            raise ValueError(value)
+        if self.power_of_two and int(number) & int(number) - 1:
+            raise ValueError(value)
+        return number
 
     def read(self, what: str, value: object) -> Any:
         """Check an option, whose value may be text."""
@@ -269,13 +256,6 @@ class Number(Kind):
             pass  # check() raises
         return self.check(what, value)
 
-    def _fits(self, number: float) -> bool:
-        if self.zero and number == 0:
-            return True
-        if not self.least <= number <= self.most:  # also if it is not a number
-            return False
-        return not self.power_of_two or int(number) & int(number) - 1 == 0
-
 
 @dataclass(frozen=True)
 class Flag(Kind):
@@ -283,13 +263,9 @@ class Flag(Kind):
 
     must = "true or false"
 
-    def check(self, what: str, value: object) -> bool:
-        """Check a value. Raises `error`, naming `what`."""
+    def kept(self, value: Any) -> Any:
         known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-        try:
-            return known[str(value).lower()]
-        except KeyError:
-            raise self.error(f"{what} must be {self.must}, not {value!r}") from None
+        return known[str(value).lower()]
 
 
 #: Limits of starts, of keys and of puts: without one there is none.
