@@ -236,9 +236,6 @@ def list_(
     earliest, latest = session.time("since", since), session.time("until", until)
     if groups:
         found = session.ask(part.groups, name, since=earliest)
-        if session.as_json:
-            session.json({"groups": [one._asdict() for one in found]})
-            return
         rows = [
             [
                 *(one.number, one.task, one.exception, one.topic),
@@ -246,15 +243,12 @@ def list_(
             ]
             for one in found
         ]
-        session.screen.table(GROUP_COLUMNS, rows, NONE)
+        session.show({"groups": [one._asdict() for one in found]}, GROUP_COLUMNS, rows, NONE)
         return
     try:
         page = session.ask(part.find, name, since=earliest, until=latest, **which)
     except ValueError:
         raise cli.Failure("--after: no page goes on there", cli.USAGE) from None
-    if session.as_json:
-        session.json({"failures": list(map(described_failure, page.failures)), "after": page.after})
-        return
     rows = [
         [
             *(one.id, one.task, one.topic, local_time(session, one.failed_us / 1e6)),
@@ -262,9 +256,9 @@ def list_(
         ]
         for one in page.failures
     ]
-    session.screen.table(FAILURE_COLUMNS, rows, NONE)
-    if page.after is not None:
-        session.screen.say(f"There are more: --after '{page.after}'", "dim")
+    shown = {"failures": list(map(described_failure, page.failures)), "after": page.after}
+    session.show(shown, FAILURE_COLUMNS, rows, NONE)
+    session.say_more(page.after and f"'{page.after}'")
 
 
 @cli.command("""

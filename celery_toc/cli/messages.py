@@ -165,10 +165,6 @@ def _show(
     after: str | None,
     away: tuple[str, ...] = (),
 ) -> None:
-    if session.as_json:
-        tasks = list(map(described, records))
-        session.screen.json({"tasks": tasks, "after": after, "away": list(away)})
-        return
     rows = [
         [
             *(record.id, record.status, _moment(session, record.action_us)),
@@ -179,9 +175,9 @@ def _show(
         ]
         for record in records
     ]
-    session.screen.table(RECORD_COLUMNS, rows, "No tasks match.")
-    if after is not None:
-        session.screen.say(f"There are more: --after '{after}'", "dim")
+    shown = {"tasks": list(map(described, records)), "after": after, "away": list(away)}
+    session.show(shown, RECORD_COLUMNS, rows, "No tasks match.")
+    session.say_more(after and f"'{after}'")
 
 
 def _moment(session: Session, us: int) -> str | None:
@@ -474,21 +470,20 @@ def show_page(
     except ValueError as exc:  # a cursor that is none
         raise cli.Failure(exc, cli.USAGE) from None
     messages = [describe(session, session.center.task(found)) for found in page.messages]
-    if session.as_json:
-        session.json({"messages": messages, "after": page.after})
-        return
     make_row, columns = (dead_row, DEAD_COLUMNS) if state == "dead" else (row, COLUMNS)
     rows = [
         make_row(session, message, found.time_us / 1e6)
         for message, found in zip(messages, page.messages, strict=True)
     ]
-    left_out = session.screen.table(columns, rows, "No messages match.")
+    shown = {"messages": messages, "after": page.after}
+    left_out = session.show(shown, columns, rows, "No messages match.")
+    if session.as_json:
+        return
     if left_out:
         session.screen.say(f"No room for {' and '.join(left_out)}.", "dim")
     if rows and session.screen.is_terminal and not {"time", "died"} & set(left_out):
         session.screen.say(f"Times are in {session.zone_name}.", "dim")
-    if page.after is not None:
-        session.screen.say(f"There are more: --after {page.after}", "dim")
+    session.say_more(page.after)
 
 
 # -- celery toc show

@@ -22,7 +22,7 @@ from click_didyoumean import DYMGroup
 import celery_toc
 import kombu_toc
 
-from .screen import Progress, Screen
+from .screen import Column, Progress, Screen
 
 T = TypeVar("T")
 
@@ -157,6 +157,24 @@ class Session:
             return
         for line in filter(None, lines):
             self.screen.say(line)
+
+    def show(
+        self,
+        document: dict[str, Any],
+        columns: Sequence[Column],
+        rows: Iterable[Sequence[Any]],
+        otherwise: str = "",
+    ) -> list[str]:
+        """Show one JSON document, or a table; return the columns for which there was no room."""
+        if self.as_json:
+            self.json(document)
+            return []
+        return self.screen.table(columns, rows, otherwise)
+
+    def say_more(self, after: str | None) -> None:
+        """Say how to go on behind a page, if that is not in its JSON."""
+        if after is not None and not self.as_json:
+            self.screen.say(f"There are more: --after {after}", "dim")
 
     def progress(self, label: str, total: int = 0) -> Progress:
         """Show how far long work has come, unless the output is JSON."""

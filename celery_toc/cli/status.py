@@ -306,14 +306,11 @@ def _found(session: Session, look: Callable[[str], list[Fault]], names: Iterable
 
 
 def _report(session: Session, found: list[Fault]) -> list[Fault]:
-    if session.as_json:
-        faults = [
-            {**cli.document(one, "topic slot kind places"), "id": one.id or None} for one in found
-        ]
-        session.json({"faults": faults})
-    else:
-        rows = [[f.topic, f.slot, f.kind, f.id or None, ", ".join(f.places)] for f in found]
-        session.screen.table(FAULT_COLUMNS, rows, "No inconsistencies found.")
+    faults = [
+        {**cli.document(one, "topic slot kind places"), "id": one.id or None} for one in found
+    ]
+    rows = [[f.topic, f.slot, f.kind, f.id or None, ", ".join(f.places)] for f in found]
+    session.show({"faults": faults}, FAULT_COLUMNS, rows, "No inconsistencies found.")
     return found
 
 
@@ -427,11 +424,9 @@ def limits(session: Session, queues: tuple[str, ...]) -> None:
         used: kombu_toc.Usage | None = session.ask(session.center.queues.usage, name)
         if used is not None and (used.limits or queues):
             usages.append(used)
-    if session.as_json:
-        session.json({"limits": list(map(_described, usages))})
-        return
     nothing = "No queue limits anything: 'celery toc topic set QUEUE --rate 100/s'."
-    session.screen.table(LIMIT_COLUMNS, [row for usage in usages for row in _rows(usage)], nothing)
+    rows = [row for usage in usages for row in _rows(usage)]
+    session.show({"limits": list(map(_described, usages))}, LIMIT_COLUMNS, rows, nothing)
 
 
 def _described(usage: kombu_toc.Usage) -> dict[str, Any]:

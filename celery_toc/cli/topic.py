@@ -157,10 +157,8 @@ def list_(session: Session, queues: tuple[str, ...], every: bool) -> None:
         found = session.ask(session.center.queues.describe, name)
         if every or queues or found.expires_ms is None:
             descriptions.append(found)
-    if session.as_json:
-        session.json({"topics": list(map(described, descriptions))})
-    else:
-        session.screen.table(COLUMNS, map(_line, descriptions), NO_QUEUES)
+    shown = {"topics": list(map(described, descriptions))}
+    session.show(shown, COLUMNS, map(_line, descriptions), NO_QUEUES)
 
 
 @cli.command("""

@@ -265,11 +265,7 @@ class Runner:
 
         Raises the first error, after all have run.
         """
-        found = self.run_each(calls)
-        for result in found:
-            if isinstance(result, Exception):
-                raise result
-        return found
+        return _without_errors(self.run_each(calls))
 
     def run_each(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """As :meth:`run_all`, but a call that Redis refused has the error in place of its result.
@@ -342,9 +338,7 @@ class Runner:
         announced because that node is away."""
 
         def write() -> None:
-            for reply in self.executor.replies(calls):
-                if isinstance(reply, Exception):
-                    raise reply
+            _without_errors(self.executor.replies(calls))
 
         def leave(error: Exception) -> None:
             logger.debug("what is due is not announced: %s", error)
@@ -408,12 +402,9 @@ class Runner:
                 self.metrics.send(self)
             return found
         found, shortage = self.run_each_put(calls)
-        for result in found:
-            if isinstance(result, Exception):
-                raise result
         if shortage is not None:
-            raise shortage
-        return found
+            raise next((one for one in found if isinstance(one, Exception)), shortage)
+        return _without_errors(found)
 
     def run_each_put(self, calls: Sequence[ScriptCall]) -> tuple[list[Any], Exception | None]:
         """As :meth:`run_puts`, but a call that failed has the error in place of its result, and
@@ -445,6 +436,14 @@ class Runner:
     def send_counters(self) -> None:
         """Send this process's counters to the server, if it is time to."""
         self.metrics.pass_by(self)
+
+
+def _without_errors(results: list[Any]) -> list[Any]:
+    """The same results. Raises the first of them that is an error."""
+    for one in results:
+        if isinstance(one, Exception):
+            raise one
+    return results
 
 
 def _unknown(replies: Sequence[Any]) -> list[int]:

@@ -70,7 +70,7 @@ _PAGE = record(
 #: Seconds for which databases are waited for. (KEDA waits for three.)
 FAR_WITHIN = 2.0
 
-OPERATIONS = Operations("library")
+OPERATIONS = Operations("library", problems=("not-found",))
 
 
 def shown_record(record: Record, mask: Mask | Masking | None = None) -> dict[str, Any]:
@@ -116,7 +116,6 @@ def shown_record(record: Record, mask: Mask | Masking | None = None) -> dict[str
         "after": Text("The nextPageToken of the page before.", most=4000),
     },
     returns=("A page.", _PAGE),
-    problems=("not-found",),
 )
 async def find(api: Any, request: Request) -> Answer:
     """Find records, in the order of their action times."""
@@ -184,7 +183,6 @@ def _checked(attributes: dict[str, str]) -> dict[str, str]:
         "How many were sent again, and of how many the messages are not kept.",
         record("retried notKept", retried=WHOLE, notKept=WHOLE),
     ),
-    problems=("not-found",),
 )
 async def retry(api: Any, request: Request) -> Answer:
     """Send again what has failed or is dead."""
@@ -198,7 +196,6 @@ async def retry(api: Any, request: Request) -> Answer:
     "GET /v1/library/tasks/{id}",
     "Show the history of a task",
     returns=("Its records.", _PAGE),
-    problems=("not-found",),
 )
 async def history(api: Any, request: Request) -> Answer:
     """All that is known of a task, the oldest first."""
@@ -343,7 +340,7 @@ _RETRIED = record(
     chords=described(WHOLE, "How many belong to a group or chord, which stays as it is."),
 )
 
-FAILED = Operations("failures")
+FAILED = Operations("failures", problems=("not-found",))
 
 
 def shown_failure(failed: FailedTask, masking: Masking | None, reader: Any) -> dict[str, Any]:
@@ -396,7 +393,6 @@ async def shown_failures(
         "after": Text("The nextPageToken of the page before.", most=4000),
     },
     returns=("A page.", _FAILURES),
-    problems=("not-found",),
 )
 async def list_failures(api: Any, request: Request) -> Answer:
     """Failed tasks, the latest first."""
@@ -417,7 +413,6 @@ async def list_failures(api: Any, request: Request) -> Answer:
     "GET /v1/queues/{queue}/failures/{id}",
     "Show why a task failed",
     returns=("The failure.", _FAILURE),
-    problems=("not-found",),
 )
 async def show_failure(api: Any, request: Request) -> Answer:
     """The latest failure of a task."""
@@ -438,7 +433,6 @@ async def show_failure(api: Any, request: Request) -> Answer:
     act="retry",
     request=_CHOSEN,
     returns=("How many, and what was taken away from them.", _RETRIED),
-    problems=("not-found",),
 )
 async def retry_failures(api: Any, request: Request) -> Answer:
     """Run failed tasks again, under their ids, each once."""
@@ -455,7 +449,6 @@ async def retry_failures(api: Any, request: Request) -> Answer:
     act="forget",
     request=_CHOSEN,
     returns=("How many.", record("deleted", deleted=WHOLE)),
-    problems=("not-found",),
 )
 async def forget(api: Any, request: Request) -> Answer:
     """Forget failed tasks; dead letters stay."""

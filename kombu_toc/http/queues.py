@@ -163,7 +163,7 @@ _DEAD = schema.Object(
     name="DeadTasks",
 )
 
-OPERATIONS = Operations("queues")
+OPERATIONS = Operations("queues", problems=("not-found",))
 
 
 def shown_counts(counts: Counts) -> dict[str, int]:
@@ -187,6 +187,7 @@ def shown_counts(counts: Counts) -> dict[str, int]:
             ),
         ),
     ),
+    problems=(),
 )
 async def list_queues(api: Any, request: Request) -> Answer:
     """The queues that the caller may see, by name, with what they hold."""
@@ -211,7 +212,6 @@ async def list_queues(api: Any, request: Request) -> Answer:
     "GET /v1/queues/{queue}",
     "Describe a queue",
     returns=("The queue.", _QUEUE),
-    problems=("not-found",),
 )
 async def describe(api: Any, request: Request) -> Answer:
     """What a queue is declared with, and what is in it."""
@@ -244,6 +244,7 @@ async def _described(api: Any, queue: str) -> dict[str, Any]:
     request=DECLARE,
     returns=("The queue as it is declared now.", _QUEUE),
     about="The first declaration stands: what a later one says otherwise changes nothing.",
+    problems=(),
 )
 async def declare(api: Any, request: Request) -> Answer:
     """Declare a queue; the first declaration stands."""
@@ -264,7 +265,6 @@ async def declare(api: Any, request: Request) -> Answer:
     act="alter",
     request=ALTER,
     returns=("The queue as it is declared now.", _QUEUE),
-    problems=("not-found",),
 )
 async def alter(api: Any, request: Request) -> Answer:
     """Change limits of a queue while it is in use."""
@@ -298,7 +298,6 @@ def _meant(error: str, queue: str, fields: Mapping[str, Any]) -> str:
     act="delete queue",
     query={"ifEmpty": schema.Flag("Only if it holds nothing; this takes five seconds.")},
     returns=("Whether it is deleted.", schema.record("deleted", deleted=schema.FLAG)),
-    problems=("not-found",),
 )
 async def delete(api: Any, request: Request) -> Answer:
     """Delete a queue with everything in it."""
@@ -313,7 +312,6 @@ async def delete(api: Any, request: Request) -> Answer:
     "Count messages",
     query={"within": WITHIN},
     returns=("How many there are.", _COUNTS),
-    problems=("not-found",),
 )
 async def counts(api: Any, request: Request) -> Answer:
     """How many messages a queue holds."""
@@ -353,7 +351,6 @@ async def counts_of(api: Any, queue: str, within: float | None) -> dict[str, int
             oldestSeconds=schema.NUMBER,
         ),
     ),
-    problems=("not-found",),
 )
 async def usage(api: Any, request: Request) -> Answer:
     """What is used of a queue's limits, and what waits because of them."""
@@ -398,7 +395,6 @@ for _verb, _summary in (
         role="operate",
         act=_verb,
         returns=_PAUSED,
-        problems=("not-found",),
     )(_pausing(_verb))
 
 
@@ -411,7 +407,6 @@ for _verb, _summary in (
         "How many there were, and the schedules whose next firing was among them.",
         schema.record("purged schedules", purged=schema.WHOLE, schedules=schema.array(schema.TEXT)),
     ),
-    problems=("not-found",),
 )
 async def purge(api: Any, request: Request) -> Answer:
     """Delete every message that waits in a queue."""
@@ -428,7 +423,6 @@ async def purge(api: Any, request: Request) -> Answer:
     "List dead messages",
     query={"limit": _LIMIT, "after": _AFTER},
     returns=("A page.", PAGE),
-    problems=("not-found",),
 )
 async def list_dead(api: Any, request: Request) -> Answer:
     """Dead messages, the oldest first."""
@@ -462,7 +456,6 @@ for _verb, _done, _summary in (
         request=_DEAD,
         required=False,
         returns=("How many.", schema.record(_done, **{_done: schema.WHOLE}, more=_MORE)),
-        problems=("not-found",),
     )(_changing_dead(_verb, _done))
 
 

@@ -399,11 +399,16 @@ class Operation:
 
 
 class Operations(list[Operation]):
-    """Operations on a subject, each described where the function stands that does it."""
+    """Operations on a subject, each described where the function stands that does it.
 
-    def __init__(self, subject: str, operations: Iterable[Operation] = ()) -> None:
+    problems: kinds of problems of all of which no others are named
+    """
+
+    def __init__(
+        self, subject: str, operations: Iterable[Operation] = (), problems: Sequence[str] = ()
+    ) -> None:
         super().__init__(operations)
-        self.subject = subject
+        self.subject, self._problems = subject, problems
 
     def add(
         self,
@@ -424,7 +429,8 @@ class Operations(list[Operation]):
         """
         method, _, path = address.partition(" ")
         path, _, verb = path.removeprefix("/").partition(":")
-        more = {"answers": {status: returns}, "subject": self.subject, "verb": verb, **more}
+        said = {"answers": {status: returns}, "subject": self.subject, "verb": verb}
+        more = {"problems": self._problems, **said, **more}
 
         def named(run: Run) -> Run:
             self.append(Operation(method, tuple(path.split("/")), run, summary, **more))

@@ -424,7 +424,7 @@ _NEW = schema.Object(
     name="NewJob",
 )
 
-JOBS = Operations("jobs")
+JOBS = Operations("jobs", problems=("not-found",))
 
 
 def _shown(job: Job) -> dict[str, Any]:
@@ -492,7 +492,6 @@ async def begin(api: Any, request: Request) -> Answer:
     "GET /v1/queues/{queue}/jobs",
     "List jobs",
     returns=("The latest ones.", schema.record("jobs", jobs=schema.array(_JOB))),
-    problems=("not-found",),
 )
 async def list_jobs(api: Any, request: Request) -> Answer:
     """The latest jobs of a queue, those of the page among them, the latest first."""
@@ -514,7 +513,6 @@ async def _job_of(api: Any, request: Request) -> Job:
     "GET /v1/queues/{queue}/jobs/{id}",
     "Show how far a job has come",
     returns=("The job; it is kept for an hour.", _JOB),
-    problems=("not-found",),
 )
 async def show_job(api: Any, request: Request) -> Answer:
     """How far a job has come."""

@@ -316,6 +316,10 @@ class Found(NamedTuple):
     def _trait(self, letter: str) -> int | None:
         return delivery.trait(self.own_token, letter)
 
+    def _seconds(self, letter: str) -> float | None:
+        ms = self._trait(letter)
+        return None if ms is None else ms / 1000
+
     @property
     def own_token(self) -> str:
         """Its token; empty if another message has left it."""
@@ -338,21 +342,18 @@ class Found(NamedTuple):
     def visibility(self) -> float | None:
         """Seconds that a lease of it lasts unless it is renewed, if it has a visibility of its
         own; None: what its topic says, or the connection."""
-        ms = self._trait("v")
-        return None if ms is None else ms / 1000
+        return self._seconds("v")
 
     @property
     def max_lease(self) -> float | None:
         """Seconds for which one delivery of it may be renewed in all, if it has a max lease of its
         own; 0: for ever; None: what its topic says, or the connection."""
-        ms = self._trait("m")
-        return None if ms is None else ms / 1000
+        return self._seconds("m")
 
     @property
     def expiration(self) -> float | None:
         """Seconds after its due time when it expires, if it has an expiration of its own."""
-        ms = self._trait("e")
-        return None if ms is None else ms / 1000
+        return self._seconds("e")
 
     @property
     def expires_us(self) -> int | None:
