@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kombu_toc import outbox as outbox
 
     from .app.sending import Unique as Unique
+    from .app.sending import send_many as send_many
     from .app.sending import unique as unique
     from .app.task import Task as Task
     from .app.task import TaskCenter as TaskCenter
@@ -37,6 +38,7 @@ _PLACES = {
     "Schedules": "schedules.schedules",
     "Unique": "app.sending",
     "UnknownScheduleError": "schedules.rules",
+    "send_many": "app.sending",
     "unique": "app.sending",
 }
 

@@ -224,23 +224,12 @@ class AsyncSender:
         settings = self._transport.settings
         if type(signature) is not Signature or settings.toc_library or settings.toc_otel:
             return self._by_celery(signature, lane, options)
-        # As Signature.apply_async merges them.
-        given = {name: value for name, value in options.items() if value is not None}
-        merged = {**signature.options, **given} if signature.options else given
-        try:
-            task = signature.type
-        except KeyError:  # it is registered elsewhere
-            task = None
         quick = self._quick
-        key = quick.key_of(task, merged) if isinstance(task, Task) else None
-        if key is None:
+        known = _quickly(quick, signature, options)
+        if known is None:
             return self._by_celery(signature, lane, options)
-        id = merged.get("task_id") or uuid()
-        args, kwargs = signature.args or (), signature.kwargs or {}
-        values = quick.values_of(task, id, args, kwargs, merged)
-        if values is None:
-            return self._by_celery(signature, lane, options)
-        shape = quick.find(key)
+        task, key, values = known
+        id, shape = values.id, quick.find(key)
         attempts = 0
         while shape is None and key in self._learning and attempts < ATTEMPTS:
             # Celery is making one for another task: this one can be made like it in a moment.
@@ -294,6 +283,26 @@ class AsyncSender:
         await self._center.aclose()
         senders = _senders.get(asyncio.get_running_loop(), {})
         senders.pop(self.app, None)
+
+
+def _quickly(
+    quick: compat.QuickMessages, signature: Any, options: Mapping[str, Any]
+) -> tuple[Task, Any, compat.Values] | None:
+    """Task, kind and values of a message that may be made like others; None if Celery is to make
+    it."""
+    # As Signature.apply_async merges them.
+    given = {name: value for name, value in options.items() if value is not None}
+    merged = {**signature.options, **given} if signature.options else given
+    try:
+        task = signature.type
+    except KeyError:  # it is registered elsewhere
+        return None
+    key = quick.key_of(task, merged) if isinstance(task, Task) else None
+    if key is None:
+        return None
+    id, args, kwargs = merged.get("task_id") or uuid(), signature.args, signature.kwargs
+    values = quick.values_of(task, id, args or (), kwargs or {}, merged)
+    return None if values is None else (task, key, values)
 
 
 def _begins_in_the_backend(signature: Any) -> bool:
@@ -352,6 +361,86 @@ def sender_of(app: Celery | None = None) -> AsyncSender:
         senders = _senders.setdefault(loop, {})
     sender = senders.get(found)
     return sender or senders.setdefault(found, AsyncSender(found))
+
+
+# -- many tasks at once
+
+#: Tasks that leave together.
+TOGETHER = 500
+
+
+class _Gathering:
+    """Stands for a channel, and gathers in a batch what is published."""
+
+    def __init__(self, channel: kombu_toc.Channel) -> None:
+        self._channel = channel
+        self.batch = channel.create_publish_batch(TOGETHER)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def basic_publish(self, message: dict[str, Any], **kwargs: Any) -> Any:
+        return self.batch.publish(message, **kwargs)
+
+
+def send_many(signatures: Iterable[Signature], app: Celery | None = None) -> list[Any]:
+    """Send tasks, as ``apply_async`` of each would, and several times as fast::
+
+        celery_toc.send_many(add.s(n, n) for n in range(10_000))
+        celery_toc.send_many(add.chunks(pairs, 10).group().tasks)
+
+    Up to 500 leave together. Messages that are alike are made like one that Celery has just made.
+
+    app: the current app unless given
+
+    Returns what ``apply_async`` returns of each. Raises what it raises; then the tasks before are
+    sent. Raises Kombu's BatchPublishError if some may not have been sent, and ConfigurationError if
+    the app's broker is no timeout center.
+    """
+    app = current_app._get_current_object() if app is None else app
+    results = []
+    with app.producer_or_acquire() as producer:
+        if not isinstance(producer.channel, kombu_toc.Channel):
+            broker_of(app)  # it says which it is
+        channel = _Gathering(producer.channel)
+        batch, quick = channel.batch, compat.QuickMessages(app)
+        if app.conf.task_publish_retry:
+            policy = app.conf.task_publish_retry_policy
+            batch.run_again = lambda run: _ensure(producer.connection, None, run, **policy)
+        gathering = app.amqp.Producer(channel, auto_declare=False)
+        settings = producer.channel.settings
+        may_be_quick = not (settings.toc_library or settings.toc_otel)
+        try:
+            for signature in signatures:
+                known = None
+                if may_be_quick and type(signature) is Signature:
+                    known = _quickly(quick, signature, {})
+                if known is None:
+                    results.append(signature.apply_async(producer=gathering))
+                    continue
+                task, key, values = known
+                shape = quick.find(key)
+                if shape is None:
+                    batch.last = None
+                    results.append(signature.apply_async(producer=gathering, task_id=values.id))
+                    quick.learn(key, channel, batch.last, values)
+                    continue
+                batch.publish_made(
+                    partial(shape.plain, values),
+                    shape.queue,
+                    values.id,
+                    priority=shape.priority,
+                    eta=values.eta,
+                    counts=values.counts,
+                    key=values.key,
+                )
+                result = task.AsyncResult(values.id)
+                result.ignored = shape.ignored
+                results.append(result)
+        finally:
+            batch.flush()
+            batch.close()
+    return results
 
 
 # -- tasks of which there is one at a time

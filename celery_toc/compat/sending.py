@@ -58,7 +58,7 @@ signals that anybody listens to, no method of the task or the app that somebody 
 
 Read in Celery 5.3.6, 5.5.3 and 5.7.0.
 
-Without: `celery_toc.aio.send` sends about a quarter as many tasks a second, and
+Without: `celery_toc.aio.send` and `send_many` send about a quarter as many tasks a second, and
 `schedules.put_many` takes longer.
 """
 

@@ -766,6 +766,8 @@ class Commands:
 
     def ack_batches(self, deliveries: Iterable[Delivery]) -> list[list[Delivery]]:
         """What each call of :meth:`ack` acknowledges."""
+        if type(deliveries) is list and len(deliveries) < 2:  # as a solo worker's, each time
+            return [deliveries] if deliveries else []
         by_topic: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
         for delivery in deliveries:
             place = delivery.slot if self._context.clustered else 0

@@ -298,6 +298,8 @@ class Outbox:
             self.send([])
 
     def _take_settled(self) -> list[ScriptCall]:
+        if not self.settlements:
+            return []
         acks, calls = self.settlements.take()
         calls = self._center.commands.ack(acks) + calls
         if self.settlements.marks:

@@ -252,7 +252,8 @@ def _parsed(data: bytes, hook: Callable[[dict[str, Any]], Any] | None = None) ->
     """
     line, newline, body = data.partition(b"\n")
     try:
-        meta = json.loads(line)
+        # As text: json.loads would first find out which of Unicode's encodings bytes have.
+        meta = json.loads(line.decode("utf-8", "surrogatepass"))
         if b'"__type__"' in line:  # Kombu's own encoding of dates, UUIDs and the like
             meta = kombu_json.loads(line.decode(), **({"object_hook": hook} if hook else {}))
         if not newline:

@@ -226,7 +226,12 @@ class Packer:
 def _pack(*parts: Any) -> bytes:
     packed = []
     for part in parts:
-        if not isinstance(part, bytes):
+        kind = type(part)
+        if kind is int:
+            part = b"%d" % part
+        elif kind is str:
+            part = part.encode("utf-8", "surrogatepass")
+        elif not isinstance(part, bytes):
             part = str(part).encode("utf-8", "surrogatepass")
         packed.append(b"$%d\r\n%b\r\n" % (len(part), part))
     return b"".join(packed)

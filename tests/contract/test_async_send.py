@@ -1,5 +1,5 @@
-"""celery_toc.aio: tasks are sent from an event loop as Celery sends them, byte for byte; nothing
-blocks the loop."""
+"""celery_toc.aio and send_many: tasks are sent as Celery sends them, byte for byte; nothing blocks
+an event loop."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ import redis
 from celery import Celery, chain, chord, group, signals
 from kombu.exceptions import OperationalError
 
+import celery_toc
 from celery_toc import aio
 from celery_toc.app.sending import LANES, sender_of
 from celery_toc.compat import sending
 from kombu_toc import AsyncChannel, ConfigurationError, TimeoutCenter
 from kombu_toc.model.message import DICTIONARY
+from kombu_toc.transport.publisher import PublishBatch
 
 from ..support.cluster import Cluster
 from ..support.loops import in_loop, watched
@@ -121,6 +123,60 @@ SHAPES: dict[str, tuple[tuple[Any, ...], dict[str, Any], dict[str, Any], bool]] 
     "compressed": ((1,), {}, {"compression": "gzip"}, False),
     "limits": ((1,), {}, {"time_limit": 5, "soft_time_limit": 3}, False),
 }
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_many_messages_are_byte_for_byte_what_celery_sends(
+    app: Celery, center: TimeoutCenter, shape: str
+) -> None:
+    args, kwargs, options, quick = SHAPES[shape]
+    add = app.tasks["shop.add"]
+    if options.get("link") == "LINK":
+        options = {"link": add.s(5), "link_error": add.s(6)}
+    ids = [f"6b3f0d3a-6ae2-4a58-8a4c-3a6b2f0000{number:02}" for number in range(5)]
+    asked = [add.apply_async(args, kwargs, task_id=id, **options) for id in ids]
+    expected = [stored(center, id) for id in ids]
+    with (
+        mock.patch.object(sending, "FRESH", 60.0),
+        mock.patch.object(
+            PublishBatch, "publish_made", autospec=True, side_effect=PublishBatch.publish_made
+        ) as made,
+    ):
+        results = celery_toc.send_many(
+            [add.signature(args, kwargs, task_id=id, **options) for id in ids], app
+        )
+    assert [stored(center, id) for id in ids] == expected
+    assert [one.id for one in results] == ids
+    assert [one.ignored for one in results] == [one.ignored for one in asked]
+    assert made.call_count == (3 if quick else 0)
+
+
+def test_many_tasks_go_before_one_that_cannot_be_sent(app: Celery, center: TimeoutCenter) -> None:
+    add = app.tasks["shop.add"]
+    with pytest.raises(TypeError):
+        celery_toc.send_many([*(add.s(n) for n in range(7)), add.s(1, 2, 3), add.s(9)], app)
+    assert center.counts("celery").waiting == 7
+
+
+@pytest.mark.one_server("the proxy stands before one server")
+def test_many_tasks_are_sent_once_although_a_reply_is_lost(
+    server: Server, center: TimeoutCenter
+) -> None:
+    with Proxy(server.port) as proxy, make_app(proxy.toc_url) as app:
+        add = app.tasks["shop.add"]
+        lost = proxy.drop_replies(b"task-30")
+        sent = celery_toc.send_many(
+            [add.s(n).set(task_id=f"task-{n}") for n in range(40)] + [group(add.s(1), add.s(2))],
+            app,
+        )
+        assert lost.is_set()
+        assert len(sent) == 41
+        assert center.counts("celery").waiting == 42
+
+
+def test_many_tasks_go_to_a_timeout_center_only() -> None:
+    with make_app("memory://") as app, pytest.raises(ConfigurationError, match="memory://"):
+        celery_toc.send_many([app.tasks["shop.add"].s(1)], app)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
