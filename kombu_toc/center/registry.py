@@ -401,7 +401,7 @@ class Registry:
         except (TypeError, ValueError, LookupError, AttributeError) as exc:
             raise ServerError(
                 f"{raw!r:.200} is no declaration of the queue {name!r}: another program has "
-                f"written the key {self._keys.topics!r}, or a proxy spoils replies"
+                f"written it; correct or remove that field of the key {self._keys.topics!r}"
             ) from exc
         if len(self._known) > MAX_KNOWN:  # reply queues come and go
             self._known.clear()

@@ -85,7 +85,7 @@ class Client(redis.Redis):
         except BaseException as exc:
             connection.disconnect()  # replies may still arrive
             if isinstance(exc, ValueError):  # redis-py cannot read it
-                raise ServerError(f"what answers is no Redis or Valkey: {exc}") from exc
+                raise ServerError(f"no reply of a Redis or Valkey: {exc}; correct the URL") from exc
             if isinstance(exc, ResponseError):  # the server refused the login
                 raise translated(exc, self.connection_pool)  # noqa: B904 - as below
             raise
@@ -158,7 +158,7 @@ class Client(redis.Redis):
         except BaseException as exc:
             connection.disconnect()  # replies may still arrive
             if isinstance(exc, ValueError):
-                raise ServerError(f"what answers is no Redis or Valkey: {exc}") from exc
+                raise ServerError(f"no reply of a Redis or Valkey: {exc}; correct the URL") from exc
             raise
         finally:
             self._idle.append((connection, time.monotonic()))

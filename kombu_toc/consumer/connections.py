@@ -195,7 +195,7 @@ class PipelinedConnection:
                     raise ServerError(refusal(exc, self._pool())) from exc
             except (ValueError, InvalidResponse) as exc:
                 self.close()
-                raise ServerError(f"what answers is no Redis or Valkey: {exc}") from exc
+                raise ServerError(f"no reply of a Redis or Valkey: {exc}; correct the URL") from exc
             except BaseException:
                 self.close()
                 raise

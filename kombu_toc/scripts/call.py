@@ -117,8 +117,8 @@ class ScriptCall(NamedTuple):
             raise
         except (TypeError, ValueError, LookupError, AttributeError) as exc:
             raise ServerError(
-                f"{reply!r:.200} is no reply that the script {self.script.name!r} gives: what "
-                "answers, or a proxy on the way, is no Redis or Valkey; the call may have run"
+                f"{reply!r:.200} is no reply that the script {self.script.name!r} gives; "
+                "make sure that a Redis or Valkey answers, and no proxy changes what it says"
             ) from exc
 
     def announcing(self, reply: Any) -> Announced | None:

@@ -248,7 +248,7 @@ spoils: st.SearchStrategy[Callable[[bytes], bytes]] = st.one_of(
 def test_a_reply_that_no_script_gives_is_a_clear_error_and_loses_nothing(
     proxy: Proxy, client: redis.Redis, center: TimeoutCenter, examples: int
 ) -> None:
-    """What was accepted is there once, in whatever state; and no connection is left over."""
+    """What was accepted is there once, in whatever state (K7); and no connection is left over."""
     doubtful = center_for(proxy.toc_url)
     center.put("mail", "1", b"body")  # the server knows the scripts
     center.ack(center.pop("mail").messages)
