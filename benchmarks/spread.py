@@ -82,7 +82,7 @@ def through_center(cluster: Any, messages: int, topic: str) -> None:
     declared = center.queues.declare(topic, slots=SLOTS)
     center.runner.run(center.commands.put(declared, PutRequest("first", b"")))
     center.ack(center.pop(topic, limit=10).messages)
-    load = Load(cluster)
+    slots, load = slots_by_node(cluster, topic), Load(cluster)
     body = os.urandom(200)
     for first in range(0, messages, BATCH):
         some = range(first, first + BATCH)
@@ -94,7 +94,7 @@ def through_center(cluster: Any, messages: int, topic: str) -> None:
             popped = center.pop(topic, limit=BATCH).messages
             center.ack(popped)
             left -= len(popped)
-    load.show("put, pop and ack in batches of a hundred", messages, slots_by_node(cluster, topic))
+    load.show("put, pop and ack in batches of a hundred", messages, slots)
     center.client.close()
 
 
@@ -131,12 +131,12 @@ def through_worker(cluster: Any, messages: int, directory: Path) -> None:
         options = {"broker_transport_options": {"toc_slots": SLOTS}}
         app = make_app(cluster.toc_url, "disabled://", **options)
         center = center_for(cluster.toc_url)
-        load = Load(cluster)
+        slots, load = slots_by_node(cluster, "celery"), Load(cluster)
         for number in range(messages):
             app.tasks["e2e.add"].delay(number, 1)
         while (left := center.counts("celery")).waiting or left.in_flight:
             time.sleep(0.1)  # they are run in other processes
-        load.show("sent to and run by a worker", messages, slots_by_node(cluster, "celery"))
+        load.show("sent to and run by a worker", messages, slots)
         center.client.close()
         app.close()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..errors import ConfigurationError, PriorityStepsError, SlotCountError
+from ..errors import ConfigurationError, PriorityStepsError, ServerError, SlotCountError
 from ..model.keys import Keys, check_name
 from ..model.library import check_horizon
 from ..model.limits import (
@@ -396,7 +396,13 @@ class Registry:
         if known is not None and known.raw == raw:  # as it is nearly always
             known.read_at = self.clock()
             return known.topic
-        topic = self._made(name, Declaration.from_json(raw))
+        try:
+            topic = self._made(name, Declaration.from_json(raw))
+        except (TypeError, ValueError, LookupError, AttributeError) as exc:
+            raise ServerError(
+                f"{raw!r:.200} is no declaration of the queue {name!r}: another program has "
+                f"written it; correct or remove that field of the key {self._keys.topics!r}"
+            ) from exc
         if len(self._known) > MAX_KNOWN:  # reply queues come and go
             self._known.clear()
             self.memory.clear()

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import redis
@@ -21,7 +22,7 @@ from .. import errors
 from ..metrics import Metrics
 from ..model.keys import reading, slot_of
 from ..model.results import Missing
-from ..scripts.call import ScriptCall, as_bytes, merge_announcements, pack_command
+from ..scripts.call import Announced, ScriptCall, as_bytes, pack_command, write_announcements
 
 logger = logging.getLogger(__name__)
 
@@ -156,8 +157,8 @@ class ClusterExecutor:
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        #: runs what writes into wake indexes
-        self.announce: Callable[[list[ScriptCall]], Any] = self.replies
+        #: called with what scripts have announced and could not write themselves
+        self.on_announced: Callable[[list[Announced]], Any] = self.announce
 
     def replies(self, calls: Sequence[ScriptCall]) -> list[Any]:
         return self._run(calls, ())[0]
@@ -183,14 +184,21 @@ class ClusterExecutor:
             ]
             for i, reply, waits in zip(unknown, *client.run_keyed(whole, wait), strict=True):
                 replies[i], waited[i] = reply, waits
-        announcing = [
+        announced = [
             found
             for call, reply in zip(calls, replies, strict=True)
             if not isinstance(reply, Exception) and (found := call.announcing(reply)) is not None
         ]
-        if announcing:
-            self.announce(merge_announcements(announcing))
+        if announced:
+            self.on_announced(announced)
         return replies, waited
+
+    def announce(self, announced: Iterable[Announced]) -> None:
+        """Write into wake indexes what scripts have announced."""
+        commands = write_announcements(announced)
+        wakes = [command[3 if command[0] == "EVAL" else 1] for command in commands]
+        packed = [pack_command(*command) for command in commands]
+        _without_errors(self._client.run_keyed(list(zip(wakes, packed, strict=True)))[0])
 
 
 #: Sends calls to whichever server has their keys.
@@ -245,7 +253,7 @@ class Runner:
         self.executor = executor_for(self.client)
         self.clustered = self.executor.clustered
         if isinstance(self.executor, ClusterExecutor):
-            self.executor.announce = self._announce
+            self.executor.on_announced = partial(self._announce, self.executor)
         #: node of a Cluster -> when it was last not reached, in monotonic seconds, and why
         self.unreached: dict[Hashable, tuple[float, Exception | None]] = {}
 
@@ -258,7 +266,7 @@ class Runner:
         times = self.metrics.scripts[call.script.name]
         times[0] += 1
         times[1] += time.monotonic() - began
-        return call.parse(reply)
+        return call.result(reply)
 
     def run_all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run calls in one round trip; return the result of each.
@@ -282,7 +290,7 @@ class Runner:
             if isinstance(reply, Exception):
                 found.append(named(reply, self.client, call.keys))
             else:
-                found.append(call.parse(reply))
+                found.append(call.result(reply))
         return found
 
     def run_there(
@@ -333,18 +341,15 @@ class Runner:
         at, error = self.unreached.get(place, (-math.inf, None))
         return error if time.monotonic() - at < rest else None
 
-    def _announce(self, calls: Sequence[ScriptCall]) -> None:
+    def _announce(self, executor: ClusterExecutor, announced: list[Announced]) -> None:
         """Write into wake indexes. Consumers look into all slots every second, and find what is not
         announced because that node is away."""
-
-        def write() -> None:
-            _without_errors(self.executor.replies(calls))
 
         def leave(error: Exception) -> None:
             logger.debug("what is due is not announced: %s", error)
 
         try:
-            self.at_home(calls[0].keys[0], write, leave)
+            self.at_home(announced[0].wake, partial(executor.announce, announced), leave)
         except ResponseError as exc:
             leave(exc)
 
@@ -416,7 +421,7 @@ class Runner:
             calls, self.wait_replicas, timeout_ms
         )
         found = [
-            reply if isinstance(reply, Exception) else call.parse(reply)
+            reply if isinstance(reply, Exception) else call.result(reply)
             for call, reply in zip(calls, replies, strict=True)
         ]
         for report in reported:

@@ -15,6 +15,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from ..compat.redis_connections import is_open, open_of
+from ..errors import ServerError
 from ..scripts.call import patience_for, pieces
 from .errors import translated
 
@@ -83,6 +84,8 @@ class Client(redis.Redis):
             yield read
         except BaseException as exc:
             connection.disconnect()  # replies may still arrive
+            if isinstance(exc, ValueError):  # redis-py cannot read it
+                raise ServerError(f"no reply of a Redis or Valkey: {exc}; correct the URL") from exc
             if isinstance(exc, ResponseError):  # the server refused the login
                 raise translated(exc, self.connection_pool)  # noqa: B904 - as below
             raise
@@ -152,8 +155,10 @@ class Client(redis.Redis):
                     replies.append(self.parse_response(connection, args[0], **options))
                 except ResponseError as exc:
                     replies.append(exc)
-        except BaseException:
+        except BaseException as exc:
             connection.disconnect()  # replies may still arrive
+            if isinstance(exc, ValueError):
+                raise ServerError(f"no reply of a Redis or Valkey: {exc}; correct the URL") from exc
             raise
         finally:
             self._idle.append((connection, time.monotonic()))

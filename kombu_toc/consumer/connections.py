@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import redis
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import InvalidResponse, NoScriptError, ResponseError
 
 from ..client.cluster import (
     MAX_MOVES,
@@ -29,7 +29,7 @@ from ..client.errors import explained, is_refused, is_temporary, refusal
 from ..compat.redis_connections import socket_of
 from ..errors import ServerError, TocError
 from ..metrics import Metrics
-from ..scripts.call import ScriptCall, pack_command, pieces
+from ..scripts.call import Announced, ScriptCall, pack_command, pieces, write_announcements
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class PipelinedConnection:
     metrics: counts the calls, and how long they took
     on_refused: called with what was refused and the error; returns whether it has handled that, and
         the connection goes on
-    on_announcing: called with the calls that write what scripts have announced
+    on_announcing: called with what a script has announced and could not write itself
     arguments: what to make of the pool's while the connection is opened
 
     A connection may be cut although neither end is told. It is taken for broken if a reply takes
@@ -80,7 +80,7 @@ class PipelinedConnection:
     _metrics: Metrics
     _: KW_ONLY
     on_refused: Callable[[Waiting, ResponseError], bool] | None = None
-    on_announcing: Callable[[ScriptCall], None] | None = None
+    on_announcing: Callable[[Announced], None] | None = None
     arguments: Callable[[dict[str, Any]], dict[str, Any]] = dict
 
     def __post_init__(self) -> None:
@@ -193,19 +193,29 @@ class PipelinedConnection:
                     if is_refused(exc):
                         raise explained(exc, self._pool()) from exc
                     raise ServerError(refusal(exc, self._pool())) from exc
+            except (ValueError, InvalidResponse) as exc:
+                self.close()
+                raise ServerError(f"no reply of a Redis or Valkey: {exc}; correct the URL") from exc
             except BaseException:
                 self.close()
                 raise
             else:
                 self._heard = time.monotonic()
-                (what, on_reply, *_), _, latest = self._waiting.popleft()
+                (what, on_reply, *_), _, latest = self._waiting[0]
                 if isinstance(what, ScriptCall):
+                    try:
+                        result = what.result(reply)  # also if nobody is told: it counts
+                    except ServerError:
+                        self.close()  # what is owed is said again
+                        raise
                     times = self._metrics.scripts[what.script.name]
                     times[0] += 1
                     times[1] += time.monotonic() - latest + self._patience
-                    if what.wake is not None:
-                        self._announce(what, reply)
-                    reply = what.parse(reply)  # also if nobody is told: it counts
+                    announced = what.announcing(reply)
+                    if announced is not None and self.on_announcing is not None:
+                        self.on_announcing(announced)
+                    reply = result
+                self._waiting.popleft()
                 if on_reply is not None:
                     on_reply(reply)
             if self._connection is None or not self._waiting:
@@ -264,12 +274,6 @@ class PipelinedConnection:
         self._brought.clear()
         self._fd = socket_of(connection).fileno()
         self._on_open(self._fd, self.read)
-
-    def _announce(self, call: ScriptCall, reply: Any) -> None:
-        """Hand over what a script has announced and could not write itself."""
-        announcing = call.announcing(reply)
-        if announcing is not None and self.on_announcing is not None:
-            self.on_announcing(announcing)
 
     def _resend(self, waiting: Waiting) -> None:
         # The server has forgotten its scripts (a restart, SCRIPT FLUSH): the text goes along.
@@ -388,6 +392,8 @@ class ClusterConnections:
 
     def __post_init__(self) -> None:
         self._connections: dict[Place, PipelinedConnection] = {}
+        #: what is to be written into wake indexes
+        self._announced: list[Announced] = []
         #: nodes that cannot be reached
         self._resting: RestingNodes[Place] = RestingNodes()
         #: monotonic seconds before which nobody is asked again who has taken over
@@ -443,7 +449,7 @@ class ClusterConnections:
                 self._on_owed,
                 self._metrics,
                 on_refused=self._refused,
-                on_announcing=self.announce,
+                on_announcing=self._announced.append,
                 arguments=with_short_timeouts,
             )
         try:
@@ -466,14 +472,6 @@ class ClusterConnections:
         for item in items[owed:]:
             if item.on_failure is not None:
                 item.on_failure()
-
-    def announce(self, call: ScriptCall) -> None:
-        """Write into a wake index what a script has announced."""
-        try:
-            self.send([(call,)])
-        except BROKEN as exc:
-            # Whoever looks into all slots finds what it is not told of.
-            logger.debug("what is due is not announced: %s", exc)
 
     def _refused(self, waiting: Waiting, exc: ResponseError) -> bool:
         item, owed, _ = waiting
@@ -524,6 +522,19 @@ class ClusterConnections:
             connection.read()
         except BROKEN as exc:
             self._lost(place, exc)
+        finally:
+            self._announce()
+
+    def _announce(self) -> None:
+        """Write into wake indexes what the scripts have announced whose replies have been read:
+        all at once, for the node that has them wakes all workers."""
+        commands = write_announcements(self._announced)
+        self._announced.clear()
+        try:
+            self.send([(command,) for command in commands])
+        except BROKEN as exc:
+            # Whoever looks into all slots finds what it is not told of.
+            logger.debug("what is due is not announced: %s", exc)
 
     def check(self) -> None:
         """As :meth:`PipelinedConnection.check`, of each node.

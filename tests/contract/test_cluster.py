@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -204,6 +205,32 @@ def test_the_slots_of_a_topic_lie_evenly_on_the_nodes(
 
 
 @pytest.mark.versions
+def test_an_announcement_of_another_node_is_no_script_on_the_one_that_wakes_all(
+    cluster: Cluster, center: TimeoutCenter
+) -> None:
+    """That node limits what a Cluster can take (K8)."""
+    center.queues.declare("mail", slots=16)
+    home = cluster.node_of("{toc}")
+    slots = {n for n in range(16) if cluster.node_of(f"{{mail:{n}}}") is not home}
+    ids = [id for id in map(str, range(400)) if zlib.crc32(id.encode()) % 16 in slots]
+    with home.client() as client:
+
+        def scripts() -> int:
+            stats = client.info("commandstats")
+            return sum(
+                stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha")
+            )
+
+        before = scripts()
+        for id in ids:
+            center.put("mail", id, b"")
+        assert client.zcard(center.keys.wake("mail")) == len(slots)
+        assert scripts() - before < len(slots)
+        popped = center.pop("mail", limit=len(ids)).messages
+        assert len(popped) == center.ack(popped) == len(ids)
+        assert not client.exists(center.keys.wake("mail"))
+
+
 def test_operations_wait_while_what_they_need_is_at_two_nodes(cluster: Cluster) -> None:
     """Some keys of a slot are here and some there: nobody can run a script until it is over."""
     with cluster.client() as client:

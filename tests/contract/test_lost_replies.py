@@ -1,16 +1,21 @@
-"""A publish whose reply is lost, and which Kombu therefore repeats, stays one message (K7)."""
+"""A publish whose reply is lost, and which Kombu therefore repeats, stays one message (K7); a reply
+that is none is an error, and loses nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import hypothesis
 import pytest
 import redis
+from hypothesis import strategies as st
 from kombu import Connection, Exchange, Producer, Queue
 
-from kombu_toc import TimeoutCenter, unique_answer
+from kombu_toc import TimeoutCenter, TocError, center_for, unique_answer
 
+from ..support.cases import night
 from ..support.fixtures import drain
 from ..support.proxy import Proxy
 from ..support.servers import Server
@@ -202,3 +207,85 @@ def test_what_has_replaced_another_one_has_its_id_although_the_reply_was_lost(
     assert sent_unique(producer, "1", "the new one", conflict, errback) == "the-first"
     assert happened.is_set()
     assert center.counts("mail").waiting == (0 if taken else 1)
+
+
+#: Replies of each type that no script gives, such that are cut, and what is no reply.
+ODD = [
+    b"+OK",
+    b":1",
+    b":-1",
+    b"$-1",
+    b"*-1",
+    b"*0",
+    b"$0\r\n",
+    b"$2\r\n\xff\xfe",
+    b"*1\r\n*0",
+    b"_",
+]
+ODD += [b"*2\r\n:1\r\n$1\r\n1", b"*3\r\n:1\r\n:0\r\n*1\r\n:7", b"*99", b"$99", b"-ERR an odd one"]
+ODD += [b"*4\r\n:1\r\n:1\r\n:1\r\n:1", b"-WRONGTYPE odd", b"-NOSCRIPT odd", b"*x", b"$-7", b":"]
+ODD += [b"\0", b"HTTP/1.1 400 Bad Request", b"*1\r\n" * 50, b"*3\r\n*0\r\n*0\r\n*0", b"*1\r\n$-1"]
+
+#: Which messages may be left of 1, which is delivered, and 2. A cancel looks first what there is.
+LEFT = {"put": [{"1", "2", "3"}], "ack": [{"2"}], "cancel": [{"1"}, {"1", "2"}]}
+
+
+def in_another_order(data: bytes, order: list[int]) -> bytes:
+    lines = data.removesuffix(b"\r\n").split(b"\r\n")
+    return b"\r\n".join(line for first in order for line in lines[first::4]) + b"\r\n"
+
+
+spoils: st.SearchStrategy[Callable[[bytes], bytes]] = st.one_of(
+    st.sampled_from(ODD).map(lambda odd: lambda data: odd + b"\r\n"),
+    st.binary(max_size=20).map(lambda odd: lambda data: odd + b"\r\n"),
+    st.integers(1, 60).map(lambda least: lambda data: data[:-least]),
+    st.permutations(range(4)).map(lambda order: lambda data: in_another_order(data, order)),
+)
+
+
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("examples", [40, night(4_000)])
+def test_a_reply_that_no_script_gives_is_a_clear_error_and_loses_nothing(
+    proxy: Proxy, client: redis.Redis, center: TimeoutCenter, examples: int
+) -> None:
+    """What was accepted is there once, in whatever state (K7); and no connection is left over."""
+    doubtful = center_for(proxy.toc_url)
+    center.put("mail", "1", b"body")  # the server knows the scripts
+    center.ack(center.pop("mail").messages)
+    center.cancel("1", topic="mail")
+
+    @hypothesis.settings(
+        max_examples=examples,
+        derandomize=examples < 1_000,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(st.sampled_from(["put", "pop", "ack", "get", "cancel", "counts"]), spoils)
+    def check(name: str, spoil: Callable[[bytes], bytes]) -> None:
+        client.flushdb()
+        center.put("mail", "1", b"first")
+        [taken] = center.pop("mail").messages
+        center.put("mail", "2", b"second")
+        operations: dict[str, Callable[[], object]] = {
+            "put": lambda: doubtful.put("mail", "3", b"third"),
+            "pop": lambda: doubtful.pop("mail"),
+            "ack": lambda: doubtful.ack([taken]),
+            "get": lambda: doubtful.get("2", topic="mail"),
+            "cancel": lambda: doubtful.cancel("2", topic="mail"),
+            "counts": lambda: doubtful.counts("mail"),
+        }
+        with contextlib.suppress(redis.ConnectionError):  # what was spoilt before
+            doubtful.counts("mail")
+        doubtful.queues.declare("mail")
+        proxy.spoil_reply(spoil)
+        try:
+            operations[name]()
+        except (TocError, redis.RedisError) as exc:
+            assert len(str(exc)) > 2
+        proxy.spoil_reply(None)
+        left = {id for id in ("1", "2", "3") if center.get(id, topic="mail")}
+        assert left in LEFT.get(name, [{"1", "2"}])
+
+    check()
+    assert len(client.client_list()) < 10
+    doubtful.client.close()

@@ -52,6 +52,8 @@ class Proxy:
         #: bytes a second that pass on a connection, in each direction
         self._rate: int | None = None
         self._drops: list[tuple[bytes, threading.Event]] = []
+        #: what becomes of the next reply, if anything
+        self._spoil: Callable[[bytes], bytes] | None = None
         self._selector = selectors.DefaultSelector()
         self._ours, self._loops = socket.socketpair()
         self._orders: list[tuple[Callable[[], None], threading.Event]] = []
@@ -127,6 +129,10 @@ class Proxy:
         dropped = threading.Event()
         self._order(partial(self._drops.append, (match, dropped)))
         return dropped
+
+    def spoil_reply(self, spoil: Callable[[bytes], bytes] | None) -> None:
+        """Pass on what this makes of the next reply, and reset its connection."""
+        self._spoil = spoil
 
     def refuse(self) -> None:
         """Reset all connections and accept none."""
@@ -261,6 +267,11 @@ class Proxy:
         """Take note of a reply; false if the connection is to be reset instead."""
         if link.doomed is not None:
             link.doomed.set()
+            return False
+        if (spoil := self._spoil) is not None:
+            self._spoil = None
+            with contextlib.suppress(OSError):
+                link.client.send(link.replies + spoil(data))
             return False
         if link.budget is None:
             link.replies += data

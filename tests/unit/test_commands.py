@@ -167,8 +167,7 @@ def test_on_a_cluster_a_script_replies_what_is_to_be_announced() -> None:
     call = made.commands.pop(made.topic, PopRequest("me.1", [1]))
     assert call.wake == (made.keys.wake(NAME), 0)
     announced = call.announcing([0, 0, [], [], [], [], [], [1, 500], []])
-    assert announced is not None
-    assert (announced.script.name, announced.args) == ("announce", (0, 1, 1, 500))
+    assert announced == (made.keys.wake(NAME), 0, [1, 500], [])
 
 
 # -- put
