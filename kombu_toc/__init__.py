@@ -102,6 +102,8 @@ if TYPE_CHECKING:
     from .model.message import ENSURE as ENSURE
     from .model.message import SCHEDULE as SCHEDULE
     from .model.message import Unique as Unique
+    from .model.message import compress as compress
+    from .model.message import expand as expand
     from .model.message import look as look
     from .model.message import pack as pack
     from .model.message import read_content as read_content
@@ -178,7 +180,9 @@ _PLACES = {
             "Disagreement LibraryResharded LibraryStatus Rebuilt Record RecordPage STATUSES"
         ),
         "model.limits": "LIBRARY_TERMS LIMITS Limits NOTIFIER_TERMS TERMS",
-        "model.message": "COUNTDOWN ENSURE SCHEDULE Unique look pack read_content unpack",
+        "model.message": (
+            "COUNTDOWN ENSURE SCHEDULE Unique compress expand look pack read_content unpack"
+        ),
         "model.results": (
             "Cancelled Consumer Counts DEAD Delivery Description Edition Fault Found IN_FLIGHT "
             "Limit Missing Page Popped Purged Put Rescheduled Settled Summary Unwritten Usage "

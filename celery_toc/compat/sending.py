@@ -345,6 +345,9 @@ class Shape:
             properties["MessageGroupId"] = "\1key"
         line = channel.line_of({**message, "headers": headers, "properties": properties})
         self._line = _MARK.sub(r"%(\1)s", line.replace("%", "%%"))
+        self.task: str = headers["task"]
+        #: what it says of this process
+        self.sender = (headers.get("origin"), properties.get("reply_to"))
         self.queue: str = properties["delivery_info"]["routing_key"]
         self.priority: int = channel.priority_of(message)
         self.ignored = headers["ignore_result"]

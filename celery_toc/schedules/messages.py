@@ -6,21 +6,21 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import Task
 from celery.canvas import Signature
+from celery.local import maybe_evaluate
 from celery.utils.time import maybe_iso8601
 from kombu.utils import json as kombu_json
 
 import kombu_toc
 
 from . import rules, state
-from .state import Record, firing_id
+from .state import Record, firing_id, replace
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -37,43 +37,24 @@ if TYPE_CHECKING:
 #: Options that say when a task runs, or which one it is: the schedule does.
 _REFUSED = ("eta", "countdown", "task_id", "producer", "connection", "publisher")
 
-#: What differs between two messages for the same thing.
-_PASSING = ("id", "root_id", "parent_id", "eta", "expires", "origin")
-
-#: Any time will do: each firing has its own.
-_SOME_TIME = rules.to_datetime(4_000_000_000_000_000)
+#: What stands in a template for the time of a firing; its id, as of this time, stands for the id.
+_SOME_US = 4_000_000_000_000_000
+_SOME_TIME = rules.to_datetime(_SOME_US)
 
 
-class Template:
+class Template(NamedTuple):
     """What the firings of a schedule are made of.
 
-    captured: as Kombu has prepared one
+    packed: the message, with marks for what differs between firings
+    fingerprint: the same for two templates that make the same messages
     """
 
-    def __init__(self, name: str, captured: kombu_toc.Captured, deflate: bool) -> None:
-        if captured.queue is None:
-            raise rules.ScheduleError(
-                f"schedule {name!r}: its task would go to no queue, but to whoever listens"
-            )
-        self.queue: str = captured.queue
-        _, message, self.priority, self.traits, _ = captured
-        headers, properties = message["headers"], message["properties"]
-        self.task: str = headers["task"]
-        headers["root_id"] = headers["id"]
-        headers["parent_id"] = None  # also if it is put by a task
-        self.packed = kombu_toc.pack(message, deflate=deflate)
-        passing = {key: value for key, value in headers.items() if key not in _PASSING}
-        lasting = {
-            "headers": passing,
-            "properties": {"delivery_info": properties.get("delivery_info")},
-            "content-type": message["content-type"],
-            "content-encoding": message["content-encoding"],
-            "body": message["body"],
-        }
-        for key in ("priority", "delivery_mode"):
-            lasting["properties"][key] = properties.get(key)
-        #: the same for two templates that make the same messages
-        self.fingerprint = hashlib.sha256(kombu_toc.pack(lasting, deflate=False)).hexdigest()[:32]
+    queue: str
+    task: str
+    priority: int
+    traits: str
+    packed: bytes
+    fingerprint: str
 
 
 def capture(
@@ -100,37 +81,37 @@ def capture(
                 f"schedule {name!r}: the option {option} belongs to one message, and a schedule "
                 "sends many: leave it out"
             )
-    if app.conf.task_protocol != 2:
-        raise rules.ScheduleError(
-            f"schedule {name!r}: messages of Celery's protocol {app.conf.task_protocol} have their "
-            "id in the body; set task_protocol to 2"
-        )
-    if app.conf.task_always_eager:
-        raise rules.ScheduleError(
-            f"schedule {name!r}: with task_always_eager nothing is sent; leave that off"
-        )
-    headers = {
-        **(options.get("headers") or {}),
-        kombu_toc.SCHEDULE: name,
-        "x-slot-basis": kombu_toc.SCHEDULE_BASIS,
-    }
-    given = {**options, "headers": headers, "eta": _SOME_TIME, "retry": False}
-    if expires is not None:
-        given["expires"] = _SOME_TIME + timedelta(seconds=expires)
-    id = firing_id(name, 4_000_000_000_000_000)
-    key = values = None
-    if quick is not None and expires is None and "headers" not in options:
-        task = app.tasks.get(task, task) if isinstance(task, str) else task
-        if isinstance(task, Task):
-            key = quick.key_of(task, {**options, "eta": _SOME_TIME})
-            values = quick.values_of(task, id, args or (), kwargs or {}, {"eta": _SOME_TIME})
+    id = firing_id(name, _SOME_US)
     with channel() as capturing:
+        deflate = capturing.settings.toc_deflate
+        key = values = None
+        if quick is not None and expires is None and "headers" not in options:
+            known = app.tasks.get(task) if isinstance(task, str) else maybe_evaluate(task)
+            if isinstance(known, Task):
+                key = quick.key_of(known, {**options, "eta": _SOME_TIME})
+                values = quick.values_of(known, id, args or (), kwargs or {}, {"eta": _SOME_TIME})
         if quick is not None and values is not None and (shape := quick.find(key)) is not None:
-            message = kombu_toc.unpack(shape.plain(values, ""))
-            quickly = kombu_toc.Captured(shape.queue, message, shape.priority)
-            return Template(name, quickly, capturing.settings.toc_deflate)
-        producer = app.amqp.Producer(capturing, auto_declare=False)
-        sent = _apply(app, name, task, args, kwargs, {**given, "task_id": id, "producer": producer})
+            parts = (shape.queue, shape.task, shape.priority, "")
+            return _template(parts, shape.plain(values, ""), shape.sender, deflate)
+        if app.conf.task_protocol != 2:
+            raise rules.ScheduleError(
+                f"schedule {name!r}: messages of Celery's protocol {app.conf.task_protocol} have "
+                "their id in the body; set task_protocol to 2"
+            )
+        if app.conf.task_always_eager:
+            raise rules.ScheduleError(
+                f"schedule {name!r}: with task_always_eager nothing is sent; leave that off"
+            )
+        headers = {
+            **(options.get("headers") or {}),
+            kombu_toc.SCHEDULE: name,
+            "x-slot-basis": kombu_toc.SCHEDULE_BASIS,
+        }
+        given = {**options, "headers": headers, "eta": _SOME_TIME, "retry": False, "task_id": id}
+        if expires is not None:
+            given["expires"] = _SOME_TIME + timedelta(seconds=expires)
+        given["producer"] = app.amqp.Producer(capturing, auto_declare=False)
+        sent = _apply(app, name, task, args, kwargs, given)
         backend = getattr(sent, "backend", None)
         if backend is not None and hasattr(backend, "remove_pending_result"):
             backend.remove_pending_result(sent)  # nothing was sent: no result will come
@@ -139,18 +120,47 @@ def capture(
             plain = not (made[0].traits or made[0].unique)
             quick.learn(key, capturing, made[0].message if plain else None, values)
         capturing.captured.clear()
-        if any(one.unique for one in made):
-            raise rules.ScheduleError(
-                f"schedule {name!r}: its task has a unique key; a firing is one message already: "
-                "use overlap='skip' or 'wait', or send it from a task that the schedule starts"
-            )
-        if len(made) != 1:
-            shown = ", ".join(str(one.queue) for one in made) or "none"
-            raise rules.ScheduleError(
-                f"schedule {name!r}: its task would go to these queues: {shown}; a schedule has "
-                "one, so route it to one queue, or name it: queue=..."
-            )
-        return Template(name, made[0], capturing.settings.toc_deflate)
+    if any(one.unique for one in made):
+        raise rules.ScheduleError(
+            f"schedule {name!r}: its task has a unique key; a firing is one message already: "
+            "use overlap='skip' or 'wait', or send it from a task that the schedule starts"
+        )
+    if len(made) != 1:
+        shown = ", ".join(str(one.queue) for one in made) or "none"
+        raise rules.ScheduleError(
+            f"schedule {name!r}: its task would go to these queues: {shown}; a schedule has "
+            "one, so route it to one queue, or name it: queue=..."
+        )
+    queue, message, priority, traits, _ = made[0]
+    if queue is None:
+        raise rules.ScheduleError(
+            f"schedule {name!r}: its task would go to no queue, but to whoever listens"
+        )
+    headers, properties = message["headers"], message["properties"]
+    # Without a parent also if it is put by a task.
+    headers.update(id=id, root_id=id, parent_id=None, eta=_SOME_TIME.isoformat())
+    properties.update(correlation_id=id, k=kombu_toc.token_with("", headers))
+    if expires is not None:
+        headers["expires"] = rules.to_datetime(_SOME_US + round(expires * 1e6)).isoformat()
+        properties["expiration"] = str(round(expires * 1000))
+    sender = (headers.get("origin"), properties.get("reply_to"))
+    packed = kombu_toc.pack(message, deflate=False)
+    return _template((queue, headers["task"], priority, traits), packed, sender, deflate)
+
+
+def _template(
+    parts: tuple[str, str, int, str], plain: bytes, sender: Iterable[str | None], deflate: bool
+) -> Template:
+    """sender: what a message says of the process that has made it"""
+    lasting = plain
+    for text in filter(None, sender):
+        lasting = lasting.replace(_quoted(text), b'""')
+    fingerprint = hashlib.sha256(lasting).hexdigest()[:32]
+    return Template(*parts, kombu_toc.compress(plain) if deflate else plain, fingerprint)
+
+
+def _quoted(text: str) -> bytes:
+    return json.dumps(text).encode()
 
 
 def _apply(
@@ -195,19 +205,20 @@ def firing_of(
     late: it is sent although its time has passed; it expires after it is due
     """
     id = firing_id(name, planned) + ("!" if by_hand else "")
-    message = kombu_toc.unpack(template)
-    headers, properties = message["headers"], message["properties"]
-    headers.update(id=id, root_id=id, eta=rules.to_datetime(due).isoformat())
-    properties["correlation_id"] = id
-    token = f"{zlib.crc32(id.encode('utf-8', 'surrogatepass')):08x}"
-    properties["k"] = kombu_toc.token_with(token, headers)
+    line, newline, body = kombu_toc.expand(template).partition(b"\n")
+    times = [(_SOME_US, due)]
     if expires_us is not None:
-        headers["expires"] = rules.to_datetime((due if late else planned) + expires_us).isoformat()
-        properties["expiration"] = str(expires_us // 1000)
-    deflate = template[:1] != b"{"
-    return kombu_toc.ScheduleFiring(
-        id, kombu_toc.pack(message, deflate=deflate, id=id), due, priority, traits
-    )
+        times.append((_SOME_US + expires_us, (due if late else planned) + expires_us))
+    line = line.replace(_quoted(firing_id(name, _SOME_US)), _quoted(id))
+    for mark, at in times:
+        moment = rules.to_datetime(at).isoformat()
+        line = line.replace(_quoted(rules.to_datetime(mark).isoformat()), _quoted(moment))
+    # The last one is a property; what a business id adds is there already.
+    before, key, after = line.rpartition(b'"k":"')
+    token = b"%08x" % zlib.crc32(id.encode("utf-8", "surrogatepass"))
+    plain = b"".join((before, key, token, after, newline, body))
+    packed = plain if template[:1] == b"{" else kombu_toc.compress(plain, id)
+    return kombu_toc.ScheduleFiring(id, packed, due, priority, traits)
 
 
 # -- what is to be kept of a schedule, before the server is asked
@@ -217,14 +228,14 @@ class Plan(NamedTuple):
     """What is to be kept under a name, before the server is asked.
 
     record: without what follows from the server's clock
-    when: makes what says when it fires of the server's clock in microseconds
+    schedule: as it was given
     expires: when all of its firings expire, in microseconds since the epoch, if that is one moment
     """
 
     name: str
     record: Record
     template: Template
-    when: Callable[[int], dict[str, Any]]
+    schedule: Any
     expires: int | None
 
     def made_of(self, old: Record | None, now: int) -> Record:
@@ -239,8 +250,10 @@ class Plan(NamedTuple):
         new = self.record
         if "every" not in new.when:
             return new
-        same = old is not None and not new.start and old.when.get("every") == new.when["every"]
-        return replace(new, when=old.when if same and old is not None else self.when(now))
+        if old is not None and not new.start and old.when.get("every") == new.when["every"]:
+            return replace(new, when=old.when)
+        read = rules.read_schedule(self.name, self.schedule, new.zone, new.start, now)
+        return replace(new, when=read.to_json())
 
 
 class Wanted(NamedTuple):
@@ -285,8 +298,14 @@ def plan_of(
     end_us = rules.read_time(name, "end", wanted.end, zone)
     if start_us is not None and end_us is not None and end_us < start_us:
         raise rules.ScheduleError(f"schedule {name!r}: it ends before it starts")
-    _check_one_of(name, "misfire", wanted.misfire, state.MISFIRES)
-    _check_one_of(name, "overlap", wanted.overlap, state.OVERLAPS)
+    for what, rule, known in (
+        ("misfire", wanted.misfire, state.MISFIRES),
+        ("overlap", wanted.overlap, state.OVERLAPS),
+    ):
+        if rule not in known:
+            raise rules.ScheduleError(
+                f"schedule {name!r}: {what}={rule!r}; there are {', '.join(map(repr, known))}"
+            )
     max_runs = wanted.max_runs
     if max_runs is not None and (not isinstance(max_runs, int) or max_runs < 1):
         raise rules.ScheduleError(f"schedule {name!r}: max_runs={max_runs!r} is not 1 or more")
@@ -311,14 +330,11 @@ def plan_of(
         *(None if lasts is None else lasts / 1e6, channel, quick),
     )
 
-    def when(now: int) -> dict[str, Any]:
-        either_day = bool(wanted.either_day)
-        read = rules.read_schedule(name, schedule, zone, start_us, now, either_day=either_day)
-        return read.to_json()
-
+    either_day = bool(wanted.either_day)
+    when = rules.read_schedule(name, schedule, zone, start_us, 0, either_day=either_day)
     definition: dict[str, Any] = {
         "task": template.task,
-        "when": when(0),
+        "when": when.to_json(),
         "zone": zone,
         "misfire": wanted.misfire,
         "grace_us": rules.read_seconds(name, "grace", wanted.grace),
@@ -339,14 +355,7 @@ def plan_of(
     text = json.dumps(said, sort_keys=True)
     fingerprint = hashlib.sha256(text.encode()).hexdigest()[:32]
     record = Record(**definition, fingerprint=fingerprint)
-    return Plan(name, record, template, when, expires_at)
-
-
-def _check_one_of(name: str, what: str, given: Any, known: tuple[str, ...]) -> None:
-    if given not in known:
-        raise rules.ScheduleError(
-            f"schedule {name!r}: {what}={given!r}; there are {', '.join(map(repr, known))}"
-        )
+    return Plan(name, record, template, schedule, expires_at)
 
 
 def _registered(app: Celery, task: Any) -> Any:

@@ -324,7 +324,7 @@ class Schedules:
         for one in queues:
             while len(shown) < limit:
                 wanted = min(limit - len(shown), PAGE)
-                _, page = self._recurring.page(one, wanted, begin, template=True)
+                _, page, _ = self._recurring.page(one, wanted, begin, template=True)
                 if not page:
                     break
                 begin = kombu_toc.schedule_position(page[-1])

@@ -306,7 +306,7 @@ class Followers:
     def _look(self, recurring: Any, queue: str, log: Callable[..., None]) -> None:
         for _ in range(PAGES):
             behind = self._behind.get(queue)
-            now, page, changed = recurring.look(queue, PAGE, behind, GONE_US)
+            now, page, changed = recurring.page(queue, PAGE, behind, GONE_US)
             if self._was_set_back(queue, now, changed):
                 self._of_all[queue] = None
             for one in page:
@@ -319,7 +319,7 @@ class Followers:
         for _ in range(PAGES):
             if queue not in self._of_all:
                 return
-            now, page = recurring.page(queue, PAGE, self._of_all[queue], template=True)
+            now, page, _ = recurring.page(queue, PAGE, self._of_all[queue], template=True)
             for one in page:
                 self._set_back(recurring, one, now, log)
             if len(page) < PAGE:

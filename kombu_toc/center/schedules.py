@@ -387,30 +387,17 @@ class Recurring(CenterPart):
         behind_us: int | None = None,
         *,
         template: bool = False,
-    ) -> tuple[int, list[Scheduled]]:
-        """Read schedules, the one that fires next first, those that do not fire last.
+    ) -> tuple[int, list[Scheduled], int]:
+        """Read schedules, the one that fires next first, those that do not fire last; as
+        :meth:`RecurringCommands.reading`. If one was changed last ahead of the clock, the clock was
+        set back since.
 
         after: where the one is behind which it goes on, as :func:`schedule_position` gives it
         behind_us: only those that were to fire so many microseconds ago, or earlier
         """
-        us, found, _ = self.look(topic, limit, after, behind_us, template=template)
-        return us, found
-
-    def look(
-        self,
-        topic: str,
-        limit: int,
-        after: tuple[str, str] | None = None,
-        behind_us: int | None = None,
-        *,
-        template: bool = False,
-    ) -> tuple[int, list[Scheduled], int]:
-        """As :meth:`page`, and when a schedule of the topic was changed last, in microseconds: if
-        that is ahead of the clock, the clock was set back since."""
-        until = "" if behind_us is None else str(behind_us)
-        declared = self._registry.resolved(topic)
+        rest = [*(after or ("", "")), "" if behind_us is None else str(behind_us)]
         call = self._calls.reading(
-            declared, [*(after or ("", "")), until], limit=limit, template=template
+            self._registry.resolved(topic), rest, limit=limit, template=template
         )
         found: tuple[int, list[Scheduled], int] = self._runner.run(call)
         return found
@@ -471,10 +458,6 @@ class Recurring(CenterPart):
         calls = [self._calls.outlook(topic, int(late * 1_000_000)) for topic in topics]
         found: list[ScheduleOutlook] = self._runner.run_all(calls)
         return found
-
-    def changing(self, topic: Topic, change: ScheduleChange) -> ScriptCall:
-        """The call of :meth:`change` to a schedule of a topic that has some, without running it."""
-        return self._calls.changing(topic, change)
 
     def change(self, topic: str, change: ScheduleChange) -> ScheduleChanged:
         """Replace a record, and the message that waits, by others.

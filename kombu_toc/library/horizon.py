@@ -286,8 +286,9 @@ class Loader:
             for database in self._far.shards.awake():
                 with asking:
                     for topic, bound in bounds.items():
-                        for first_us, shard in self._far.store.holding(database, FAR, bound, topic):
-                            self._see(heads, first_us, shard, topic)
+                        for first_us, shard in self._far.store.holding(database, FAR, topic):
+                            if first_us <= bound:
+                                self._see(heads, first_us, shard, topic)
             ends = time.monotonic() + TURN
             loaded, transactions = self.loaded, 0
             while heads and time.monotonic() < until:

@@ -455,8 +455,8 @@ class Reconciler:
         overdue: set[int] = set()
         for database in self._store.shards.awake():
             with asking:
-                for _, shard in self._store.holding(database, statuses.IN_REDIS, until):
-                    overdue.add(shard.number)
+                holding = self._store.holding(database, statuses.IN_REDIS)
+                overdue |= {shard.number for first_us, shard in holding if first_us <= until}
         for shard in self._store.shards.all:
             if shard.number in overdue:
                 self._round.append(shard)

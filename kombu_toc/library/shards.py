@@ -40,7 +40,7 @@ REST = 5.0
 class Database:
     """One database of a library."""
 
-    def __init__(self, number: int, url: DatabaseURL, timeout: float) -> None:
+    def __init__(self, number: int, url: DatabaseURL, timeout: float, watchdog: Watchdog) -> None:
         self.number = number
         self.url = url
         self.engine: Engine
@@ -48,7 +48,7 @@ class Database:
         self.engine, self._single, self.dialect = open_engines(url, timeout)
         self._timeout = timeout
         self._rests_until = 0.0
-        self._watchdog = Watchdog(timeout)
+        self._watchdog = watchdog
         #: what a driver raises that SQLAlchemy has not translated
         self._raw: type[Exception] = self.engine.dialect.loaded_dbapi.Error
 
@@ -71,19 +71,11 @@ class Database:
 
     def execute(self, statement: Any, values: Any = None) -> None:
         """Run one statement that changes something, by itself."""
-
-        def work(connection: Connection) -> None:
-            connection.execute(statement, values)
-
-        self.run_single(work)
+        self.run_single(lambda connection: connection.execute(statement, values))
 
     def read(self, statement: Any, values: Any = None) -> Sequence[RowMapping]:
         """The rows that a SELECT finds."""
-
-        def work(connection: Connection) -> Sequence[RowMapping]:
-            return connection.execute(statement, values).mappings().all()
-
-        return self.run_single(work)
+        return self.run_single(lambda one: one.execute(statement, values).mappings().all())
 
     def pages(self, reading: Any, *key: Any, size: int) -> Iterator[Sequence[RowMapping]]:
         """The rows that a SELECT finds, in the order of these columns, so many at a time. A row
@@ -164,7 +156,7 @@ class Database:
             yield self
             return
         self.run_single(lambda connection: connection.exec_driver_sql("SELECT 1"))
-        patient = Database(self.number, self.url, seconds)
+        patient = Database(self.number, self.url, seconds, self._watchdog)
         try:
             yield patient
         finally:
@@ -258,7 +250,8 @@ class Shards:
             raise ConfigurationError("a library needs a database: set toc_library")
         self.layout, self.former = Layout(urls, number_of_tables), former
         every = dict.fromkeys((*urls, *(former.urls if former else ())))
-        self.databases = [Database(number, url, timeout) for number, url in enumerate(every)]
+        watchdog = Watchdog(timeout)
+        self.databases = [Database(*one, timeout, watchdog) for one in enumerate(every)]
         #: by the place: first those that rows belong to, then others in which they may still be
         places: dict[tuple[DatabaseURL, int], Shard] = {}
 

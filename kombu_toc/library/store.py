@@ -513,17 +513,15 @@ class Store:
         return rows, ends
 
     def holding(
-        self, database: Database, place: int, until_us: int | None = None, topic: str | None = None
+        self, database: Database, place: int, topic: str | None = None
     ) -> list[tuple[int, Shard]]:
         """The shards of a database that have such a row, each with the action time of its soonest
         one. One statement asks 128 tables, for an answer that mostly is none.
 
-        until_us: of what is due until then
         topic: of this queue only
         """
         shards = self.shards.of_database(database)
-        said = {"topic": topic, "until": until_us}
-        given = {name: value for name, value in said.items() if value is not None}
+        given = {} if topic is None else {"topic": topic}
         found: list[tuple[int, Shard]] = []
         for start in range(0, len(shards), TABLES):
             statement = self._asking(shards[start : start + TABLES], place, given)
@@ -538,15 +536,14 @@ class Store:
         if found is None:
             which = f"place = {place}"  # in these words, an index of such rows only serves it
             which += " AND topic = :topic" * ("topic" in given)
-            which += " AND action_us <= :until" * ("until" in given)
             parts = (
                 f"SELECT number, first_us FROM (SELECT {at} AS number, action_us AS first_us "
                 f"FROM {shard.tables.pending.name} WHERE {which} ORDER BY action_us LIMIT 1) "
                 f"AS t{at}"
                 for at, shard in enumerate(shards)
             )
-            types = {"topic": shards[0].tables.pending.c.topic.type, "until": sa.BigInteger()}
-            bound = [sa.bindparam(one, type_=types[one]) for one in given]
+            kind = shards[0].tables.pending.c.topic.type
+            bound = [sa.bindparam(one, type_=kind) for one in given]
             found = self._asks[name] = sa.text(" UNION ALL ".join(parts)).bindparams(*bound)
         return found
 

@@ -186,7 +186,12 @@ def _inflater(data: bytes, id: str) -> tuple[Any, int]:
 
 
 def unpack(data: bytes, id: str = "", most: int = MAX_EXPANDED) -> dict[str, Any]:
-    """The message stored in `data`, its body as bytes.
+    """The message stored in `data`, its body as bytes; otherwise as :func:`expand`."""
+    return _parsed(expand(data, id, most))
+
+
+def expand(data: bytes, id: str = "", most: int = MAX_EXPANDED) -> bytes:
+    """The inverse of :func:`compress`: a line of JSON, and the body.
 
     id: the id that it is stored under
     most: bytes that it may expand to
@@ -202,7 +207,7 @@ def unpack(data: bytes, id: str = "", most: int = MAX_EXPANDED) -> dict[str, Any
             raise EnvelopeError("damaged envelope: it ends too early")
     elif form != _PLAIN:
         raise _unknown(form)
-    return _parsed(data)
+    return data
 
 
 def unpack_beginning(

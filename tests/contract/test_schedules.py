@@ -464,7 +464,7 @@ def test_a_queue_that_cannot_be_looked_after_holds_up_no_other(
     clock = 0.0
     error: Exception = redis.ResponseError("WRONGTYPE")
 
-    look_into = center.center.recurring.look
+    look_into = center.center.recurring.page
 
     def broken(queue: str, *how: Any) -> Any:
         seen.append(queue)
@@ -472,7 +472,7 @@ def test_a_queue_that_cannot_be_looked_after_holds_up_no_other(
             raise error
         return look_into(queue, *how)
 
-    monkeypatch.setattr(center.center.recurring, "look", broken)
+    monkeypatch.setattr(center.center.recurring, "page", broken)
     followers = worker.Followers(lambda: clock)
 
     def look() -> list[str]:
@@ -646,6 +646,25 @@ def test_a_firing_expires_after_its_planned_time(center: TaskCenter) -> None:
             expires = datetime.fromisoformat(center.task(found).headers["expires"])
             assert expires - made.next == timedelta(seconds=90 if name == "a" else 60)
             made = center.schedules.skip_next(name)
+
+
+def test_each_firing_has_a_token_of_its_own_that_leads_to_its_row(center: TaskCenter) -> None:
+    """It ends with what its business id adds, if it has one."""
+    for name, headers in (("a", {}), ("b", {"x-biz-id": "order 7"})):
+        ends = kombu_toc.token_with("", headers)
+        assert bool(ends) == bool(headers)
+        made, tokens = (
+            center.schedules.put(name, "shop.remind", 60, options={"headers": headers}),
+            [],
+        )
+        for _ in range(2):
+            [found] = center.get(made.next_id)
+            properties = kombu_toc.unpack(found.body, found.id)["properties"]
+            assert properties["correlation_id"] == found.id
+            tokens.append(properties["k"])
+            made = center.schedules.skip_next(name)
+        assert all(len(one) == 8 + len(ends) and one.endswith(ends) for one in tokens), tokens
+        assert tokens[0][:8] != tokens[1][:8]
 
 
 def test_a_task_with_a_unique_key_is_refused(center: TaskCenter) -> None:
