@@ -35,8 +35,15 @@ START_TIMEOUT = 60.0
 #: A unix socket's path may be no longer than this on any platform.
 _LONGEST_PATH = 100
 
-#: Those that this process has started: they may outlive it, and are reaped when another is started.
-_keepers: list[subprocess.Popen[bytes]] = []
+
+class _Keeper(subprocess.Popen[bytes]):
+    """A keeper that this process has started, which may outlive it without a warning."""
+
+    def __del__(self) -> None: ...
+
+
+#: They are reaped when another is started.
+_keepers: list[_Keeper] = []
 
 _joined: dict[tuple[int, str], EmbeddedServer] = {}
 
@@ -209,7 +216,7 @@ class EmbeddedServer:
         )
 
     def _launch(self, program: str) -> None:
-        keeper = subprocess.Popen(
+        keeper = _Keeper(
             [
                 sys.executable,
                 "-m",
