@@ -216,16 +216,9 @@ class EmbeddedServer:
         )
 
     def _launch(self, program: str) -> None:
+        command = [sys.executable, "-m", __name__, str(self.directory), self.socket, program]
         keeper = _Keeper(
-            [
-                sys.executable,
-                "-m",
-                "kombu_toc.client.embedded",
-                str(self.directory),
-                self.socket,
-                program,
-            ]
-            + (["--ephemeral"] if self.ephemeral else []),
+            [*command, *(["--ephemeral"] if self.ephemeral else [])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
