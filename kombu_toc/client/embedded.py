@@ -35,8 +35,15 @@ START_TIMEOUT = 60.0
 #: A unix socket's path may be no longer than this on any platform.
 _LONGEST_PATH = 100
 
-#: Those that this process has started: they may outlive it, and are reaped when another is started.
-_keepers: list[subprocess.Popen[bytes]] = []
+
+class _Keeper(subprocess.Popen[bytes]):
+    """A keeper that this process has started, which may outlive it without a warning."""
+
+    def __del__(self) -> None: ...
+
+
+#: They are reaped when another is started.
+_keepers: list[_Keeper] = []
 
 _joined: dict[tuple[int, str], EmbeddedServer] = {}
 
@@ -209,16 +216,9 @@ class EmbeddedServer:
         )
 
     def _launch(self, program: str) -> None:
-        keeper = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "kombu_toc.client.embedded",
-                str(self.directory),
-                self.socket,
-                program,
-            ]
-            + (["--ephemeral"] if self.ephemeral else []),
+        command = [sys.executable, "-m", __name__, str(self.directory), self.socket, program]
+        keeper = _Keeper(
+            [*command, *(["--ephemeral"] if self.ephemeral else [])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -51,10 +51,9 @@ class SoakRun(LibraryRun):
         self._accepted: set[str] = set()
         self._leased: set[str] = set()
         self._is_over = threading.Event()
-        log = self._stack.enter_context((self._directory / "http.log").open("w"))
+        log = self._directory / "http.log"
+        self._stack.callback(lambda: log.write_text("\n".join(self._http.said)))
         self._http = self._stack.enter_context(HttpServer(self._broker.url))
-        reader = threading.Thread(target=self._copy, args=(log,), daemon=True)
-        reader.start()
         app = self._stack.enter_context(Celery("soak", broker=self._broker.url))
         schedules = timeout_center(app).schedules
         schedules.put("tick", "chaos.tick", 2.0, queue="celery")
@@ -71,12 +70,6 @@ class SoakRun(LibraryRun):
         self._report.counted |= {"put over HTTP": len(self._accepted), **counted}
         lost = self._accepted - self._leased
         self._report.broken += [f"{id} was put over HTTP and never leased" for id in lost]
-
-    def _copy(self, log: Any) -> None:
-        assert self._http.process.stderr is not None
-        with contextlib.suppress(ValueError):  # it is closed
-            for line in self._http.process.stderr:
-                log.write(line)
 
     def _ask(self) -> None:
         """Until it is over, and until what was put has been leased."""

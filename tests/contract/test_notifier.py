@@ -446,13 +446,14 @@ def test_a_secret_is_replaced_while_the_notifier_runs(
     path.write_text(f"* {SECRET}\n")
     with (
         Target() as target,
-        NotifierProcess(server.toc_url, "--secrets", str(path), secrets=None or "") as notifier,
+        NotifierProcess(server.toc_url, "--secrets", str(path), secrets="") as notifier,
     ):
         center.queues.declare("mail", target=target.url)
         sent = iter(range(10_000))
 
         def send() -> Received:
             center.put("mail", f"order-{next(sent)}", b"x")
+            time.sleep(0.05)  # it looks into the file now and then
             return target.next()
 
         got = send()

@@ -15,6 +15,7 @@ from celery import Celery
 
 import celery_toc
 
+from ..support import nursery
 from ..support.library import on_engines, statuses
 from ..support.workers import POOLS, Journal, StartWorkers, wait_until
 from .test_cli import CELERY, answer
@@ -117,9 +118,7 @@ def test_what_has_failed_is_found_shown_and_sent_again_each_once(
     url = f"{server.toc_url}?toc_library=env:SHOP_LIBRARY"
     env = {**os.environ, "SHOP_LIBRARY": library_url}
     words = [CELERY, "-b", url, "toc", "find", "--failed", "--retry", "--yes", "--json"]
-    running = [
-        subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env) for _ in range(3)
-    ]
+    running = [nursery.Popen(words, stdout=subprocess.PIPE, text=True, env=env) for _ in range(3)]
     counts = [json.loads(one.communicate(timeout=60)[0])["retried"] for one in running]
     assert sum(counts) == 14, counts
     journal.wait_for("flaky", 15)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ..support.cases import night
 from ..support.proxy import Proxy
 from ..support.servers import Server, SteppedServer
 from ..support.waiting import running
@@ -133,7 +134,7 @@ def freeze(proxy: Proxy) -> None:
 
 
 @pytest.mark.one_server("a proxy is between")
-@pytest.mark.parametrize("fault", [one_way, flap, pytest.param(freeze, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("fault", [one_way, night(flap), night(freeze)])
 def test_a_network_that_parts_breaks_nothing(
     fault: Callable[[Proxy], None], own_server: Server
 ) -> None:

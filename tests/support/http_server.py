@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +23,7 @@ class Reply(NamedTuple):
         return json.loads(self.body)
 
 
-class HttpServer:
+class HttpServer(nursery.Program):
     """``python -m kombu_toc.http``, or another command line that takes ``--port``.
 
     token: what requests are sent with unless they say
@@ -41,37 +38,19 @@ class HttpServer:
         token: str = "",
     ) -> None:
         self.token = token
-        self.process = nursery.Popen(
-            [sys.executable, *command, "--port", "0", *options],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "TOC_HTTP_BROKER": broker, **(environment or {})},
+        super().__init__(
+            (*command, "--port", "0", *options),
+            {"TOC_HTTP_BROKER": broker, **(environment or {})},
+            "Listening at http",
         )
-        #: what it has said when it began
-        self.said: list[str] = []
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said.append(line.rstrip())
-            if found := re.search(r"Listening at (https?)://(.*):(\d+)", line):
-                self.port = int(found[3])
-                break
-        else:
-            raise AssertionError(f"it has not begun to listen: {self.said}")
+        self.port = int(self.said[-1].rpartition(":")[2])
         self.url = f"http://127.0.0.1:{self.port}"
-
-    def __enter__(self) -> HttpServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> str:
         """End it; returns what it has said since it began."""
-        if self.process.poll() is None:
-            self.process.send_signal(how)
-        _, rest = self.process.communicate(timeout=30)
-        return rest
+        before = len(self.said)
+        self.end(how)
+        return "\n".join(self.said[before:])
 
     def connect(self, timeout: float = 60) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)

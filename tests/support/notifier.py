@@ -8,8 +8,6 @@ import hmac
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -124,7 +122,7 @@ def signatures(got: Received, secret: str = SECRET) -> bool:
     return f"v1,{made}" in got.headers["webhook-signature"].split(" ")
 
 
-class NotifierProcess:
+class NotifierProcess(nursery.Program):
     """``python -m kombu_toc.notify``, or another command line, as a process of its own.
 
     secrets: the lines of its secrets; None: it signs nothing
@@ -142,44 +140,11 @@ class NotifierProcess:
         said = {"TOC_NOTIFY_SECRETS": secrets} if secrets is not None else {}
         unsigned = ("--unsigned",) if secrets is None else ()
         allowed = ("--allow", allow) if allow else ()
-        self.process = nursery.Popen(
-            [sys.executable, *command, *allowed, *unsigned, *options],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "TOC_NOTIFY_BROKER": broker, **said, **(environment or {})},
+        super().__init__(
+            (*command, *allowed, *unsigned, *options),
+            {"TOC_NOTIFY_BROKER": broker, **said, **(environment or {})},
+            "Sending what is due",
         )
-        #: what it says, a line each
-        self.lines: queue.Queue[str] = queue.Queue()
-        self.said: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        try:
-            self.wait_for("Sending what is due")
-        except BaseException:
-            self.end(signal.SIGKILL)
-            raise
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.put(line.rstrip())
-        self.lines.put("")  # it has ended
-
-    def wait_for(self, text: str, timeout: float = 30) -> str:
-        """The next line that has this text."""
-        while True:
-            line = self.lines.get(timeout=timeout)
-            self.said.append(line)
-            if text in line:
-                return line
-            assert line, f"it has ended: {self.said}"
-
-    def __enter__(self) -> NotifierProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
@@ -190,15 +155,3 @@ class NotifierProcess:
             yield
         finally:
             self.process.send_signal(signal.SIGCONT)
-
-    def end(self, how: signal.Signals = signal.SIGTERM) -> int:
-        """End it; returns its exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(how)
-        code = self.process.wait(timeout=60)
-        self._reader.join(10)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-        while not self.lines.empty():
-            self.said.append(self.lines.get())
-        return code

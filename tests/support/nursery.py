@@ -23,6 +23,7 @@ import io
 import json
 import os
 import platform
+import queue
 import re
 import runpy
 import signal
@@ -32,6 +33,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,66 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+class Program:
+    """A program that says on its standard error how it goes, and is ended with the block.
+
+    words: what follows the interpreter; environment: is added to this process's
+    begun: a text of the line that says that it has begun
+    said: the lines that were waited for, and in the end all
+    """
+
+    def __init__(self, words: Iterable[str], environment: Mapping[str, str], begun: str) -> None:
+        self.process = Popen(
+            [sys.executable, *words],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        self.lines: queue.Queue[str] = queue.Queue()
+        self.said: list[str] = []
+        # All the time: it would stand still once a pipe is full.
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        try:
+            self.wait_for(begun, 120)
+        except BaseException:
+            self.end(signal.SIGKILL)
+            raise
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
+            for line in lines:
+                self.lines.put(line.rstrip())
+        self.lines.put("")  # it has ended
+
+    def wait_for(self, text: str, timeout: float = 30) -> str:
+        """The next line that has this text."""
+        while True:
+            line = self.lines.get(timeout=timeout)
+            self.said.append(line)
+            if text in line:
+                return line
+            assert line, f"it has ended: {self.said}"
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """End it; returns its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        code = self.process.wait(timeout=60)
+        self._reader.join(10)
+        while not self.lines.empty():
+            self.said.append(self.lines.get())
+        return code
 
 
 def kind_of(args: Any, environment: dict[str, str]) -> str | None:

@@ -32,7 +32,9 @@ rich = (
     | st.binary(max_size=20)
 )
 values = st.recursive(
-    rich, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4)
+    rich,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
 )
 #: All but those that mean something only until the message is sent. (Hypothesis knows them: it
 #: reads the constants of the code that it tests.)

@@ -387,12 +387,13 @@ assert not {"kombu_toc.transport.traced", "kombu_toc.tracing"} & set(sys.modules
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_where_opentelemetry_is_not_installed_everything_else_works() -> None:
+def test_without_opentelemetry_all_works_but_the_option_which_says_what_to_install() -> None:
     program = """
 import asyncio, os, sys
 sys.modules["opentelemetry"] = None
 import celery_toc, celery_toc.aio, celery_toc.web, kombu_toc.notify
 from celery import Celery
+from kombu import Connection
 from kombu_toc import AsyncTimeoutCenter, center_for
 from kombu_toc.http import api_for
 
@@ -412,16 +413,6 @@ with Celery("shop", broker="toc+embedded://") as app:
     center.queues.delete(queue)
 mine = {name for name in sys.modules if name.endswith((".tracing", ".traced"))}
 assert not {name for name in mine if name.startswith(("kombu_toc", "celery_toc"))}, mine
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-
-
-def test_without_the_package_the_option_says_what_to_install() -> None:
-    program = """
-import sys
-sys.modules["opentelemetry"] = None
-import kombu_toc
-from kombu import Connection
 Connection("toc+embedded://?toc_otel=true").transport
 """
     done = subprocess.run(
