@@ -265,6 +265,41 @@ def test_the_dashboard_uses_what_the_exporter_exposes(busy: TimeoutCenter) -> No
     assert label in exposed(text)[metric]
 
 
+def lost(whole: Any, read: Any, path: str = "") -> Iterator[str]:
+    """The paths of what is not in what was read."""
+    if isinstance(whole, dict) and isinstance(read, dict):
+        for name, value in whole.items():
+            yield from lost(value, read.get(name), f"{path}.{name}")
+    elif isinstance(whole, list) and isinstance(read, list) and len(whole) == len(read):
+        for number, (value, other) in enumerate(zip(whole, read, strict=True)):
+            yield from lost(value, other, f"{path}[{number}]")
+    elif whole != read:
+        yield path
+
+
+def test_grafanas_own_model_knows_all_that_the_dashboard_says() -> None:
+    """Panels, options and queries as Grafana publishes their schemas: what it does not know, or
+    takes for something else, is lost."""
+    pytest.importorskip("grafana_foundation_sdk", reason="needs Python 3.11")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()
+
+    def lost_of(board: Any) -> list[str]:
+        return list(lost(board, json.loads(JSONEncoder().encode(Dashboard.from_json(board)))))
+
+    board = json.loads((EXAMPLES / "dashboard.json").read_text())
+    assert lost_of(board) == []
+    board["panels"][0]["options"]["colourMode"] = "value"
+    board["panels"][1]["targets"][0]["expression"] = "up"
+    assert lost_of(board) == [
+        ".panels[0].options.colourMode",
+        ".panels[1].targets[0].expression",
+    ]
+
+
 def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
     board = json.loads((EXAMPLES / "dashboard.json").read_text())
     taken: set[tuple[int, int]] = set()

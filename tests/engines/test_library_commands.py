@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -14,9 +15,11 @@ from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 from kombu import pools
+from sqlalchemy import Column, Integer, MetaData, Table, create_engine
 
 import celery_toc
-from celery_toc import timeout_center
+import kombu_toc
+from celery_toc import aio, timeout_center
 from celery_toc.cli import toc
 from kombu_toc import LibraryError
 from kombu_toc.library import rebuild
@@ -219,6 +222,46 @@ def test_the_first_example_of_the_page_works(server, client, tmp_path, run):
     exec(code[1], names)
     assert names["library"].find(biz_id="42").records[0].status == "cancelled"
     pools.reset()
+
+
+def test_the_other_examples_of_the_page_work(app, run, server, client, tmp_path):
+    def block(text: str) -> str:
+        [found] = [one for one in re.findall(r"```python\n(.*?)```", PAGE, re.S) if text in one]
+        return found.replace("toc+redis://localhost", server.toc_url).replace(
+            "/tmp/", f"{tmp_path}/"
+        )
+
+    engine, expire = (
+        create_engine(f"sqlite:///{tmp_path}/library.db"),
+        app.tasks["shop.mail.remind"],
+    )
+    orders = Table("orders", MetaData(), Column("id", Integer))
+    orders.create(engine)
+    library = timeout_center(app).library
+    names: dict[str, Any] = {**globals(), "app": app, "expire": expire, "aio": aio}
+    names |= {"library": library, "engine": engine, "orders": orders, "kombu_toc": kombu_toc}
+    exec(block('shop="berlin"'), names)
+    [berlin] = library.find(attributes={"shop": "berlin", "channel": "web"}).records
+    assert berlin.biz_id == "42" and library.find(attributes={"shop": "graz"}).records == []
+    exec(block("engine.begin()"), names)
+    with engine.connect() as connection:
+        assert [row.id for row in connection.execute(orders.select())] == [42]
+    assert len(library.find(task="shop.mail.remind").records) == 2
+    exec(block("center_for("), names)
+    [kept] = names["center"].library.history("order-7")
+    assert kept.topic == "orders"
+    exec(block("await library.cancel("), names)
+
+    async def place_and_pay() -> None:
+        await names["place"](43)
+        assert len(library.find(biz_id="43", status="pending").records) == 1
+        await names["pay"](43)
+        await aio.aclose(app)
+
+    asyncio.run(place_and_pay())
+    assert library.find(biz_id="43").records[0].status == "cancelled"
+    engine.dispose()
+    close_libraries()
 
 
 @each("attributes", [{"a b": "x"}, {"shop": None}, {"shop": "x" * 4000}, {"shop": "\0"}, ["shop"]])
