@@ -429,17 +429,18 @@ def send_many(signatures: Iterable[Signature], app: Celery | None = None) -> lis
                     partial(shape.plain, values),
                     shape.queue,
                     values.id,
-                    priority=shape.priority,
-                    eta=values.eta,
-                    counts=values.counts,
-                    key=values.key,
+                    shape.priority,
+                    values.eta,
+                    values.counts,
+                    values.key,
                 )
                 result = task.AsyncResult(values.id)
                 result.ignored = shape.ignored
                 results.append(result)
         finally:
-            batch.flush()
-            batch.close()
+            if batch.is_open:
+                batch.flush()
+                batch.close()
     return results
 
 

@@ -59,8 +59,8 @@ class AsyncChannel(Channel):
 
         name = publisher.next_name()
         token = token_of(name)
-        call = publisher.call_of(
-            publisher.prepare_made(queue, id, name, token, make(token), priority, eta, counts, key)
+        call = publisher.putting_plain(
+            queue, id, name, token, make(token), priority, eta, counts, key
         )
         try:
             publish()

@@ -52,9 +52,6 @@ BYTES_PER_CALL = 1_000_000
 MESSAGES_TOGETHER = 20_000
 BYTES_TOGETHER = 8_000_000
 
-#: Where among the keys of a call it is remembered that it has run.
-SENT_TOGETHER = 3
-
 _FIELDS = frozenset(NewMessage._fields)
 
 #: The last fields of a message without traits.

@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 from kombu.exceptions import KombuError
 from redis.exceptions import ResponseError
 
-from ..center.calls import ADD, KEEP, REMEMBER, SENT, Context, PutRequest
+from ..center.calls import ADD, KEEP, REMEMBER, SENT, PutRequest
 from ..center.center import TimeoutCenter
 from ..center.clock import SendersClock
 from ..center.exchanges import Bindings, broadcast_call, keepers
 from ..center.put import Conflict, UniquePut, put_unique, unique_call
-from ..center.put_many import BYTES_PER_CALL, MESSAGES_PER_CALL, SENT_TOGETHER, put_many_call
 from ..center.upkeep import home_of
 from ..client.options import Settings
 from ..consumer.connections import BROKEN
@@ -34,8 +33,8 @@ from ..model.delivery import token_with, traits_of
 from ..model.message import KEEP_EARLIER, UNIQUE, Claim, Unique, claim_of, key_of
 from ..model.results import KEPT, Put
 from ..model.timetext import action_time
-from ..model.topic import Topic, slot_of
-from ..scripts.call import Countdown, ScriptCall, when_of
+from ..model.topic import Topic
+from ..scripts.call import Countdown, ScriptCall
 
 # -- publishes that leave together, for Producer.batch() of Kombu 5.7
 
@@ -55,36 +54,11 @@ MAX_NOTED = 50_000
 PAGE = 100
 
 
-class _Group:
-    """Messages of a batch that one call puts: of one slot and one priority step, in their order."""
-
-    def __init__(self, topic: Topic, slot: int, step: int, publish: tuple[str, str] | None) -> None:
-        self.topic, self.slot, self.step = topic, slot, step
-        #: by which a repeated call is recognised: the name of the first message's publish
-        self.publish = publish or ("", "")
-        self.messages: list[PutRequest] = []
-        self.bytes = 0
-        self._flat: list[Any] = []
-
-    def add(self, request: PutRequest, when: str | Countdown) -> None:
-        if isinstance(when, Countdown):
-            when = Countdown(None, when.ends)
-        self.messages.append(request)
-        self.bytes += len(request.body)
-        self._flat += (request.id, request.body, when, request.traits)
-
-    def call(self, context: Context) -> ScriptCall:
-        """The call that puts them. Result: :class:`.results.PutTogether`."""
-        slot = self.topic.slot(self.slot)
-        return put_many_call(context, self.topic, slot, self.step, self._flat, 4, self.publish)
-
-
 class PublishBatch:
     """Publishes that leave together, for ``Producer.batch()`` of Kombu 5.7.
 
     A message that is sent twice because a reply was lost stays one message, so the messages of a
-    batch that has failed may be published again in another one, whatever has become of them. With
-    one of them goes again what was to be put by the same call.
+    batch that has failed may be published again in another one, whatever has become of them.
     """
 
     #: makes a function repeat what fails because of a connection
@@ -93,14 +67,9 @@ class PublishBatch:
     def __init__(self, channel: Any, max_size: int) -> None:
         self.channel = channel
         self.max_size = max_size
-        #: the message that was last published
+        #: the message that was published last
         self.last: dict[str, Any] | None = None
-        self._items: list[ScriptCall | _Group] = []
-        #: groups that take more: topic, slots, slot, step -> group
-        self._open: dict[tuple[str, int, int, int], _Group] = {}
-        #: topic and id of each message of a group
-        self._ids: set[tuple[str, str]] = set()
-        self._size = 0
+        self._calls: list[ScriptCall] = []
         self._over = ""
         #: where it is remembered that a message of the batch was put, and of those that were
         self._notes: list[str] = []
@@ -111,74 +80,37 @@ class PublishBatch:
         self._withdraws: list[Callable[[], None]] = []
         self._noted: deque[str] = deque(maxlen=MAX_NOTED)
 
+    @property
+    def is_open(self) -> bool:
+        return not self._over
+
     def publish(self, message: dict[str, Any], **kwargs: Any) -> Any:
         """Route a prepared message and keep it until the batch is full or flushed."""
         self._check()
         result = self.channel.basic_publish(message, _publish_batch=self, **kwargs)
         self.last = message
-        if self._size >= self.max_size:
+        if len(self._calls) >= self.max_size:
             self.flush()
         return result
 
-    def publish_made(self, make: Callable[[str], bytes], queue: str, id: str, **said: Any) -> None:
+    def publish_made(self, make: Callable[[str], bytes], queue: str, id: str, *said: Any) -> None:
         """As :meth:`.AsyncChannel.publish_made`, in the batch."""
         self._check()
         publisher = self.channel.publisher
         name = publisher.next_name()
         token = token_of(name)
-        made = publisher.prepare_made(queue, id, name, token, make(token), alone=False, **said)
-        self.put(made.topic, made.request)
-        if self._size >= self.max_size:
+        call = publisher.putting_plain(queue, id, name, token, make(token), *said, alone=False)
+        self.add(call, call.keys[SENT])
+        if len(self._calls) >= self.max_size:
             self.flush()
 
-    def put(self, topic: Topic, request: PutRequest) -> None:
-        """Take a message that is to be put, and has no unique key."""
-        publish = request.publish
-        if publish is not None:
-            again = getattr(publish[0], "groups", {}).get(topic.name)
-            if again is not None:
-                self._size += 1
-                if again not in self._items:
-                    self._items.append(again)
-                return
-        declared = topic.declaration
-        if (
-            request.if_exists != ADD
-            or request.replaces
-            or request.goes_on
-            or request.counted is not None
-            or declared.put_gates
-            or len(request.body) > BYTES_PER_CALL
-            or (topic.name, request.id) in self._ids
-        ):
-            # It must not go before, nor after, what is in its slot.
-            self._open.clear()
-            call = self.channel.publisher.call_of(Prepared(topic, request, None))
-            self.add(call, call.keys[SENT])
-            return
-        slot = slot_of(request.basis or request.id, declared.slots)
-        step = topic.step_index(request.priority) if request.priority else 0
-        place = topic.name, declared.slots, slot, step
-        group = self._open.get(place)
-        if (
-            group is None
-            or len(group.messages) >= MESSAGES_PER_CALL
-            or group.bytes + len(request.body) > BYTES_PER_CALL
-        ):
-            group = self._open[place] = _Group(topic, slot, step, publish)
-            self._items.append(group)
-        group.add(request, when_of(request.at_us, request.delay_us))
-        self._ids.add((topic.name, request.id))
-        self._size += 1
-
     def add(self, call: ScriptCall, note: str) -> None:
-        """Take a call that does something else.
+        """Take what the channel has made of a message.
 
-        note: the key in which it is remembered that it was done
+        note: the key in which it is remembered that it was put
         """
-        self._items.append(call)
+        self._calls.append(call)
         self._notes.append(note)
-        self._size += 1
 
     def record(self, write: Callable[[list[Any]], None], record: Any) -> None:
         """Keep the record of a message until the messages leave; write: writes them, before"""
@@ -195,48 +127,25 @@ class PublishBatch:
     def flush(self) -> None:
         """Send what has gathered. Raises Kombu's BatchPublishError if any of it fails."""
         self._check()
-        items, notes, records = self._items, self._notes, self._records
-        self._forget()
+        calls, self._calls = self._calls, []
+        notes, self._notes = self._notes, []
+        records, self._records = self._records, []
+        self._withdraws = []
         try:
             if self._write is not None and records:
                 self._write(records)
-            run = partial(self._run, items)
-            notes += run() if self.run_again is None else self.run_again(run)()
+            run = partial(self.channel.center.runner.run_puts, calls)
+            (run if self.run_again is None else self.run_again(run))()
         except Exception as exc:
             self._over = "has failed before"
-            for group in items:
-                if isinstance(group, _Group):
-                    for request in group.messages:
-                        name = request.publish and request.publish[0]
-                        if isinstance(name, PublishName):
-                            name.note_group(group)
             raise BatchPublishError("publish batch failed; delivery is uncertain") from exc
         self._noted.extend(notes)
 
-    def _run(self, items: list[ScriptCall | _Group]) -> list[str]:
-        """Put what has gathered. Returns where that is remembered of groups."""
-        center, publisher = self.channel.center, self.channel.publisher
-        calls = [one.call(center.context) if isinstance(one, _Group) else one for one in items]
-        results = center.runner.run_puts(calls)
-        notes, apart = [], []
-        for group, call, result in zip(items, calls, results, strict=True):
-            if isinstance(group, _Group):
-                notes.append(call.keys[SENT_TOGETHER])
-                for place in result.taken:  # another message has its id
-                    prepared = Prepared(group.topic, group.messages[place], None)
-                    apart.append(publisher.call_of(prepared))
-        if apart:
-            center.runner.run_puts(apart)
-        return notes + [call.keys[SENT] for call in apart]
-
-    def _forget(self) -> None:
-        self._items, self._notes, self._records, self._withdraws = [], [], [], []
-        self._open, self._ids, self._size = {}, set(), 0
-
     def discard(self) -> None:
         """Forget what was not sent yet."""
-        withdraws = self._withdraws
-        self._forget()
+        self._calls, self._notes = [], []
+        self._records = []
+        withdraws, self._withdraws = self._withdraws, []
         for withdraw in withdraws:
             withdraw()
         self._over = "is aborted"
@@ -343,7 +252,7 @@ GROUP = "MessageGroupId"
 class PublishName(str):
     """The producer's name, a dot, and a number: no other publish has the same."""
 
-    __slots__ = ("groups", "slots", "takes", "trace")
+    __slots__ = ("slots", "takes", "trace")
 
     #: queue -> slot count by which it was sent there first: where a repeated publish is recognised
     slots: dict[str, int]
@@ -354,15 +263,6 @@ class PublishName(str):
 
     #: of a traced channel: queue -> the headers that went along, which a repeated publish has too
     trace: dict[str, dict[str, str]]
-
-    #: queue -> with what it was sent in a batch that has failed; unset before
-    groups: dict[str, _Group]
-
-    def note_group(self, group: _Group) -> None:
-        """A batch has failed in which it was sent as one of these."""
-        if not hasattr(self, "groups"):
-            self.groups = {}
-        self.groups[group.topic.name] = group
 
 
 class Prepared(NamedTuple):
@@ -442,10 +342,11 @@ class Publisher:
         if prepared.claim is not None:  # not in a batch: its sender is told
             self._put_unique(topic, prepared, message)
             return
+        call = self.call_of(prepared)
         if batch is not None:
-            batch.put(prepared.topic, prepared.request)
+            batch.add(call, call.keys[SENT])
             return
-        self.run(queue, self.call_of(prepared), wait=not topic.declaration.expires)
+        self.run(queue, call, wait=not topic.declaration.expires)
 
     def _put_unique(self, topic: Topic, prepared: Prepared, message: dict[str, Any]) -> None:
         """Put an addressed message with a unique key. Raises UniqueError; and KeptError, if who
@@ -630,7 +531,7 @@ class Publisher:
         """Run the put of a message with a unique key. Returns its result."""
         return self.run(topic.name, put.call, wait=not topic.declaration.expires)
 
-    def prepare_made(
+    def putting_plain(
         self,
         queue: str,
         id: str,
@@ -643,8 +544,8 @@ class Publisher:
         key: str = "",
         *,
         alone: bool = True,
-    ) -> Prepared:
-        """As :meth:`prepare`, for a message that somebody else has made, of a task that is sent for
+    ) -> ScriptCall:
+        """As :meth:`putting`, for a message that somebody else has made, of a task that is sent for
         the first time.
 
         id: of the task
@@ -675,7 +576,7 @@ class Publisher:
         )
         if key:
             request = request._replace(basis=key, traits=traits_of("", key=key))
-        return Prepared(topic, request, None)
+        return self._center.commands.put(topic, request)
 
 
 def token_of(name: str) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 from time import time_ns
 from typing import Any
 
-from ..center.calls import ADD
+from ..center.calls import ADD, SENT
 from ..center.put import UniquePut, put_recorded
 from ..center.runner import BROKEN
 from ..consumer.popper import Guarding
@@ -107,11 +107,11 @@ class RecordedPublisher(Publisher):
             recorder.write([row._replace(place=NOT_PUT)])
             recorder.not_put([row.key], noted=True)
             return
-        if batch is not None:
-            batch.put(prepared.topic, prepared.request)
-            batch.record(self._write_records, (topic, row))
-            return
         call = self.call_of(prepared)
+        if batch is not None:
+            batch.record(self._write_records, (topic, row))
+            batch.add(call, call.keys[SENT])
+            return
         recorder.write([row], topic)
         try:
             self.run(queue, call)

@@ -1441,65 +1441,6 @@ def test_a_batch_that_is_repeated_as_a_whole_adds_nothing_twice(
         assert client.keys("*:sent:*") == [], "it is complete"
 
 
-@pytest.mark.one_server("the proxy that loses replies stands before one")
-def test_a_batch_that_is_repeated_in_other_parts_adds_nothing_twice(
-    server: Server, client: redis.Redis
-) -> None:
-    """Each message goes again with those that it was sent with, whatever is beside it now."""
-    center = TimeoutCenter(client)
-    with Proxy(server.port) as proxy, Connection(proxy.toc_url) as connection:
-        channel = connection.default_channel
-        channel.queue_declare("mail", arguments={"x-slots": 2})
-        ids = [f"id-{number}" for number in range(9)]
-        messages = [channel.prepare_message("", headers={"id": id}) for id in ids]
-
-        def publish(*numbers: int) -> None:
-            batch = channel.create_publish_batch(5)
-            for number in numbers:
-                batch.publish(messages[number], exchange="", routing_key="mail")
-            batch.flush()
-
-        lost = proxy.drop_replies(b"id-3")
-        with pytest.raises(BatchPublishError):
-            publish(0, 1, 2, 3, 4)
-        assert lost.is_set()
-        taken = center.pop("mail", 10).messages
-        assert sorted(one.id for one in taken) == ids[:5]
-        center.ack(taken)
-        publish(8, 4, 3, 7)
-        publish(2, 6, 1, 0, 5)
-        assert sorted(one.id for one in center.pop("mail", 10).messages) == ids[5:]
-
-
-def test_a_batch_keeps_the_order_of_its_slot(
-    connection: Connection, center: kombu_toc.TimeoutCenter
-) -> None:
-    """Whatever is peculiar about a message: what cannot leave by one call, leaves between two."""
-    channel = connection.default_channel
-    channel.queue_declare("mail", arguments={"x-slots": 1})
-    said = [
-        *({"id": "a"}, {"id": "b", "x-visibility": 7}, {"id": "c", "retries": 1}, {"id": "d"}),
-        *({"id": "b"}, {"id": "e", "x-key": "k"}, {"id": "f"}),
-    ]
-    for _ in range(2):  # what the server does with a script that it does not know is another matter
-        channel.queue_purge("mail")
-        batch = channel.create_publish_batch(100)
-        for headers in said:
-            message = channel.prepare_message("", headers=headers)
-            batch.publish(message, exchange="", routing_key="mail")
-        batch.flush()
-        batch.close()
-    popped = center.pop("mail", 10).messages
-    assert [one.id.partition("#")[0] for one in popped] == list("abcdbef")
-    again = channel.create_publish_batch(100)
-    for id in "xay":  # another message has the id of one
-        message = channel.prepare_message("", headers={"id": id})
-        again.publish(message, exchange="", routing_key="mail")
-    again.flush()
-    popped = center.pop("mail", 10).messages
-    assert sorted(one.id.partition("#")[0] for one in popped) == list("axy")
-
-
 # -- bad input
 
 
