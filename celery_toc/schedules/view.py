@@ -6,15 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import kombu_toc
 
-from .rules import Cron, Every, Sun, Timing, schedule_of, to_datetime, utc
+from .rules import Cron, Every, Sun, schedule_of, to_datetime, utc
 from .state import BY_HAND, LEFT_OUT, LOST, SKIPPED, STARTED, Record, firing_id
 
 if TYPE_CHECKING:
     from celery import Celery
+
+T = TypeVar("T")
+
+
+def _recorded(read: Callable[[Record], T]) -> T:
+    """A property of a schedule: what this reads in its record."""
+    return cast(T, property(lambda schedule: read(schedule.record)))
 
 
 @dataclass(frozen=True)
@@ -41,9 +48,7 @@ class Schedule:
     template: bytes = field(repr=False)
     reads: Callable[[kombu_toc.Delivery], Any] = field(repr=False, compare=False)
 
-    @property
-    def task(self) -> str:
-        return self.record.task
+    task = _recorded(lambda record: record.task)
 
     @cached_property
     def message(self) -> Any:
@@ -58,70 +63,29 @@ class Schedule:
     def kwargs(self) -> Any:
         return self.message.kwargs
 
-    @property
-    def timing(self) -> Timing:
-        return self.record.timing
+    timing = _recorded(lambda record: record.timing)
 
     @property
     def schedule(self) -> Any:
         """As Celery has it: a ``crontab``, a ``schedule`` or a ``solar``."""
         return schedule_of(self.timing)
 
-    @property
-    def text(self) -> str:
-        return self.timing.text
-
-    @property
-    def timezone(self) -> str:
-        return self.record.zone
-
-    @property
-    def misfire(self) -> str:
-        return self.record.misfire
-
-    @property
-    def overlap(self) -> str:
-        return self.record.overlap
-
-    @property
-    def grace(self) -> float:
-        return self.record.grace_us / 1e6
-
-    @property
-    def jitter(self) -> float:
-        return self.record.jitter_us / 1e6
-
-    @property
-    def start(self) -> datetime | None:
-        return utc(self.record.start)
-
-    @property
-    def end(self) -> datetime | None:
-        return utc(self.record.end)
-
-    @property
-    def max_runs(self) -> int | None:
-        return self.record.max_runs
-
-    @property
-    def exclude(self) -> list[date]:
-        return [date.fromisoformat(day) for day in self.record.exclude]
-
-    @property
-    def edits(self) -> list[Edit]:
-        return [Edit(to_datetime(at), by, what) for at, by, what in reversed(self.record.edits)]
-
-    @property
-    def owner(self) -> str | None:
-        return self.record.owner
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return self.record.options
-
-    @property
-    def next(self) -> datetime | None:
-        return utc(self.record.next)
+    text = _recorded(lambda record: record.timing.text)
+    timezone = _recorded(lambda record: record.zone)
+    misfire = _recorded(lambda record: record.misfire)
+    overlap = _recorded(lambda record: record.overlap)
+    grace = _recorded(lambda record: record.grace_us / 1e6)
+    jitter = _recorded(lambda record: record.jitter_us / 1e6)
+    start = _recorded(lambda record: utc(record.start))
+    end = _recorded(lambda record: utc(record.end))
+    max_runs = _recorded(lambda record: record.max_runs)
+    exclude = _recorded(lambda record: [date.fromisoformat(day) for day in record.exclude])
+    edits = _recorded(
+        lambda record: [Edit(to_datetime(at), by, what) for at, by, what in reversed(record.edits)]
+    )
+    owner = _recorded(lambda record: record.owner)
+    options = _recorded(lambda record: record.options)
+    next = _recorded(lambda record: utc(record.next))
 
     @property
     def next_id(self) -> str | None:
@@ -132,38 +96,19 @@ class Schedule:
         planned = self.record.next
         return None if planned is None else utc(self.record.due(self.name, planned))
 
-    @property
-    def last(self) -> datetime | None:
-        return utc(self.record.last)
-
-    @property
-    def runs(self) -> int:
-        return self.record.runs
-
-    @property
-    def paused(self) -> bool:
-        return self.record.paused
-
-    @property
-    def ended(self) -> bool:
-        return self.record.ended
+    last = _recorded(lambda record: utc(record.last))
+    runs = _recorded(lambda record: record.runs)
+    paused = _recorded(lambda record: record.paused)
+    ended = _recorded(lambda record: record.ended)
 
     @property
     def state(self) -> str:
         """``active``, ``paused`` or ``ended``."""
         return "paused" if self.paused else "ended" if self.ended else "active"
 
-    @property
-    def created(self) -> datetime | None:
-        return utc(self.record.created)
-
-    @property
-    def changed(self) -> datetime | None:
-        return utc(self.record.changed)
-
-    @property
-    def fingerprint(self) -> str:
-        return self.record.fingerprint
+    created = _recorded(lambda record: utc(record.created))
+    changed = _recorded(lambda record: utc(record.changed))
+    fingerprint = _recorded(lambda record: record.fingerprint)
 
     @property
     def beat_entry(self) -> str:
