@@ -18,12 +18,12 @@ from . import statuses
 from .deferred import Behind
 from .horizon import FarStore, Loader, is_far
 from .outcomes import DAY_US
-from .putting import DeadLetters, Putter, Returner, off_among
+from .putting import DeadLetters, Putter, Returner, missing_of, off_among
 from .rebuild import LOOK_INTERVAL, Reconciler
 from .records import Key, Row, now_us
 from .schedules import GONE_US, Schedules
 from .shards import CHUNK, Asking, Database, Shard, each_asked
-from .store import Store
+from .store import Store, was_tried
 
 #: Seconds between two looks for what is not put; between attempts to be elected; and for which a
 #: process is, unless it is again.
@@ -101,6 +101,9 @@ class Keeper:
         self._next_second = 0.0
         self._elected = False
         self._claims = 0
+        #: by the number of a shard, of what may have been put and is not in Redis: its row, as key
+        #: and time of the last change, and since when it is missing
+        self._missing: dict[int, dict[tuple[Key, int], int]] = {}
         #: whether some were left out that are looked at again, and whether there are more to be put
         self.doubts = self.has_more = False
 
@@ -257,10 +260,24 @@ class Keeper:
         self._claims += 1
         by = f"{self._name}/{self._claims}"
         # Each is put by whoever has claimed it: it may have run before another looks.
-        mine = self._store.claim(shard, [row.key for row in rows], by)
+        there, sure = self._sort(shard, rows)
+        self._store.place(there, statuses.IN_REDIS)
+        mine = self._store.claim(shard, sure, by)
         put = self._put_claimed(mine)
-        self.doubts = self.doubts or len(mine) < len(rows)
-        return put, bool(mine)
+        self.doubts = self.doubts or len(there) + len(mine) < len(rows)
+        return put, bool(there or mine)
+
+    def _sort(self, shard: Shard, rows: Sequence[Row]) -> tuple[list[Key], list[Key]]:
+        """Of rows that say they are not in Redis, those that are there all the same, and those that
+        are not and with no worker either: it would have said so by now."""
+        tried = [row for row in rows if was_tried(row)]
+        missing = [(row.key, row.modified_us) for row in missing_of(self.center, tried)]
+        before, now = self._missing.get(shard.number, {}), now_us()
+        since = self._missing[shard.number] = {row: before.get(row, now) for row in missing}
+        there = [row.key for row in tried if (row.key, row.modified_us) not in since]
+        sure = [row.key for row in rows if not was_tried(row)]
+        until = self._store.said_until()
+        return there, sure + [key for (key, _), at in since.items() if at <= until]
 
     def put_some(self, keys: Sequence[Key]) -> list[Key]:
         """Put the messages of these rows, as far as these are there; return which."""

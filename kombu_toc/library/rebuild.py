@@ -30,7 +30,7 @@ from .records import now_us
 from .schedules import Schedules
 from .schema import LAYOUT
 from .shards import CHUNK, Asking, Database, Shard, chunks, each_asked
-from .store import Store, together
+from .store import Store, together, was_tried
 
 T = TypeVar("T")
 
@@ -294,7 +294,9 @@ class Rebuild:
         found = self._sorted(batch)
         soon = now_us() + SOON_US
         near = [
-            row for row in found.wanted if row.action_us <= soon and row.place != statuses.NOT_PUT
+            row
+            for row in found.wanted
+            if row.action_us <= soon and (row.place != statuses.NOT_PUT or was_tried(row))
         ]
         if not near:
             return found

@@ -410,7 +410,11 @@ class Recorder:
             for key in [key for key, until in self._expected.items() if until < now]:
                 self._expected.pop(key)
             keys = list(self._expected)
-        put = keeper.put_some(keys)
+        try:
+            put = keeper.put_some(keys)
+        except Exception:
+            self._not_put = True  # what was put perhaps is looked for there first
+            raise
         for _, _, topic in put:
             # Not before: SQLite has one writer, which was the caller.
             declaration = self._declared.pop(topic, None)

@@ -131,6 +131,11 @@ def row_columns(table: sa.Table) -> list[Any]:
     return [table.c[name] for name in Row._fields]
 
 
+def was_tried(row: Row) -> bool:
+    """Whether a message may be in Redis, or has been, although its row says that it is not."""
+    return row.modified_us != row.created_us
+
+
 class Made(NamedTuple):
     """A row as one publish has made it."""
 
@@ -202,7 +207,7 @@ class Store:
         return row
 
     def claim_if_there(self, keys: Sequence[Key], by: str) -> list[Row]:
-        """As :meth:`claim`, of those of these rows that are there."""
+        """As :meth:`claim`, of those of these rows that are there and were not tried."""
         found: list[Row] = []
         for key in [key for key in keys if key in self._astray]:
             if self.mover.bring_home(self._astray[key], [key]):
@@ -211,8 +216,11 @@ class Store:
             table = shard.tables.pending
             # To read waits for nobody, where to write may wait for the caller's transaction.
             waiting = are(table, chunk) & (table.c.place == statuses.NOT_PUT)
-            if shard.database.read(sa.select(table.c.id).where(waiting)):
-                found += self.claim(shard, chunk, by)
+            waiting &= table.c.modified_us == table.c.created_us
+            names = (table.c.id, table.c.token, table.c.topic)
+            rows = shard.database.read(sa.select(*names).where(waiting))
+            if there := [(row["id"], row["token"], row["topic"]) for row in rows]:
+                found += self.claim(shard, there, by)
         return found
 
     def _insert(self, shard: Shard) -> Any:
@@ -299,8 +307,8 @@ class Store:
         """Of rows that are not in Redis, those that nobody else puts: from now on they count as
         put.
 
-        Those that may have been put are left out for a moment: if a worker has had one, it says so
-        in that time.
+        Those that may have been put are left out for a moment: it may still be on its way. They are
+        for callers that have not found them in Redis, for as long as :meth:`said_until` says.
 
         shard: where they lie; what belongs to others is moved there
         by: a name that no other claim has
@@ -313,11 +321,11 @@ class Store:
 
     def _claim(self, shard: Shard, keys: Sequence[Key], by: str) -> list[Row]:
         table = shard.tables.pending
-        until = now_us() - DOUBT_US
+        until = self.said_until()
 
         def work(connection: sa.Connection) -> list[Row]:
             claimed = (table.c.place == statuses.NOT_PUT) & (table.c.status == statuses.PENDING)
-            sure = table.c.modified_us == table.c.created_us
+            sure = table.c.modified_us == table.c.created_us  # as was_tried has it
             claimed &= sure | (table.c.modified_us <= until)
             change = sa.update(table).where(are(table, keys), claimed)
             connection.execute(change.values(place=statuses.IN_REDIS, worker=by))
@@ -325,6 +333,11 @@ class Store:
             return [Row(*row) for row in connection.execute(mine).all()]
 
         return shard.database.run(work)
+
+    @staticmethod
+    def said_until() -> int:
+        """What workers have had by then they have said, in microseconds since the epoch."""
+        return now_us() - DOUBT_US
 
     def topics(self) -> dict[str, Declaration]:
         """What queues were declared with: see :meth:`.declarations.Declarations.all`."""

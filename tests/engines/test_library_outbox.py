@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import sqlalchemy
 from kombu import Connection, Queue
 from sqlalchemy.orm import Session
@@ -19,10 +20,11 @@ from kombu_toc import LibraryError, RateLimitedError, TimeoutCenter, center_for,
 from kombu_toc.client.options import DatabaseURL, read_databases
 from kombu_toc.library import migrate, statuses
 from kombu_toc.library import outbox as outboxes
+from kombu_toc.library.putting import Putter
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
-from ..support.library import consume, publish, status_of
+from ..support.library import be_old, consume, end, publish, status_of
 from ..support.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("client")
@@ -387,6 +389,34 @@ def test_what_an_outbox_sends_is_counted_and_not_refused(
         send(f"after-{number}", f"customer-{number}")
     with pytest.raises(RateLimitedError):
         send("more", "bob")
+
+
+def test_what_was_perhaps_put_after_the_commit_is_not_put_again_when_it_has_run(
+    broker, store, center, database, monkeypatch
+):
+    recorder = broker.default_channel.recorder
+    monkeypatch.setattr(recorder, "_start", lambda: None)  # its thread leaves it to the test
+    with database.begin() as connection, outbox(connection):
+        publish(broker, "order-1")
+    put = Putter.put
+
+    def cut(self: Putter, *args: Any, **how: Any) -> int:
+        monkeypatch.setattr(Putter, "put", put)
+        put(self, *args, **how)
+        raise redis.exceptions.ConnectionError("it was cut")
+
+    monkeypatch.setattr(Putter, "put", cut)
+    recorder._turn()
+    [row] = store.of_ids(["order-1"])
+    assert row.place == statuses.NOT_PUT
+    center.ack(center.pop("mail").messages)  # by a worker that has not said so yet
+    be_old(store, "order-1")
+    recorder._turn()
+    assert not center.get("order-1")
+    end(store, row)
+    recorder._turn()
+    assert not center.get("order-1")
+    assert not recorder._not_put
 
 
 @pytest.mark.parametrize("how", ["connection", "session"])

@@ -16,7 +16,7 @@ from kombu_toc.library.rebuild import Reconciler
 from kombu_toc.library.records import Event, Row, now_us
 from kombu_toc.library.store import Store
 
-from ..support.library import publish, status_of
+from ..support.library import end, publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -70,10 +70,6 @@ def lost(
 def switch_off(recorded: TimeoutCenter, center: TimeoutCenter) -> None:
     recorded.queues.alter("mail", library="off")
     center.registry.forget("mail")
-
-
-def end(store: Store, row: Row, status: int = statuses.DONE) -> None:
-    store.record([Event(row.key, status, now_us(), 1, "w:1", "", ({}, 0))])
 
 
 # -- check

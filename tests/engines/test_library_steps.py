@@ -11,13 +11,14 @@ import redis
 from kombu import Connection
 
 from kombu_toc import LibraryError, center_for
-from kombu_toc.library import rebuild, statuses
+from kombu_toc.library import statuses
 from kombu_toc.library import store as statements
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.records import Event, now_us
 from kombu_toc.library.shards import Database
+from kombu_toc.library.store import Store
 
-from ..support.library import publish, status_of
+from ..support.library import be_old, end, publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -44,8 +45,7 @@ def lose_the_reply(broker: Any, monkeypatch: pytest.MonkeyPatch, *, arrives: boo
 
 
 def done(store: Any, id: str) -> None:
-    [row] = store.of_ids([id])
-    store.record([Event(row.key, statuses.DONE, now_us(), 1, "w:1", "", ({}, 0))])
+    end(store, *store.of_ids([id]))
 
 
 def test_what_has_run_before_its_publish_was_answered_is_not_put_again(
@@ -61,6 +61,34 @@ def test_what_has_run_before_its_publish_was_answered_is_not_put_again(
     assert keeper.doubts
     done(store, "order-1")
     monkeypatch.setattr(statements, "DOUBT_US", 0)
+    assert keeper.put_missing() == 0
+    assert not keeper.doubts
+    assert not center.get("order-1")
+
+
+@pytest.mark.parametrize("had", ["before the look", "before the put"])
+def test_what_is_run_about_when_it_would_be_put_again_is_not(
+    broker, store, center, keeper, monkeypatch, had
+):
+    """It was there all the time; its worker has had it for a moment, and has not said so yet."""
+    lose_the_reply(broker, monkeypatch, arrives=True)
+    publish(broker, "order-1")
+    be_old(store, "order-1")
+    claim = store.claim
+
+    def run(*args: Any) -> Any:
+        claimed = claim(*args) if args else None
+        center.ack(center.pop("mail").messages)
+        return claimed
+
+    if had == "before the look":
+        run()
+    else:
+        monkeypatch.setattr(store, "claim", run)
+    assert keeper.put_missing() == 0
+    assert not center.get("order-1")
+    assert keeper.doubts == (had == "before the look")
+    done(store, "order-1")
     assert keeper.put_missing() == 0
     assert not keeper.doubts
     assert not center.get("order-1")
@@ -89,25 +117,28 @@ def test_what_was_never_tried_is_put_at_once(broker, store, center, keeper, monk
     assert keeper.put_missing() == 1
 
 
+@pytest.mark.parametrize("place", [statuses.IN_REDIS, statuses.NOT_PUT])
 def test_a_rebuild_waits_for_what_workers_have_not_said_yet(
-    server, broker, store, center, options, monkeypatch
+    server, broker, store, center, options, monkeypatch, place
 ):
     for number in range(3):
         publish(broker, f"order-{number}")
+        store.place([row.key for row in store.of_ids([f"order-{number}"])], place)
+        be_old(store, f"order-{number}")
     messages = center.pop("mail", 2).messages
     center.ack(messages)  # they run, and it is not said yet
     one, other = (message.id for message in messages)
 
-    look = rebuild.Rebuild._wanted
+    moments = Store.moments
 
-    def looked(self: Any, batch: Any) -> Any:
-        found = look(self, batch)
+    def said(self: Store, keys: Any) -> Any:
+        monkeypatch.setattr(Store, "moments", moments)
         done(store, one)  # now it is said
         [row] = store.of_ids([other])
         store.record([Event(row.key, statuses.TAKEN, now_us(), 1, "w:1", "", ({}, 0))])
-        return found
+        return moments(self, keys)
 
-    monkeypatch.setattr(rebuild.Rebuild, "_wanted", looked)
+    monkeypatch.setattr(Store, "moments", said)
     library = center_for(server.toc_url, **options).library
     made = library.rebuild()
     assert made.put == 0

@@ -17,6 +17,8 @@ from kombu import Connection, Consumer, Producer, Queue
 from kombu_toc import TimeoutCenter, center_for
 from kombu_toc.client.options import read_databases
 from kombu_toc.library import migrate, opening
+from kombu_toc.library import statuses as statuses_of_rows
+from kombu_toc.library.records import Event, Row, now_us
 from kombu_toc.library.shards import Database, Shards
 from kombu_toc.library.store import Store
 
@@ -256,6 +258,18 @@ def consume(connection: Connection, number: int, act=lambda message: message.ack
             connection.drain_events(timeout=10)
     connection.default_channel.recorder.flush()
     return taken
+
+
+def end(store: Store, row: Row, status: int = statuses_of_rows.DONE) -> None:
+    """A message has ended, and whoever has had it says so."""
+    store.record([Event(row.key, status, now_us(), 1, "w:1", "", ({}, 0))])
+
+
+def be_old(store: Store, id: str) -> None:
+    """What was noted of a row was noted a minute ago."""
+    [row] = store.of_ids([id])
+    store.forget([row.key])
+    store.insert([row._replace(modified_us=row.modified_us - 60_000_000)])
 
 
 def status_of(store: Store, id: str) -> list[str]:
