@@ -17,9 +17,9 @@ import pytest
 import redis
 
 from kombu_toc import TimeoutCenter, pack
-from kombu_toc.http import Request, api_for
+from kombu_toc.http import Request, api_for, page
 from kombu_toc.http import Visitor as Sitting
-from kombu_toc.http.page import page, snapshots
+from kombu_toc.http.page import snapshots
 from kombu_toc.http.page.snapshots import SnapshotReader
 from kombu_toc.http.tokens import NOBODY
 

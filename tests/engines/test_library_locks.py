@@ -15,9 +15,10 @@ from sqlalchemy import Connection, text
 from kombu_toc import LibraryError
 from kombu_toc.client.options import read_databases
 from kombu_toc.library import statuses
+from kombu_toc.library.db import Watchdog
 from kombu_toc.library.outcomes import DAY_US
 from kombu_toc.library.records import Event, now_us
-from kombu_toc.library.shards import Shards
+from kombu_toc.library.shards import Database, Shards
 from kombu_toc.library.store import Store
 
 from ..support.library import publish, status_of
@@ -144,7 +145,7 @@ def test_a_lock_that_is_never_given_is_told_of_in_time(store, pair):
     shard = pair[0]
     held, free = threading.Event(), threading.Event()
     told: list[float] = []
-    other = type(shard.database)(shard.database.number, shard.database.url, 1.0)
+    other = Database(shard.database.number, shard.database.url, 1.0, Watchdog(1.0))
 
     def hold() -> None:
         def work(connection: Connection) -> None:
