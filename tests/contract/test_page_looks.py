@@ -20,7 +20,6 @@ from kombu_toc import TimeoutCenter, pack
 from kombu_toc.http import Request, api_for, page
 from kombu_toc.http import Visitor as Sitting
 from kombu_toc.http.page import snapshots
-from kombu_toc.http.page.snapshots import SnapshotReader
 from kombu_toc.http.tokens import NOBODY
 
 from ..support.cluster import Cluster
@@ -241,7 +240,7 @@ def test_a_look_counts_the_same_however_many_queues_are_looked_at_together(
     taken = center.pop("q-mixed", 10).messages
     for one in taken[:4]:
         center.reject(one, requeue=False)
-    looks = SnapshotReader()
+    looks = snapshots.SnapshotReader()
     for number in (1, 2):  # of the second one, minutes that are over are known
         seen = looks.take(center, frozenset(("hour",)), number)
         rows = {row.queue: row for row in seen.rows}
