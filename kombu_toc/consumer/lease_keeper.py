@@ -576,9 +576,11 @@ class LeaseKeeper:
             else:
                 self._unrefreshed.add(name)
         self._unrefreshed &= lifetimes.keys()
-        for (exchange, binding), lifetime_ms in self.bindings.lifetimes().items():
-            if (exchange, binding) in self.bindings:
-                self._attempt(center, Bindings(center).add, exchange, binding, lifetime_ms)
+        for bound, lifetime_ms in self.bindings.lifetimes().items():
+            if bound in self.bindings:
+                self._attempt(center, Bindings(center).add, *bound, lifetime_ms)
+            if bound not in self.bindings:  # undone meanwhile, and perhaps added again here
+                self._attempt(center, Bindings(center).remove, *bound)
 
     def _announce_presence(self, center: TimeoutCenter) -> None:
         """Tell which queues this process consumes."""

@@ -350,9 +350,9 @@ class Exchanges:
 
         member: as :meth:`member` gives it; ttl_ms: 0 if the queue is not transient
         """
-        self._bindings.add(exchange, member, ttl_ms)
-        if ttl_ms:
+        if ttl_ms:  # first: what is not kept, the lease keeper may remove
             self._lease_keeper.keep_binding(exchange, member, ttl_ms, holder)
+        self._bindings.add(exchange, member, ttl_ms)
 
     def unbind(self, queue: str, exchange: str, routing_key: str, arguments: Any) -> None:
         """Remove a binding."""

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -166,6 +167,25 @@ def test_queues_and_bindings_may_go_at_any_time_while_others_are_kept(
     assert "reply-199" in center.queues.names()
     for holder in ("garbage", "channel", "other"):
         heartbeat.leave_all(holder)
+
+
+def test_a_binding_that_is_undone_while_it_is_refreshed_stays_undone(
+    center: TimeoutCenter, heartbeat: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that ends undoes its bindings, and its heartbeat is at work meanwhile."""
+    exchange, member = Bindings(center), binding("fanout", "", None, "reply")
+    exchange.add("everyone", member, 60_000)
+    heartbeat.keep_binding("everyone", member, 60_000, "me")
+    add = Bindings.add
+
+    def add_too_late(self: Bindings, *args: Any) -> int:
+        heartbeat.bindings.forget(("everyone", member))
+        exchange.remove("everyone", member)
+        return add(self, *args)
+
+    monkeypatch.setattr(Bindings, "add", add_too_late)
+    heartbeat.beat(center, time.monotonic())
+    assert exchange.of("everyone") == []
 
 
 def test_an_acknowledgement_that_a_replica_refused_is_said_again(tmp_path: Path) -> None:
