@@ -89,8 +89,8 @@ def statuses(library: Any, id: str) -> list[str]:
 def close_libraries() -> None:
     """End the threads and close the connections of all task libraries that this process uses. It
     opens them again if it goes on to use them."""
-    while opening._opened:
-        _, (recorder, _) = opening._opened.popitem()
+    while opened := opening._opened:
+        _, (recorder, _) = opened.popitem()
         recorder.close()
         recorder.store.shards.close()
 
