@@ -279,7 +279,7 @@ def test_nothing_depends_on_how_much_else_waits(
     few = run(center, watch)
     client.flushall()
     center.registry.forget("mail")
-    fill(center, 1000)
+    fill(center, 4000)
     many = run(center, watch)
     for name in OPERATIONS:
         assert few[name]
@@ -302,7 +302,7 @@ def test_nothing_depends_on_how_much_is_logged(
     operations["unwritten"] = lambda center: center.queues.unwritten("mail")
     operations["written"] = written
     found = []
-    for others in (40, 1000):
+    for others in (40, 4000):
         client.flushall()
         center.registry.forget("mail")
         fill(center, others, library="behind")
@@ -360,7 +360,7 @@ def test_nothing_depends_on_how_much_else_waits_for_a_limit(
     limits: dict[str, object],
 ) -> None:
     found = []
-    for others in (400, 1600):
+    for others in (400, 4000):
         client.flushall()
         center.registry.forget("mail")
         fill_limited(center, others, **limits)

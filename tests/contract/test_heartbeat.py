@@ -174,11 +174,9 @@ def test_a_binding_that_is_undone_while_it_is_refreshed_stays_undone(
 ) -> None:
     """A worker that ends undoes its bindings, and its heartbeat is at work meanwhile."""
     exchange, member = Bindings(center), binding("fanout", "", None, "reply")
-    exchange.add("everyone", member, 60_000)
     heartbeat.keep_binding("everyone", member, 60_000, "me")
-    add = Bindings.add
 
-    def add_too_late(self: Bindings, *args: Any) -> int:
+    def add_too_late(self: Bindings, *args: Any, add: Any = Bindings.add) -> Any:
         heartbeat.bindings.forget(("everyone", member))
         exchange.remove("everyone", member)
         return add(self, *args)

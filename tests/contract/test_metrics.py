@@ -252,15 +252,15 @@ def test_two_threads_do_not_send_the_same_twice(center: TimeoutCenter) -> None:
         while not stop.is_set():
             center.metrics.send(center.runner)
 
-    threads = [threading.Thread(target=send) for _ in range(2)]
+    threads = [threading.Thread(target=send) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for i in range(100):
+    for i in range(300):
         center.put("mail", f"{i}", b"")
     stop.set()
     for thread in threads:
         thread.join()
-    assert counted(center)["put"] == 100
+    assert counted(center)["put"] == 300
 
 
 def test_counters_that_cannot_be_sent_stop_no_publish_and_are_sent_later(

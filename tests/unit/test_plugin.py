@@ -88,10 +88,12 @@ WEB = "celery -b toc+redis://localhost:1/0 toc web --port 0"
 NOTIFY = "celery -b toc+redis://localhost:1/0 toc notify --unsigned"
 LACKING = [
     (WEB, "greenlet uvicorn", "http"),
+    (WEB, "uvicorn", "http"),
     (f"{WEB} --notify /dev/null", "uvicorn aiohttp", "http,notify"),
     ("kombu_toc.http --broker toc+redis://", "greenlet uvicorn", "http"),
     ("kombu_toc.http --broker toc+redis:// --notify /dev/null", "aiohttp", "http,notify"),
     (NOTIFY, "greenlet aiohttp", "notify"),
+    (NOTIFY, "aiohttp", "notify"),
     ("kombu_toc.notify --broker toc+redis:// --unsigned", "greenlet aiohttp", "notify"),
 ]
 
