@@ -130,9 +130,7 @@ def test_a_task_that_is_acknowledged_late_runs_again_when_its_worker_is_killed(
     killed = start(leases=1.5)
     app.tasks["e2e.late_ack"].delay("killed", 3)
     journal.wait_for("killed", 1)
-    # The main process first: it would see to a task whose process it outlives.
-    for process in killed.container.processes():
-        process.kill()
+    killed.container.end()
     other = start(leases=1.5)
     journal.wait_for("killed-done", 1)
 

@@ -138,8 +138,7 @@ def test_what_a_killed_worker_had_acknowledged_and_ran_is_dead(
     journal.wait_for("early", 1)
     wait_until(lambda: len(marked(toc)) == 1, what=first.logs)
     journal.wait_for("late", 1)
-    for process in reversed(first.container.processes()):
-        process.kill()
+    first.container.end()
     start_workers(1, *POOLS[pool], **ON)
     found = dead(toc, sent.id)
     assert found.reason == REASON

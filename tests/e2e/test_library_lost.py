@@ -50,8 +50,7 @@ def test_a_task_that_is_lost_with_its_worker_was_never_done_and_runs_when_it_is_
     journal.wait_for("early", 1)
     wait_until(lambda: len(marked(toc)) == 1, what=first.logs)
     wait_until(lambda: statuses(library, sent.id) == ["taken"], what=first.logs)
-    for process in reversed(first.container.processes()):
-        process.kill()
+    first.container.end()
     [second] = start_workers(1, *POOLS[pool], **options)
     assert dead(toc, sent.id).error == "the worker that ran it is gone: its lease ended"
     assert not {"done", "succeeded"} & set(statuses(library, sent.id))

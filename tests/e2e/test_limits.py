@@ -225,10 +225,7 @@ def test_what_a_killed_worker_ran_leaves_its_place_when_its_lease_ends(
         wait_until(lambda: len(marked(toc)) == 1)
     start_workers(1, *POOLS["prefork"])
     app.tasks["e2e.note"].delay("next")
-    _, *children = first.container.processes()
-    first.container.kill()
-    for child in children:
-        child.kill()
+    first.container.end()
     journal.wait_for("next", 1)
     wait_until(lambda: nothing_is_left(toc))
     assert len(journal.entries("long")) == 1 + late
@@ -421,10 +418,7 @@ def test_a_serial_key_keeps_its_order_although_workers_are_killed(
             send(app, task, key, i)
     workers = start_workers(2, *POOLS["prefork"])
     journal.wait_for("", 30)
-    _, *children = workers[0].container.processes()
-    workers[0].container.kill()
-    for child in children:
-        child.kill()
+    workers[0].container.end()
     for key in keys:
         wait_until(lambda key=key: f"{number - 1}-done" in of_key(journal, key), 30)
         seen = of_key(journal, key)

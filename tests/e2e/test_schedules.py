@@ -238,8 +238,7 @@ def test_a_firing_whose_worker_was_killed_does_not_run_beside_the_next_one(
     [killed] = [
         one for one in workers if first["pid"] in {p.pid for p in one.container.processes()}
     ]
-    for process in reversed(killed.container.processes()):
-        process.kill()
+    killed.container.end()
     journal.wait_for("done-often@", 3)
     center.schedules.delete("often")
     wait_until(lambda: center.count("celery") == 0)

@@ -171,10 +171,10 @@ class WorkerProcess:
             raise AssertionError(f"the worker did not stop:\n{self.logs()[-3000:]}") from None
 
     def end(self) -> None:
-        """Kill it and its pool, where nothing more is asked of it."""
+        """Kill it and its pool at once: none sees the end of another, and acts on it."""
         if self.status != "running":
             return
-        os.kill(self.pid, _signals.SIGSTOP)  # so that it forks nobody after they are counted
+        os.kill(self.pid, _signals.SIGSTOP)  # it forks nobody after they are counted
         for process in reversed(self.processes()):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
