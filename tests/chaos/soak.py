@@ -60,7 +60,8 @@ class SoakRun(LibraryRun):
         client = threading.Thread(target=self._ask)
         client.start()
         self._first: dict[Any, dict[str, float]] = {}
-        self._later(WARM, lambda: self._first.update(self._used()))
+        self._last: dict[Any, dict[str, float]] = {}
+        self._looks_next = time.monotonic() + WARM
         super()._break_things()
         self._is_over.set()
         client.join()
@@ -106,29 +107,39 @@ class SoakRun(LibraryRun):
             self._report.broken.append(f"{method} {path}: {reply.status} {reply.body[:300]!r}")
         return reply.json if document is not None and reply.status < 300 else None
 
-    def _used(self) -> dict[Any, dict[str, float]]:
-        """What each process uses, and Redis."""
-        found: dict[Any, dict[str, float]] = {}
+    def _watch_workers(self) -> None:
+        super()._watch_workers()
+        if not hasattr(self, "_first") or time.monotonic() < self._looks_next:
+            return
+        self._looks_next = time.monotonic() + WARM
+        self._look()
+
+    def _look(self) -> None:
+        """What Redis uses, if nothing is broken now, and each process that has begun long ago."""
+        used: dict[Any, dict[str, float]] = {}
         for pid in (self._http.process.pid, *(one.process.pid for one in self._workers)):
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
-                used = {"megabytes": process.memory_info().rss / 2**20}
-                found[pid] = used | {"descriptors": process.num_fds()}
-        for client in self._broker.clients():
+                if time.time() - process.create_time() >= WARM:
+                    used[pid] = {"megabytes": process.memory_info().rss / 2**20}
+                    used[pid]["descriptors"] = process.num_fds()
+        for client in () if self._ends else self._broker.clients():
             said = client.info()
             keys = said["db0"]["keys"] - said["db0"]["expires"]
-            found["Redis"] = {"connections": said["connected_clients"], "keys": keys}
-            found["Redis"]["megabytes of Redis"] = said["used_memory"] / 2**20
-        return found
+            used["Redis"] = {"connections": said["connected_clients"], "keys": keys}
+            used["Redis"]["megabytes of Redis"] = said["used_memory"] / 2**20
+        self._last |= used
+        self._first = used | self._first
 
     def _stop_workers(self) -> None:
         self._until_ready()
-        for who, last in self._used().items():
+        self._look()
+        kinds = {self._http.process.pid: "HTTP", "Redis": "Redis"}
+        for who, last in self._last.items():
             for what, number in last.items():
-                if who not in self._first:  # a worker that has begun since
-                    continue
                 grown = number - self._first[who][what]
-                self._report.counted[f"{what} more, {who}"] = round(grown)
+                name = f"{what} more, {kinds.get(who, 'worker that grew most')}"
+                self._report.counted[name] = max(round(grown), self._report.counted.get(name, -999))
                 if grown > MOST[what]:
                     self._report.broken.append(f"{who} has {grown:.0f} {what} more than at first")
         super()._stop_workers()
