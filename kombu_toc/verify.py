@@ -33,10 +33,14 @@ from itertools import accumulate, count, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import redis
 
 from . import ScheduleChange, ScheduleFiring, TimeoutCenter, TocError, Unique, center_for
-from .client.programs import Program
+from .client.programs import named, program
+
+#: The environment variable with the broker, whose URL may have a password.
+BROKER = "TOC_VERIFY_BROKER"
 
 # -- the history
 
@@ -1117,13 +1121,13 @@ def table(verdict: Verdict) -> str:
     return "\n".join([*lines, *(" ".join(one) for one in verdict.broken[:50])])
 
 
-def _verify(broker: str, asked: Any) -> int:
+def _verify(broker: str, minutes: float, history: str | None) -> int:
     """Make a history and judge it; returns the exit code."""
     with tempfile.TemporaryDirectory() as temporary:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         # Keys of its own; a task library that the URL names is left alone.
-        name, until = f"verify-{os.urandom(6).hex()}", time.monotonic() + 60 * asked.minutes
-        folder = os.path.join(asked.history or temporary, name)
+        name, until = f"verify-{os.urandom(6).hex()}", time.monotonic() + 60 * minutes
+        folder = os.path.join(history or temporary, name)
         os.makedirs(folder)
         prefix = f"{center_for(broker).keys.prefix}{name}:"
         try:
@@ -1143,12 +1147,15 @@ def _verify(broker: str, asked: Any) -> int:
     return 1 if verdict.broken else 0
 
 
-def main() -> int:
-    program = Program("python -m kombu_toc.verify", __doc__ or "", "TOC_VERIFY_BROKER")
-    program.add_argument("--minutes", type=float, default=5.0, help="how long faults go on (5)")
-    program.add_argument("--history", metavar="FOLDER", help="where the history is to stay")
-    return program.run(None, lambda asked: sys.exit(_verify(program.broker_of(asked), asked)))
+@program("python -m kombu_toc.verify", BROKER)
+@click.option(
+    "--minutes", type=float, default=5.0, show_default=True, help="How long faults go on."
+)
+@click.option("--history", metavar="FOLDER", help="Where the history is to stay.")
+def main(broker: str | None, minutes: float, history: str | None) -> None:
+    """Put and consume under faults, in queues of its own, and judge what happened."""
+    sys.exit(_verify(named(broker, BROKER), minutes, history))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

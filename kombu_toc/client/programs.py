@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
+import functools
 import logging
-import os
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, TocError
 from ..version import __version__
 from .urls import mask_password
+
+if TYPE_CHECKING:
+    import click
 
 
 def check_installed(what: str, extra: str, *packages: str) -> None:
@@ -28,53 +31,54 @@ def check_installed(what: str, extra: str, *packages: str) -> None:
         )
 
 
-class Program(argparse.ArgumentParser):
-    """A command line with ``--broker`` and ``--version``.
+def program(name: str, variable: str) -> Callable[[Callable[..., object]], click.Command]:
+    """Make a command line of a function, with ``--broker`` and ``--version`` beside its options.
 
+    name: how it is called
     variable: the environment variable with the broker, whose URL may have a password
-    """
 
-    def __init__(self, prog: str, description: str, variable: str) -> None:
-        super().__init__(prog=prog, description=description)
-        self._variable = variable
-        self.add_argument("--version", action="version", version=__version__)
-        self.add_argument(
+    The function is called with the broker's URL (None if none is named) and its options. An error
+    is told without the password that may be in that URL, with exit code 1.
+    """
+    import click
+
+    def make(function: Callable[..., object]) -> click.Command:
+        @functools.wraps(function)
+        def run(broker: str | None, **options: Any) -> None:
+            logging.basicConfig(
+                level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
+            )
+            try:
+                function(broker, **options)
+            except (TocError, OSError) as exc:
+                shown = str(exc)
+                if broker:
+                    shown = shown.replace(broker, mask_password(broker))
+                say(f"{name}: {shown}")
+                sys.exit(1)
+
+        broker = click.option(
             "--broker",
             metavar="URL",
-            default=os.environ.get(variable),
-            help=f"as toc+redis://localhost:6379/0; or the environment variable {variable}, which "
-            "no list of processes shows",
+            envvar=variable,
+            help=f"As toc+redis://localhost:6379/0; or the environment variable {variable}, which "
+            "no list of processes shows.",
         )
+        version = click.version_option(__version__, message="%(version)s")
+        return click.command(name)(broker(version(run)))
 
-    def add_repeated(self, name: str, metavar: str, help: str) -> None:
-        """An option that may be repeated."""
-        help = f"{help}; may be repeated"
-        self.add_argument(name, action="append", default=[], metavar=metavar, help=help)
+    return make
 
-    def run(
-        self, arguments: list[str] | None, function: Callable[[argparse.Namespace], None]
-    ) -> int:
-        """Call a function with what is asked for; returns the exit code. An error is told without
-        the password that may be in the broker's URL."""
-        asked = self.parse_args(arguments)
-        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-        try:
-            function(asked)
-        except (TocError, OSError) as exc:
-            shown = str(exc)
-            if asked.broker:
-                shown = shown.replace(asked.broker, mask_password(asked.broker))
-            print(f"{self.prog}: {shown}", file=sys.stderr)
-            return 1
-        return 0
 
-    def broker_of(self, asked: argparse.Namespace) -> str:
-        """The broker's URL. Ends the program if none is named."""
-        if not asked.broker:
-            self.error(
-                f"name the broker: --broker toc+redis://localhost:6379/0, or {self._variable}"
-            )
-        return str(asked.broker)
+def named(broker: str | None, variable: str) -> str:
+    """The broker that a program was told. Ends the program with wrong usage if it was told none."""
+    import click
+
+    if not broker:
+        raise click.UsageError(
+            f"name the broker: --broker toc+redis://localhost:6379/0, or {variable}"
+        )
+    return broker
 
 
 def say(text: str) -> None:

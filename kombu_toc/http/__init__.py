@@ -34,7 +34,7 @@ from .messages import id_of, trace_of
 from .page import Mask, Page, PageExtras, Parts, Visitor, WorkerRow
 from .queues import page_of_names
 from .request import Answer, Operations, Request, answer
-from .serving import PORT, check_needs, serve
+from .serving import PORT, check_needs, serve, serve_as_told, server_options
 from .tokens import Masking, Token, Tokens, matches, new_token, read_tokens, tokens_of
 
 __all__ = (
@@ -79,6 +79,8 @@ __all__ = (
     "retry_after",
     "check_needs",
     "serve",
+    "serve_as_told",
+    "server_options",
     "tokens_of",
     "trace_of",
 )

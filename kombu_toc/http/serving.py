@@ -7,19 +7,22 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from ssl import PROTOCOL_TLS_SERVER, SSLContext, SSLError
-from typing import Any
+from typing import Any, TypeVar
+
+import click
 
 from ..client.programs import check_installed
 from ..client.urls import raise_file_limit
 from ..errors import ConfigurationError
-from .app import HttpApi
+from .app import KEEP_ANSWERS, Beside, HttpApi
 from .fields import Problem, refusal, retry_after
 from .request import CURRENT, is_loopback
+from .tokens import TOKENS, tokens_of
 
 logger = logging.getLogger(__name__)
 
@@ -326,6 +329,96 @@ def check_tls(certificate: str | Path | None, key: str | Path | None) -> None:
         ) from None
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def server_options(masked: str) -> Callable[[F], F]:
+    """Give a command of click the options of :func:`serve_as_told`, and ``--mask``.
+
+    masked: what that hides
+    """
+
+    def file(name: str, help: str) -> Callable[[F], F]:
+        return click.option(name, metavar="FILE", help=help)
+
+    def repeated(name: str, metavar: str, help: str, *names: str) -> Callable[[F], F]:
+        help = f"{help}; may be repeated."
+        return click.option(name, *names, multiple=True, metavar=metavar, help=help)
+
+    def number(name: str, type: Any, default: float, help: str) -> Callable[[F], F]:
+        return click.option(name, type=type, default=default, show_default=True, help=help)
+
+    options = (
+        click.option(
+            "--host", default="127.0.0.1", show_default=True, help="The address to listen on."
+        ),
+        number("--port", click.IntRange(0, 65535), PORT, "0: a free one."),
+        file("--tokens", f"Who may do what, one a line; or the environment variable {TOKENS}."),
+        click.option(
+            "--anonymous-read", is_flag=True, help="Let who has no token look at everything."
+        ),
+        repeated(
+            "--name", "NAME", "A name of this server, by which who has no token may look", "names"
+        ),
+        number(
+            "--keep-answers",
+            click.FloatRange(1, 31_536_000),
+            KEEP_ANSWERS,
+            "Seconds for which answers are kept under an Idempotency-Key.",
+        ),
+        file(
+            "--notify",
+            "Also send what is due to the targets of queues, signed by the secrets in this file.",
+        ),
+        repeated(
+            "--notify-allow", "NETWORK", "That these may be sent to although they are not public"
+        ),
+        repeated(
+            "--mask",
+            "NAME",
+            f"{masked} that is hidden on the page, and from tokens that may not write; or a "
+            "pattern, * for all",
+        ),
+        number(
+            "--connections",
+            click.IntRange(1),
+            CONNECTIONS,
+            "Connections that may be open at a time; further ones are answered 503.",
+        ),
+        file("--certificate", "For TLS."),
+        file("--key", "Of the certificate."),
+    )
+    return lambda function: reduce(lambda made, option: option(made), reversed(options), function)
+
+
+def serve_as_told(
+    make: Callable[..., HttpApi],
+    *,
+    tokens: str | None,
+    anonymous_read: bool,
+    names: Sequence[str],
+    keep_answers: float,
+    notify: str | None,
+    notify_allow: Sequence[str],
+    **options: Any,
+) -> None:
+    """Make an application and serve it, as the options of a command line say.
+
+    make: takes these keyword arguments of :func:`.app.api_for`: tokens, names, keep_answers, beside
+    options: those of :func:`serve`
+
+    Raises ConfigurationError and OSError.
+    """
+    check_needs(with_notifier=notify is not None)
+    beside: list[Beside] = []
+    if notify is not None:
+        from ..notify import beside as notifier_beside
+
+        beside.append(notifier_beside(notify, allow=notify_allow))
+    known = tokens_of(tokens, anonymous_read)
+    serve(make(tokens=known, names=names, keep_answers=keep_answers, beside=beside), **options)
+
+
 def serve(
     api: HttpApi,
     host: str = "127.0.0.1",
@@ -382,14 +475,17 @@ def serve(
             await super().shutdown(sockets)
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    shown = f"[{host}]" if ":" in host else host
+    try:
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as exc:
+        raise OSError(f"cannot serve at {shown}:{port}: {exc.strerror or exc}") from exc
     # Its connections have it, too; asyncio sets it only where the protocol is named. Without it,
     # the second part of an answer would wait for the client to confirm the first, for 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # What has not left yet stays in this process, which so sees what a client has not got.
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
-    shown = f"[{host}]" if ":" in host else host
     scheme = "https" if certificate else "http"
     if not api.tokens:
         say("There are no tokens: this answers requests from this machine only, and any of them.")

@@ -11,7 +11,16 @@ of it, and importing this nothing of aiohttp.
 from __future__ import annotations
 
 from .message import SecretsFile, new_secret
-from .notifier import BACKOFF, CONCURRENCY, TIMEOUT, Notifier, beside, check_needs, notify
+from .notifier import (
+    BACKOFF,
+    CONCURRENCY,
+    TIMEOUT,
+    Notifier,
+    beside,
+    check_needs,
+    notifier_options,
+    notify,
+)
 
 __all__ = (
     "BACKOFF",
@@ -22,5 +31,6 @@ __all__ = (
     "beside",
     "check_needs",
     "new_secret",
+    "notifier_options",
     "notify",
 )

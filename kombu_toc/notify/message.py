@@ -200,7 +200,10 @@ class SecretsFile:
         self._path = None if path is None else Path(path)
         self._read: tuple[int, ...] = ()
         self.secrets = Secrets(())
-        self.refresh()
+        try:
+            self.refresh()
+        except OSError as exc:
+            raise OSError(f"the secrets cannot be read: {exc}") from exc
 
     def refresh(self) -> bool:
         """Read them if they have changed; whether they have. If that raises, those that were read

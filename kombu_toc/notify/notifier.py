@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timezone
-from functools import partial
+from functools import partial, reduce
 from math import inf
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+import click
 from redis.exceptions import RedisError
 
 from ..aio.center import AsyncTimeoutCenter
@@ -24,7 +25,7 @@ from ..errors import ConfigurationError, EnvelopeError, TocError
 from ..model.delivery import origin_in
 from ..model.results import DEAD, Delivery, Popped
 from . import targets
-from .message import COMPRESSED, SecretsFile, content_of, headers_of, host_of, normal
+from .message import COMPRESSED, SECRETS, SecretsFile, content_of, headers_of, host_of, normal
 
 # -- the notifier
 
@@ -439,6 +440,40 @@ class _Group:
 
 
 # -- runs a notifier until the process is told to end
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def notifier_options(function: F) -> F:
+    """Give a command of click the options of :func:`notify`."""
+
+    def number(name: str, default: float, help: str) -> Callable[[F], F]:
+        return click.option(name, type=type(default), default=default, show_default=True, help=help)
+
+    options = (
+        click.option(
+            "--secrets",
+            metavar="FILE",
+            help=f"The secrets of targets; or the environment variable {SECRETS}.",
+        ),
+        click.option("--unsigned", is_flag=True, help="Sign nothing."),
+        click.option(
+            "--allow",
+            multiple=True,
+            metavar="NETWORK",
+            help="What may be sent to although it is not public, as 10.1.0.0/16 or, at one port, "
+            "10.1.0.7:8080; may be repeated.",
+        ),
+        number("--timeout", TIMEOUT, "Seconds for a request."),
+        number("--concurrency", CONCURRENCY, "Requests under way of one queue."),
+        number(
+            "--backoff",
+            BACKOFF,
+            "Seconds that a message waits after its first failure, if its queue does not say.",
+        ),
+    )
+    return reduce(lambda made, option: option(made), reversed(options), function)
 
 
 def notify(
