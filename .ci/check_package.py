@@ -3,10 +3,10 @@
     python -m build --outdir dist && python .ci/check_package.py dist
 
 Both must have every file of both packages and the license, the wheel nothing else; its page on an
-index must link to the project, and have no relative links. The wheel is
+index must link to the project, and have no relative links. Either is
 installed into a new virtual environment without any extra. There, away from this checkout, every
-module is imported, every script is loaded, and the commands say what they do. Then it is installed
-with the extra ``http`` and Django, and shows the page.
+module is imported, and every script is loaded. The wheel's commands say what they do; then it is
+installed with the extra ``http`` and Django, and shows the page.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def main() -> int:
         venv.create(folder, with_pip=True)
         python = Path(folder, "bin", "python")
         install = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        _run(python, "-I", *install, wheel.resolve(), cwd=folder)
-        _run(python, "-I", ROOT / ".ci" / "check_installed.py", cwd=folder)
+        for built, options in ((sdist, ()), (wheel, ("--force-reinstall", "--no-deps"))):
+            _run(python, "-I", *install, *options, built.resolve(), cwd=folder)
+            _run(python, "-I", ROOT / ".ci" / "check_installed.py", cwd=folder)
         _run(python, "-I", "-m", "celery", "toc", "--help", cwd=folder, stdout=subprocess.DEVNULL)
         _run(python, "-I", *install, f"{wheel.resolve()}[http]", "Django", cwd=folder)
         _run(python, "-I", ROOT / ".ci" / "check_page.py", cwd=folder)

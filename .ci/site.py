@@ -1,6 +1,7 @@
 """What mkdocs adds to the pages of docs/ while it builds the site (mkdocs.yml names this file):
 
 - the pages beside docs/: the README as the first one, CONTRIBUTING, CHANGELOG and the examples;
+- `api.md`: every public name, its signature and its docstring;
 - `modules.md`: every module and the sentence that it begins with;
 - `scripts.md`: what each Lua script is called with, from the heads of their files.
 
@@ -10,16 +11,23 @@ Links between all of these lead to the place that a page has on the site.
 from __future__ import annotations
 
 import ast
+import inspect
 import posixpath
 import re
 import sys
+from collections.abc import Iterator
+from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+import redis
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kombu_toc.scripts.reference import PROTOCOL, Head, head, names  # noqa: E402
+from tests.public_names import signature  # noqa: E402
 
 LINK = re.compile(r"(\[[^\]]*\]\()([^)\s#]+)((?:#[^)]*)?\))")
 
@@ -36,7 +44,8 @@ def on_files(files: Any, config: Any) -> Any:
             name = path.relative_to(ROOT).as_posix()
             if path.is_file() and "/data/" not in name and "__pycache__" not in name:
                 files.append(File.generated(config, place(name), abs_src_path=str(path)))
-    for name, text in (("modules.md", modules()), ("scripts.md", scripts())):
+    made = (("api.md", api()), ("modules.md", modules()), ("scripts.md", scripts()))
+    for name, text in made:
         files.append(File.generated(config, name, content=text))
     return files
 
@@ -66,6 +75,48 @@ def links(markdown: str, source: str) -> str:
         return match[1] + posixpath.relpath(place(target), here or ".") + match[3]
 
     return LINK.sub(moved, markdown)
+
+
+def api() -> str:
+    """A page of the public names, from their docstrings."""
+    lines = ["# API", "", "[Python](python.md) shows how these are used.", ""]
+    for package in ("kombu_toc", "celery_toc"):
+        for name, value in sorted(public(import_module(package)), key=itemgetter(0)):
+            said = inspect.getdoc(value) or ""
+            if not (callable(value) or isinstance(value, property)):
+                continue  # it has the docstring of its type
+            lines += [f"{'###' if '.' in name else '##'} `{package}.{name}`", ""]
+            if signed := signature(value):
+                signed = signed.replace("Ellipsis", "...").replace("(self, ", "(")
+                lines += [f"```python\n{name.rpartition('.')[2]}{signed}\n```", ""]
+            lines += [paragraph(text) + "\n" for text in said.split("\n\n")]
+    return "\n".join(lines)
+
+
+def public(home: Any) -> Iterator[tuple[str, Any]]:
+    """Each public name of a package, with those of its classes and of the parts of a center."""
+    for name in home.__all__:
+        value = getattr(home, name)
+        yield name, value
+        members = vars(value) if isinstance(value, type) else ()
+        yield from ((f"{name}.{one}", getattr(value, one)) for one in members if one[0] != "_")
+    if home.__name__ == "kombu_toc":
+        center = home.TimeoutCenter(redis.Redis(port=1))
+        for part in center.PARTS:
+            for name, method in inspect.getmembers(getattr(center, part), callable):
+                if name[0] != "_":
+                    yield f"TimeoutCenter.{part}.{name}", method
+
+
+def paragraph(text: str) -> str:
+    """One of a docstring as Markdown; of arguments, which are a line each, as a list."""
+    text = re.sub(r":\w+:`[~.]*([^`]*)`|``([^`]*)``", r"`\1\2`", text)
+    listed = re.match(r"\w+(, \w+)*: ", text)
+    text = re.sub(r"\n(?=\w+(?:, \w+)*: )", "\n- ", f"\n{text}")[1:] if listed else text
+    return "".join(
+        part if number % 2 else re.sub(r"([\\*_{}\[\]<>#|~])", r"\\\1", part)
+        for number, part in enumerate(re.split("(`[^`]*`)", text))
+    )
 
 
 def modules() -> str:

@@ -1,4 +1,4 @@
-"""The pictures of a run: lateness and drain, a line for each peer."""
+"""The pictures of a run: lateness and drain, a line for each peer; memory, a bar for each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def draw(run: Run, base: Path) -> list[Path]:
     from matplotlib import pyplot
 
     made = []
-    for case, picture in (("lateness", _lateness), ("drain", _drain)):
+    for case, picture in (("lateness", _lateness), ("drain", _drain), ("memory", _memory)):
         rounds = {
             peer: there
             for peer, all_ in run["cases"].get(case, {}).items()
@@ -69,6 +69,17 @@ def _lateness(axes: Any, rounds: list[dict[str, Any]], **style: Any) -> None:
         return
     samples = sorted(max(value, 0.01) for found in rounds for value in found["samples"])
     axes.plot(samples, [100 * (n + 1) / len(samples) for n in range(len(samples))], **style)
+
+
+def _memory(axes: Any, rounds: list[dict[str, Any]], *, label: str = "", **style: Any) -> None:
+    """How many bytes a scheduled task takes in Redis."""
+    bytes_each = [found["bytes"] for found in rounds if found.get("bytes") is not None]
+    if bytes_each:
+        value = statistics.median(bytes_each)
+        bar = axes.bar(label, value, label=label, color=style["color"], zorder=style["zorder"])
+        axes.bar_label(bar, fmt="%.0f")
+    elif not rounds:
+        axes.set(ylabel="bytes", title="Memory: bytes in Redis for a scheduled task")
 
 
 def _drain(axes: Any, rounds: list[dict[str, Any]], **style: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,14 +78,14 @@ def tidy(*args, **kwargs): ...
 
 app.conf.beat_schedule = {"configured": {"task": "shop.tidy", "schedule": 60}}
 
-def run(*words):
+def run(command):
     context = CLIContext(app=app, no_color=True, workdir=None)
     said = CliRunner().invoke(
-        toc, ["schedule", "import", "django", "--json", *words], obj=context, catch_exceptions=False
+        toc, [*command.split(), "--json"], obj=context, catch_exceptions=False
     )
     return said.exit_code, json.loads(said.stdout)
 
-found = [run("--dry-run"), run(), run()]
+found = [run(command) for command in sys.argv[2:]]
 kept = {
     one.name: [one.text, one.timezone, one.queue, one.args, one.kwargs, one.state, one.max_runs,
                (one.next - now).total_seconds() if one.next else None, one.options]
@@ -99,8 +100,10 @@ def test_the_tables_of_django_celery_beat_are_taken_over(
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
+    page = (ROOT / "docs" / "recurring.md").read_text()
+    dry, put = re.findall("^celery -A shop toc (schedule import django.*)", page, re.MULTILINE)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(program), server.toc_url],
+        [sys.executable, "-W", "ignore", str(program), server.toc_url, dry, put, put],
         capture_output=True,
         text=True,
         cwd=ROOT,

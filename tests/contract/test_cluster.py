@@ -29,6 +29,7 @@ from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter, center_for
 from kombu_toc.client.errors import BROKEN
 from kombu_toc.migrate import migrate_broker
 
+from ..meta.test_readme import broker_of
 from ..support.cases import night
 from ..support.cluster import Cluster
 from ..support.fixtures import drain, failure
@@ -424,7 +425,9 @@ def what_is_done_to_many_is_done(one_away: OneAway) -> None:
 def _toc(cluster: Cluster, *words: str) -> Any:
     """Run a command of ``celery toc``."""
     options = {"socket_timeout": 1}
-    with Celery("shop", broker=cluster.toc_url, set_as_current=False) as app:
+    places = {"h1:7000,h2:7000,h3:7000": cluster.toc_url.partition("//")[2]}
+    broker = broker_of("docs/cluster.md", "toc+cluster:", places)
+    with Celery("shop", broker=broker, set_as_current=False) as app:
         app.conf.broker_transport_options = options
         context = CLIContext(app=app, no_color=True, workdir=None)
         return CliRunner(**APART).invoke(toc, words, obj=context, catch_exceptions=False)

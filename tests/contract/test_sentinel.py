@@ -12,6 +12,7 @@ from kombu import Connection
 
 import kombu_toc
 
+from ..meta.test_readme import broker_of
 from ..support.fixtures import failure
 from ..support.ports import free_port
 from ..support.sentinels import NAME, Deployment
@@ -37,7 +38,8 @@ def said(url: str, **options: object) -> str:
 
 @pytest.mark.versions
 def test_a_url_with_commas_leads_to_the_master(deployment: Deployment) -> None:
-    round_trip(Connection(deployment.toc_url))
+    places = {"h1:26379,h2:26379,h3:26379": deployment.hosts}
+    round_trip(Connection(broker_of("docs/connections.md", "toc+sentinel:", places)))
     with deployment.primary.client() as client:
         assert client.hexists("toc:{toc}:topics", "trip")
 

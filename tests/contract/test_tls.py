@@ -18,6 +18,7 @@ from kombu import Connection
 
 import kombu_toc
 
+from ..meta.test_readme import broker_of
 from ..support.cases import each, night
 from ..support.certificates import Authority, TLSServer, tls_options, tls_program
 from ..support.fixtures import failure
@@ -61,7 +62,9 @@ def test_an_authority_of_ones_own_is_named_in_the_url(
     secure: TLSServer, authority: Authority
 ) -> None:
     round_trip(Connection(url(secure, f"?ssl_ca_certs={authority.file}")))
-    round_trip(Connection(url(secure, f"?ssl_ca_certs={authority.file}", host="localhost")))
+    places = {"/etc/ssl/shop-ca.pem": f"{authority.file}"}
+    places["redis.example.org:6380"] = f"localhost:{secure.tls_port}"
+    round_trip(Connection(broker_of("docs/connections.md", "toc+rediss:", places)))
 
 
 def test_an_authority_of_ones_own_is_named_in_the_transport_options(

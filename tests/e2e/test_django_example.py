@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -21,6 +23,7 @@ import sqlalchemy
 from kombu_toc import TimeoutCenter
 from kombu_toc.client.options import DatabaseURL
 
+from ..meta.test_readme import blocks_of
 from ..support.library import on_engines
 from ..support.nodes import ROOT
 from ..support.ports import free_port
@@ -146,6 +149,55 @@ def site(
     for process in processes:
         process.terminate()
         process.wait(10)
+
+
+def test_the_readme_goes_as_it_says(
+    environment: dict[str, str], server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    """Command by command, but for those that install; its own tests run at night."""
+    environment["CELERY_BROKER_URL"] = server.toc_url
+    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    port = free_port()
+    text = (PROJECT / "README.md").read_text().replace("localhost:8000", f"127.0.0.1:{port}")
+    text = text.replace("manage.py runserver", f"manage.py runserver --noreload {port}")
+    with ExitStack() as running, (tmp_path / "log").open("wb") as log:
+        how: Any = {"cwd": PROJECT, "env": environment, "stderr": log, "shell": True}
+
+        def run(line: str) -> str:
+            return subprocess.check_output(line, text=True, timeout=90, **how)
+
+        for line in "".join(re.findall(r"^```\n(.*?)^```$", text, re.S | re.M)).splitlines():
+            if re.match(r"python3 -m venv|\. |pip |cd |python manage.py test", line):
+                continue
+            if "worker" in line or "runserver" in line:
+                process = subprocess.Popen(f"exec env {line}", stdout=log, **how)
+                running.enter_context(process)
+                running.callback(process.terminate)
+                if "runserver" in line:
+                    site = Site(f"http://127.0.0.1:{port}", tmp_path / "log")
+                    wait_until(site.answers, 60, site.log.read_text)
+            elif (said := run(line)).count('"status"') == 2:  # the last: of both orders
+                wait_until(lambda: '"status": "expired"' in run(line), 60, site.log.read_text)  # noqa: B023
+        assert re.findall('"status": "(.*?)"', said)[0] == "paid"
+
+
+#: What the examples for Django in docs/library.md take as given, and what is there after them.
+GIVEN = """
+import celery_toc
+from django.utils import timezone
+from orders.models import Order
+from orders.tasks import expire_order as expire
+order = Order(item="tea", due=timezone.now())
+"""
+
+
+def test_the_examples_of_the_library_run(set_up: Callable[..., None], manage: Manage) -> None:
+    """docs/library.md"""
+    set_up()
+    blocks = [block for block in blocks_of("docs/library.md") if "jango" in block]
+    assert len(blocks) == 4
+    code = "\n".join((GIVEN, *blocks, "print(PendingTask.objects.count())"))
+    assert manage("shell", "-c", code).endswith("1\n")
 
 
 @pytest.mark.nightly(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -158,9 +159,10 @@ def flower_url(
     """A running Flower, set up as docs/flower.md says."""
     directory = tmp_path_factory.mktemp("flower")
     port = free_port()
-    command = [sys.executable, "-m", "celery", "-A", "tests.support.tasks", "flower"]
+    page = (ROOT / "docs" / "flower.md").read_text()
+    [words] = re.findall("^celery -A shop (flower .*)", page, re.MULTILINE)
+    command = [sys.executable, "-m", "celery", "-A", "tests.support.tasks", *words.split()]
     command += ["--address=127.0.0.1", f"--port={port}"]
-    command += ["--tasks-columns=name,uuid,state,eta,received,runtime,worker"]
     environment = {
         **os.environ,
         "E2E_BROKER": app.conf.broker_url,

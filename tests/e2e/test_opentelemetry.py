@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -367,18 +369,21 @@ def test_a_process_of_the_pool_counts_what_it_does_itself(
 def test_the_example_of_the_page_runs(
     server: Server | Cluster, client: redis.Redis, tmp_path: Path
 ) -> None:
+    """With the commands that it shows."""
     [example, *_] = blocks_of(PAGE)
+    shown = re.findall(r"^celery (-A shop .*)", (ROOT / PAGE).read_text(), re.MULTILINE)
+    begin, call = (shlex.split(line.rstrip("& ")) for line in shown)
     url = "toc+embedded://"
     assert url in example
     text = example.replace(url, server.toc_url)
     (tmp_path / "shop.py").write_text(text)
     path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
-    celery = [sys.executable, "-m", "celery", "-A", "shop"]
+    celery = [sys.executable, "-m", "celery"]
     log = tmp_path / "worker.log"
     with open(log, "wb") as out:
         worker = subprocess.Popen(
-            [*celery, "worker", "-c", "1", "--without-mingle"],
+            [*celery, *begin, "--without-mingle"],
             cwd=tmp_path,
             env=environment,
             stdout=out,
@@ -386,7 +391,7 @@ def test_the_example_of_the_page_runs(
         )
     try:
         sent = subprocess.run(
-            [*celery, "call", "shop.remind", "--args", "[7]", "--countdown", "2"],
+            [*celery, *call],
             cwd=tmp_path,
             env=environment,
             capture_output=True,

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from sqlalchemy import text
+from sqlalchemy import Column, Integer, MetaData, Table, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.ext.asyncio import create_async_engine as create
+from sqlalchemy.orm import DeclarativeBase
 
+import celery_toc
 from celery_toc import aio
 from kombu_toc import AsyncTimeoutCenter, LibraryError, outbox
 from kombu_toc.client.options import DatabaseURL, read_databases
@@ -21,6 +23,7 @@ from kombu_toc.library import migrate, statuses
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
+from ..meta.test_readme import named
 from ..support.loops import in_loop
 
 pytestmark = [
@@ -101,6 +104,29 @@ def test_what_is_awaited_is_sent_with_its_transaction(app, store, url, how):
     assert store.of_ids(["order-1"]) == []
     [row] = store.of_ids(["order-2"])
     assert row.place == statuses.IN_REDIS
+
+
+def test_the_example_of_the_page_commits_order_and_task(app, store, url):
+    """docs/library.md"""
+
+    class Base(DeclarativeBase): ...
+
+    class Order(Base):
+        __table__ = Table("orders", MetaData(), Column("id", Integer, primary_key=True))
+
+    names = {**globals(), "Order": Order, "expire": app.tasks["shop.expire"]}
+    exec(named("docs/library.md", "AsyncSession"), names)
+
+    async def run() -> None:
+        made = create(DatabaseURL(url).reveal())
+        await names["place"](made)
+        await made.dispose()
+        await aio.aclose(app)
+
+    in_loop(run())
+    [row] = store.shards.databases[0].read(text("SELECT id FROM orders"))
+    assert row["id"] == 42
+    assert len(celery_toc.timeout_center(app).library.find(task="shop.expire").records) == 1
 
 
 def test_a_center_of_a_loop_puts_after_the_commit(server, store, url):

@@ -72,11 +72,6 @@ def test_the_smallest_example_runs(server: Server | Cluster, client: redis.Redis
     pools.reset()  # Kombu keeps connections by URL, and what they know of queues is flushed now
 
 
-@pytest.mark.parametrize("marker", ['usage("calls")', "RateLimitedError as error"])
-def test_the_examples_of_a_center_run(center: TimeoutCenter, marker: str) -> None:
-    exec(named("docs/limits.md", marker), {"center": center})
-
-
 def test_the_example_of_limits_in_python_runs(
     center: TimeoutCenter, capsys: pytest.CaptureFixture[str]
 ) -> None:

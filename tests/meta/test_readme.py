@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from celery import Celery
 from kombu import pools
 
 from celery_toc import timeout_center
+from celery_toc.beat import configured
 
 from ..support.servers import Server
 
@@ -33,6 +35,17 @@ def named(page: str, text: str) -> str:
     """The example of a page that has this text."""
     [block] = [block for block in blocks_of(page) if text in block]
     return block
+
+
+def broker_of(page: str, text: str, places: dict[str, str]) -> str:
+    """The broker URL that the example sets, with these places instead of its own."""
+    example = named(page, text)
+    for there, here in places.items():
+        assert there in example
+        example = example.replace(there, here)
+    app = SimpleNamespace(conf=SimpleNamespace())
+    exec(example, {"app": app})
+    return str(app.conf.broker_url)
 
 
 @pytest.fixture
@@ -178,17 +191,19 @@ def test_the_examples_for_those_who_come_from_elsewhere_run(app: Celery) -> None
     @app.task(name="shop.remind", shared=False)
     def remind(order: int) -> None: ...
 
-    rabbitmq, rq = blocks_of("docs/coming_from.md")
-    exec(rabbitmq, {"app": app, "remind": remind})
+    exec(named("docs/coming_from.md", "message_ttl"), {"app": app, "remind": remind})
     center = timeout_center(app)
     [found] = center.scan("mail").messages
     assert center.task(found).args == [7]
     assert center.queues.describe("mail").limits["message_ttl"].value == 3_600_000
     names: dict[str, Any] = {"app": app}
-    exec(rq, names)
+    exec(named("docs/coming_from.md", "def notify"), names)
     [found] = center.scan("celery").messages
     assert center.task(found).name == names["notify"].name
     assert names["notify"](8) == "notified 8"
+    exec(named("docs/coming_from.md", "def tidy"), names)
+    assert center.task(center.scan("celery").messages[0]).name == "shop.tidy"
+    assert [one.name for one in configured.read(app).entries] == ["tidy"]
 
 
 def test_the_examples_of_monitoring_read_what_was_counted(

@@ -1,5 +1,4 @@
-"""docs/openapi.json is what the code says, and docs/http.md names every path; each command of the
-pages says all that it needs."""
+"""docs/openapi.json is what the code says, and docs/http.md names every path."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from celery import Celery
 
 from celery_toc.web import api_for_app
@@ -55,16 +53,6 @@ def test_every_operation_has_an_id_of_its_own() -> None:
         one["operationId"] for path in WITH_APP.document["paths"].values() for one in path.values()
     ]
     assert len(every) == len(set(every)) > 40
-
-
-@pytest.mark.parametrize("program", ["http", "notify"])
-def test_the_commands_of_the_pages_name_what_they_cannot_do_without(program: str) -> None:
-    found = []
-    for page in (ROOT / "docs").glob("*.md"):
-        for block in re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
-            found += re.findall(rf"^python -m kombu_toc\.{program} .*", block, re.MULTILINE)
-    assert len(found) >= 2
-    assert [one for one in found if "--broker " not in one and "--new-" not in one] == []
 
 
 def test_the_page_names_every_path_role_and_kind_of_problem() -> None:
