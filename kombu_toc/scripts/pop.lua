@@ -155,7 +155,7 @@ for step = 1, used do
   local function read(slot, from, to)
     local some = call('ZRANGE', store(slot, step), from, to, 'WITHSCORES')
     local head = some[2] and some[2] + 0
-    if head and head < 0 then
+    if laned or head and head < 0 then
       -- It waits in a lane (lanes.lua). Who calls does not know yet that the topic is limited.
       some = call('ZRANGEBYSCORE', store(slot, step), 0, '+inf', 'WITHSCORES', 'LIMIT', from, chunk)
       head, laned = some[2] and some[2] + 0, true
