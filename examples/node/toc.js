@@ -145,7 +145,9 @@ class TimeoutCenter {
       const terms = [visibility && "own", topic.dead_expired === false && "drop", lease && `m${ms(lease)}`,
         topic.message_ttl !== undefined && `t${topic.message_ttl}`].filter(Boolean).map((term) => `${term},`);
       const [now, , messages] = await this.announcing(topic, "pop",
-        [...some.flatMap((slot) => slot.all), `${some[0].stem}sent:to:${this.name}`],
+        [...some.flatMap((slot) => slot.parts),
+          ...topic.steps.flatMap((_, step) => some.map((slot) => slot.stores[step])),
+          `${some[0].stem}sent:to:${this.name}`],
         [some.length, topic.steps.length, limit - found.length, 0, 0, 0,
           ms(visibility ?? topic.visibility), topic.retries, recover, ms(wait), ms(longest), ms(age),
           Math.ceil(most / topic.slots), 1, us(until), name, 0, 8000000, terms.join(""), ...numbers]);

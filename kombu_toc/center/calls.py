@@ -701,10 +701,8 @@ class Commands:
         remember: seconds for which the pop delivers nothing if it has not run yet; 0: it may
         """
         numbers = self._pop_numbers(topic, slots)
-        keys: list[str] = []
-        for number in numbers:
-            slot = topic.slot(number)
-            keys += (slot.prepare, slot.body, slot.tokens)
+        asked = map(topic.slot, numbers)
+        keys = [key for slot in asked for key in (slot.prepare, slot.body, slot.tokens)]
         keys.append(topic.slot(numbers[0]).given(name.rpartition(".")[0]))
         counts = self._counts(topic)
 
@@ -965,14 +963,15 @@ def divide_evenly(total: int, among: Sequence[int]) -> list[tuple[int, int]]:
 def _script_keys(
     prefix: str, topic: str, steps: tuple[int, ...], numbers: tuple[int, ...]
 ) -> list[str]:
-    return [key for number in numbers for key in Slot(prefix, topic, number, steps).script_keys]
+    slots = [Slot(prefix, topic, number, steps) for number in numbers]
+    stores = zip(*(slot.stores for slot in slots), strict=True)
+    return [key for keys in (*(slot.script_keys[:6] for slot in slots), *stores) for key in keys]
 
 
 def _limited_keys(slots: Iterable[Slot], gate: Slot) -> list[str]:
     keys: list[str] = []
     for slot in slots:
-        keys += slot.script_keys
-        keys += slot.lane_keys
+        keys += (*slot.script_keys, *slot.lane_keys)
     keys += (gate.announced_times, gate.pace, gate.busy)
     return keys
 

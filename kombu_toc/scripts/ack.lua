@@ -13,6 +13,7 @@
 -- By the message, whichever connection it was delivered on, and however late. What has been put
 -- since under the same id has another birth, or none yet, and is left alone.
 
+local call = redis.call
 local slots, steps, sets = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local width = 6 + steps
 local wake = KEYS[slots * width + sets + 1]
@@ -39,7 +40,7 @@ end
 
 local reasons = {}
 for slot = 0, math.min(slots, #KEYS) - 1 do reasons[slot + 1] = KEYS[slot * width + 5] end
-local with_errors = redis.call('EXISTS', unpack(reasons)) > 0 -- of earlier tries
+local with_errors = call('EXISTS', unpack(reasons)) > 0 -- of earlier tries
 
 local at = 4
 for slot = 0, slots - 1 do
@@ -47,15 +48,15 @@ for slot = 0, slots - 1 do
   -- Lua unpacks some thousands of values and then fails, halfway through the script.
   for from = at + 2, at + 1 + many, 1000 do
     local to = math.min(from + 999, at + 1 + many)
-    local tokens = redis.call('HMGET', KEYS[before + 6], unpack(ARGV, from, to))
+    local tokens = call('HMGET', KEYS[before + 6], unpack(ARGV, from, to))
     local same = true
     for i = from, to do
       if tokens[i - from + 1] ~= ARGV[i + many] then same = false end
     end
-    if same and redis.call('ZREM', KEYS[before + 2], unpack(ARGV, from, to)) == to - from + 1 then
-      count = count + redis.call('HDEL', KEYS[before + 3], unpack(ARGV, from, to))
-      redis.call('HDEL', KEYS[before + 6], unpack(ARGV, from, to))
-      if with_errors then redis.call('HDEL', KEYS[before + 5], unpack(ARGV, from, to)) end
+    if same and call('ZREM', KEYS[before + 2], unpack(ARGV, from, to)) == to - from + 1 then
+      count = count + call('HDEL', KEYS[before + 3], unpack(ARGV, from, to))
+      call('HDEL', KEYS[before + 6], unpack(ARGV, from, to))
+      if with_errors then call('HDEL', KEYS[before + 5], unpack(ARGV, from, to)) end
       if sets > 0 then
         for i = from, to do gone[ARGV[at] .. ':' .. ARGV[i]] = true end
       end
@@ -70,7 +71,7 @@ for slot = 0, slots - 1 do
 end
 for set = 1, sets do
   local number, id = ARGV[at + 2 * set - 2], ARGV[at + 2 * set - 1]
-  if gone[number .. ':' .. id] then redis.call('HDEL', KEYS[slots * width + set], id) end
+  if gone[number .. ':' .. id] then call('HDEL', KEYS[slots * width + set], id) end
 end
 if wake then return {count, stale} end
 return {count, stale, {}, settled}

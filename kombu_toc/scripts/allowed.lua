@@ -10,7 +10,7 @@ local harmless = {
     hmget = {'x'}, hstrlen = {'x'}, persist = {}, pexpire = {'1'}, pttl = {}, set = {'x', 'XX'},
     sismember = {'x'}, smembers = {}, srem = {'x'}, unlink = {}, xadd = {'NOMKSTREAM', '*', 'x', 'x'},
     zadd = {'XX', '1', 'x'}, zcard = {}, zcount = {'1', '1'}, zrange = {'0', '0'},
-    zrangebyscore = {'1', '1'}, zrem = {'x'}, zremrangebyscore = {'1', '1'},
+    zrangebyscore = {'1', '1'}, zrem = {'x'}, zremrangebyscore = {'1', '1'}, zremrangebyrank = {'1', '0'},
     zrevrangebyscore = {'1', '1'}, zscore = {'x'},
 }
 local refused = {}

@@ -79,7 +79,7 @@ def commands_of(scripts: Iterable[str]) -> set[str]:
     """The commands that these scripts run, in lower case."""
     found: set[str] = set()
     for name in scripts:
-        found.update(re.findall(r"redis\.p?call\(\s*'(\w+)'", load(name).text))
+        found.update(re.findall(r"call\(\s*'(\w+)'", load(name).text))
     return {name.lower() for name in found}
 
 

@@ -1,6 +1,7 @@
 -- Delivers messages: store -> prepare, in the same step in which they are read.
 --
--- KEYS, per slot: armed, prepare, body, dead, reasons, tokens, store (one per priority step)
+-- KEYS, per slot: armed, prepare, body, dead, reasons, tokens
+-- then, per priority step: the store of each slot
 -- then what was given to the consumer last
 -- then the wake index, if it is on this node
 -- ARGV[1] number of slots   ARGV[2] number of priority steps
@@ -37,25 +38,31 @@
 -- has passed is settled in the wake index, and each slot's next time is announced. (Of a slot with
 -- more that is due, an announcement that nobody has claimed yet serves as that.) A slot that holds
 -- nothing more has nothing announced.
---@ clock
+--@ clock admitted
 
--- This is the hot path of each consumer: what few pops need is defined where it is needed, and numbers go to
--- Redis as texts of integers, which are made faster.
+-- This is the hot path of each consumer: what few pops need is defined where it is needed, numbers go to
+-- Redis as texts of integers, which are made faster, and texts become numbers where they are added to.
+local call, keys = redis.call, KEYS
 local slots, steps = tonumber(ARGV[1]), tonumber(ARGV[2])
 local soon, late = tonumber(ARGV[3]), tonumber(ARGV[5])
-local recover = tonumber(ARGV[9])
-local width = 6 + steps
-local given, wake = KEYS[slots * width + 1], KEYS[slots * width + 2]
+local behind = slots * (6 + steps)
+local given, wake = keys[behind + 1], keys[behind + 2]
 local now = clock()
-local now_ms = math.floor(now / 1000)
+local now_ms = (now - now % 1000) / 1000
 local soon_us, late_us = now + tonumber(ARGV[4]), now - tonumber(ARGV[6])
 local soon_score, late_score = due_score(soon_us), due_score(late_us)
 local rolled, died, bare, dropped, expired = {}, {}, {}, {}, {}
 local untried = tonumber(ARGV[8])
 local special = ARGV[19] ~= '' and ARGV[19] ~= 'far,'
 
+-- A list with room for what few slots have: one that grows is copied again and again.
+local function list() return {nil, nil, nil, nil, nil, nil, nil, nil} end
+
+local function key(slot, part) return keys[6 * slot - 6 + part] end
+local function store(slot, step) return keys[(5 + step) * slots + slot] end
+
 -- What a pop needs that rolls back leases, has terms, or gives a message that was delivered before.
-local more
+local visibility, terms, more = tonumber(ARGV[7])
 local function know_more()
 --< failure
 --< token
@@ -64,98 +71,78 @@ local function know_more()
 --< sorted
 --< recover
 --< expire
-  more = {deliver = deliver, is_still = is_still, note_longest = note_longest, read_terms = read_terms,
-    slot_at = function(number) return slot_from((number - 1) * width + 1, steps) end,
-    roll_back = roll_back, drop_dead = drop_dead, expire = expire, expire_waiting = expire_waiting}
+  more = {deliver = deliver, is_still = is_still, note_longest = note_longest, roll_back = roll_back,
+    drop_dead = drop_dead}
+  terms = read_terms(ARGV[7], ARGV[19])
+
+  function more.slot_at(number)
+    local slot = slot_from(6 * number - 5, 0)
+    for step = 1, steps do slot.stores[step] = store(number, step) end
+    return slot
+  end
+
+  function more.add(list, number, ids)
+    for i = 1, #ids do
+      list[#list + 1] = number - 1
+      list[#list + 1] = ids[i]
+    end
+  end
+
+  -- Takes out of a slot what has expired by `due_ms`, of each step among so many as are delivered and a
+  -- hundred others; or one message, to be dead with this score.
+  function more.expire_slot(slot, due_ms, id, score)
+    local gone = {id}
+    if id then
+      expire(more.slot_at(slot), id, score, terms.drop)
+    else
+      expire_waiting(more.slot_at(slot), 100, due_ms, now_ms, terms, untried, gone)
+    end
+    more.add(expired, slot, gone)
+  end
 end
-local terms = {visibility = tonumber(ARGV[7])}
-if ARGV[19] ~= '' then
-  know_more()
-  terms = more.read_terms(ARGV[7], ARGV[19])
-end
+if ARGV[19] ~= '' then know_more() end
 
 -- What a pop of a backlog needs seldom.
 local waking
 local function know_wake()
---< admitted
 --< wake
   waking = {announce = announce, announce_if_first = announce_if_first, settle = settle,
     said = said, unsaid = unsaid}
 end
 
-local function key(slot, part) return KEYS[(slot - 1) * width + part] end
-local function store(slot, step) return key(slot, 6 + step) end
-
--- Lua unpacks some thousands of values and then fails, halfway through the script.
-local function in_parts(command, key, values)
-  for from = 1, #values, 1000 do
-    redis.call(command, key, unpack(values, from, math.min(from + 999, #values)))
-  end
-end
-
-local function add(list, number, ids)
-  for i = 1, #ids do
-    list[#list + 1] = number - 1
-    list[#list + 1] = ids[i]
-  end
-end
-
-if recover > 0 then
+if ARGV[9] ~= '0' then
   know_more()
-  local until_score = math.min(now_ms, math.floor(tonumber(ARGV[15]) / 1000)) * 1000 + 999
+  local recover, until_score = tonumber(ARGV[9]), math.min(now_ms, math.floor(ARGV[15] / 1000)) * 1000 + 999
   local over = {}
   for number = 1, slots do
     local slot = more.slot_at(number)
     more.roll_back(slot, recover, until_score, now_ms, tonumber(ARGV[10]), tonumber(ARGV[11]), untried,
       rolled, died, over)
-    add(bare, number, over)
+    more.add(bare, number, over)
     if over[1] then over = {} end
-    add(dropped, number,
+    more.add(dropped, number,
       more.drop_dead(slot, recover, now_ms, tonumber(ARGV[12]), tonumber(ARGV[13])))
   end
 end
 
--- How many a slot may look at, of a step, that have expired beside those that it would deliver.
-local LOOK = 100
-
--- Takes out of a slot what has expired by `due_ms`; or one message, to be dead with this score.
-local function expire_slot(slot, due_ms, id, score)
-  local gone = {id}
-  if id then
-    more.expire(more.slot_at(slot), id, score, terms.drop)
-  else
-    more.expire_waiting(more.slot_at(slot), LOOK, due_ms, now_ms, terms, untried, gone)
-  end
-  add(expired, slot, gone)
-end
-
-if terms.ttl then
-  for slot = 1, slots do expire_slot(slot, now_ms - terms.ttl) end
+if terms and terms.ttl then
+  for slot = 1, slots do more.expire_slot(slot, now_ms - terms.ttl) end
 end
 
 -- Which steps hold anything: the first nearly always, the others rarely.
 local used = 1
-if steps > 1 then
-  local others, n = {}, 0
-  for slot = 0, slots - 1 do
-    for place = slot * width + 8, slot * width + width do
-      n = n + 1
-      others[n] = KEYS[place]
-    end
-  end
-  if redis.call('EXISTS', unpack(others)) > 0 then used = steps end
-end
+if steps > 1 and call('EXISTS', unpack(keys, 7 * slots + 1, behind)) > 0 then used = steps end
 
-local bares = #bare
 local most = math.max(soon, late)
 local taken, left = 0, 0
 local tell, told = most == 0 and tonumber(ARGV[14]) or 0, {}
-local order = {} -- of what is taken: slot, step, id, score, ...
-local own = {} -- per slot that something is taken of: the ids, in their order
+-- Of what is taken: slot, step, id, score, ...
+local order = {nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil}
+local own = list() -- per slot that something is taken of: the ids, in their order
 
--- Of each slot: what was last read of its StoreQueue, where in that the next message is, how much
--- was read in all, and the score that comes next, or false.
-local lists, at, got, heads = {}, {}, {}, {}
+-- Of each slot: what was last read of its StoreQueue, where in that the next message is, and the score
+-- that comes next, or false. Whether any slot has lanes.
+local lists, at, heads, laned = list(), list(), list(), false
 
 for step = 1, used do
   local horizon = soon > 0 and soon_score or late_score
@@ -163,18 +150,21 @@ for step = 1, used do
   local chunk = slots == 1 and most - taken or math.floor(2 * (most - taken) / slots)
   chunk = math.max(chunk + 1, tell)
 
-  local function read(slot, from)
-    local store = KEYS[slot * width - steps + step]
-    local some = redis.call('ZRANGE', store, from, string.format('%d', from + chunk - 1), 'WITHSCORES')
-    if some[2] and string.byte(some[2]) == 45 then
-      -- Below 0: it waits in a lane (lanes.lua). Who calls does not know yet that the topic is limited.
-      some = redis.call('ZRANGEBYSCORE', store, 0, '+inf', 'WITHSCORES', 'LIMIT', from, chunk)
+  local got = {} -- of each slot that it was read of again, how much was before
+
+  local function read(slot, from, to)
+    local some = call('ZRANGE', store(slot, step), from, to, 'WITHSCORES')
+    local head = some[2] and some[2] + 0
+    if laned or head and head < 0 then
+      -- It waits in a lane (lanes.lua). Who calls does not know yet that the topic is limited.
+      some = call('ZRANGEBYSCORE', store(slot, step), 0, '+inf', 'WITHSCORES', 'LIMIT', from, chunk)
+      head, laned = some[2] and some[2] + 0, true
     end
-    lists[slot], at[slot], got[slot] = some, 1, from + chunk
-    heads[slot] = some[2] and tonumber(some[2])
+    lists[slot], at[slot], heads[slot] = some, 1, head or false
   end
 
-  for slot = 1, slots do read(slot, 0) end
+  local to = string.format('%d', chunk - 1)
+  for slot = 1, slots do read(slot, '0', to) end
   while true do
     local first, score
     for slot = 1, slots do
@@ -204,9 +194,10 @@ for step = 1, used do
       own[first] = {some[i]}
     end
     if some[i + 2] then
-      at[first], heads[first] = i + 2, tonumber(some[i + 3])
+      at[first], heads[first] = i + 2, some[i + 3] + 0
     elseif #some == 2 * chunk then
-      read(first, got[first])
+      got[first] = (got[first] or 0) + chunk
+      read(first, got[first], got[first] + chunk - 1)
     else
       heads[first] = false
     end
@@ -215,11 +206,12 @@ end
 
 -- All is read before anything is written, for this may fail. Of the envelopes of a slot, up to three more
 -- are read than the reply may have.
-local name, lease = ARGV[16], now_ms + terms.visibility
+local name, lease = ARGV[16], now_ms + visibility
 local usual = string.format('%d', lease * 1000 + untried)
-local messages, leases, births, again, at = {}, {}, {}, {}, 0
+local leases, births, again, at = list(), list(), {}, 0
+local messages = {nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil}
 local old = {} -- of what has expired: slot, score in DeadQueue, id
-local envelopes, tokens, seen, budget = {}, {}, {}, tonumber(ARGV[18])
+local envelopes, tokens, seen, budget = list(), list(), list(), tonumber(ARGV[18])
 for number = 1, taken do
   local i = 4 * number - 3
   local slot, step, id, score = order[i], order[i + 1], order[i + 2], order[i + 3]
@@ -227,7 +219,7 @@ for number = 1, taken do
   seen[slot] = place
   local ids = own[slot]
   if place % 4 == 1 then
-    envelopes[slot] = redis.call('HMGET', KEYS[slot * width - width + 3], unpack(ids, place, math.min(place + 3, #ids)))
+    envelopes[slot] = call('HMGET', keys[6 * slot - 3], unpack(ids, place, math.min(place + 3, #ids)))
   end
   local envelope = envelopes[slot][(place - 1) % 4 + 1]
   budget = budget - (envelope and #envelope or 0)
@@ -242,7 +234,7 @@ for number = 1, taken do
     break
   end
   if place % 1000 == 1 then
-    tokens[slot] = redis.call('HMGET', KEYS[slot * width - steps], unpack(ids, place, math.min(place + 999, #ids)))
+    tokens[slot] = call('HMGET', keys[6 * slot], unpack(ids, place, math.min(place + 999, #ids)))
   end
   local token = tokens[slot][(place - 1) % 1000 + 1]
   if envelope then
@@ -256,15 +248,14 @@ for number = 1, taken do
     if token or special then birth, ends = more.deliver(token, score, name, now_ms, terms) end
     if birth then
       local part, named = leases[slot], births[slot]
-      if not part then
-        part, named = {}, {}
-        leases[slot], births[slot] = part, named
-      end
-      local n = #part
-      part[n + 1] = ends == lease and step == 1 and retries == untried and usual
+      ends = ends == lease and step == 1 and retries == untried and usual
         or string.format('%d', ends * 1000 + 32 * (step - 1) + retries)
-      part[n + 2] = id
-      named[n + 1], named[n + 2] = id, birth
+      if part then
+        local n = #part
+        part[n + 1], part[n + 2], named[n + 1], named[n + 2] = ends, id, id, birth
+      else
+        leases[slot], births[slot] = {ends, id}, {id, birth}
+      end
       messages[at + 1], messages[at + 2], messages[at + 3] = slot - 1, step - 1, id
       if birth ~= name then
         again[#again + 1], again[#again + 2] = i, birth
@@ -281,20 +272,22 @@ for number = 1, taken do
     bare[#bare + 1] = id
   end
 end
-if used == 1 then
-  for slot, ids in pairs(own) do in_parts('ZREM', KEYS[slot * width - steps + 1], ids) end
+if used == 1 and not laned then -- the first ones of each slot
+  for slot, ids in pairs(own) do
+    if ids[1] then call('ZREMRANGEBYRANK', store(slot, 1), '0', ids[2] and #ids - 1 or '0') end
+  end
 else
   for i = 1, 4 * taken, 4 do
-    redis.call('ZREM', KEYS[order[i] * width - steps + order[i + 1]], order[i + 2])
+    call('ZREM', store(order[i], order[i + 1]), order[i + 2])
   end
 end
-for i = bares + 1, #bare, 2 do
+for i = 1, #bare, 2 do
   redis.call('HDEL', key(bare[i] + 1, 5), bare[i + 1])
   redis.call('HDEL', key(bare[i] + 1, 6), bare[i + 1])
 end
 if ARGV[17] ~= '0' and at > 0 then
   local gives = name .. '\n' .. cmsgpack.pack({order, again}) -- for recall.lua
-  local known = redis.call('SET', given, gives, 'EX', ARGV[17], 'GET')
+  local known = call('SET', given, gives, 'EX', ARGV[17], 'GET')
   if known and string.sub(known, 1, #name + 1) == name .. '\n' then
     -- It has run already, or its consumer waits for it no more: all is as it was.
     redis.call('SET', given, known, 'EX', ARGV[17])
@@ -307,26 +300,26 @@ end
 local looked = {}
 for i = 1, #old, 3 do
   local slot = old[i]
-  expire_slot(slot, now_ms, old[i + 2], old[i + 1])
+  more.expire_slot(slot, now_ms, old[i + 2], old[i + 1])
   if not looked[slot] then -- where one has, more may have
     looked[slot] = true
-    expire_slot(slot, now_ms)
+    more.expire_slot(slot, now_ms)
     heads[slot] = tonumber(redis.call('ZRANGE', store(slot, used), 0, 0, 'WITHSCORES')[2] or '')
   end
 end
 for slot, part in pairs(leases) do
   in_parts('ZADD', key(slot, 2), part)
-  if terms.far then more.note_longest(key(slot, 6), terms.visibility) end
+  if terms and terms.far then more.note_longest(key(slot, 6), visibility) end
   in_parts('HSET', key(slot, 6), births[slot])
 end
 
-local passed = soon > 0 and soon_us or late_us
+local passed, horizon = soon > 0 and soon_us or late_us, soon > 0 and soon_score or late_score
 local open -- slots with an announcement up to then that nobody has claimed
 local function is_open(slot, number)
-  if not wake then return ARGV[14] == '0' and redis.call('ZCOUNT', key(slot, 1), '-inf', passed) > 0 end
+  if not wake then return ARGV[14] == '0' and call('ZCOUNT', key(slot, 1), '-inf', passed) > 0 end
   if not open then
     open = {}
-    local unclaimed = redis.call('ZRANGEBYSCORE', wake, '-inf', passed, 'LIMIT', '0', 4 * slots)
+    local unclaimed = call('ZRANGEBYSCORE', wake, '-inf', passed, 'LIMIT', '0', 4 * slots)
     for i = 1, #unclaimed do open[string.match(unclaimed[i], '^%d+')] = true end
   end
   return open[number]
@@ -341,9 +334,10 @@ for slot = 1, slots do
     if head and head >= 0 and (not first or head < first) then first = head end
   end
   if first then
-    local us = action_time(first)
-    if us == 0 then us = now end
-    if us > passed or not is_open(slot, number) then
+    -- Of what is due, the time is needed only if it is to be announced.
+    local us = first > horizon and action_time(first) or first < 33 and now
+    if us and us > passed or not is_open(slot, number) then
+      us = us or action_time(first)
       if not waking then know_wake() end
       local announced = tonumber(redis.call('ZRANGE', armed, '0', '0')[1] or '')
       if not announced then
@@ -358,11 +352,13 @@ for slot = 1, slots do
   end
 end
 if #told > 0 then left = told end
-local stale = {}
-for i = 1, #empty do stale[i] = key(empty[i], 1) end
-if #stale > 0 and redis.call('EXISTS', unpack(stale)) > 0 then
-  if not waking then know_wake() end
-  for i = 1, #empty do waking.settle(wake, stale[i], ARGV[19 + empty[i]], '+inf') end
+if empty[1] then
+  local stale = {}
+  for i = 1, #empty do stale[i] = key(empty[i], 1) end
+  if call('EXISTS', unpack(stale)) > 0 then
+    if not waking then know_wake() end
+    for i = 1, #empty do waking.settle(wake, stale[i], ARGV[19 + empty[i]], '+inf') end
+  end
 end
 if wake and not (bare[1] or rolled[1] or died[1] or dropped[1] or expired[1]) then
   return {now, left, messages}

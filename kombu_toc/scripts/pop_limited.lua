@@ -109,14 +109,6 @@ local function add(list, number, ids)
   end
 end
 
--- Lua unpacks some thousands of values and then fails, halfway through the script.
-local function in_parts(command, key, values)
-  if #values <= 1000 then return redis.call(command, key, unpack(values)) end
-  for from = 1, #values, 1000 do
-    redis.call(command, key, unpack(values, from, math.min(from + 999, #values)))
-  end
-end
-
 if recover > 0 then
   local until_score = math.min(now_ms, math.floor(tonumber(ARGV[15]) / 1000)) * 1000 + 999
   local ended, deads = string.format('%.0f', until_score), {}

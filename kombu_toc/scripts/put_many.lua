@@ -66,6 +66,7 @@ for i = 6, #ARGV, width do
 end
 
 local latest, score, earliest -- of the message before: its action time and its score
+local bodies, scores = {}, {} -- to be written together
 for n = 1, #new do
   local i = width * new[n] + 6
   local id, when, us = ARGV[i], ARGV[i + 2], now
@@ -78,11 +79,13 @@ for n = 1, #new do
   if us == latest and score % 1000 < 999 then
     score = score + 1
   else
+    in_parts('ZADD', store, scores)
+    scores = {}
     score = free_score(store, us == now and due_score(now) or action_score(us),
       step or width > 3 and key_in(ARGV[i + 3]) ~= '')
   end
   latest = us
-  redis.call('HSET', body, id, ARGV[i + 1])
+  bodies[2 * n - 1], bodies[2 * n] = id, ARGV[i + 1]
   if width > 3 and ARGV[i + 3] ~= '' then
     redis.call('HSET', tokens, id, ARGV[i + 3])
   elseif ttl > 0 then -- a token may outlive its body where slots go away by themselves
@@ -92,12 +95,14 @@ for n = 1, #new do
     local key = width > 3 and key_in(ARGV[i + 3]) or ''
 --< enter
   else
-    redis.call('ZADD', store, score, id)
+    scores[#scores + 1], scores[#scores + 2] = string.format('%d', score), id
   end
   if log then log_change(log, tonumber(most), 'p', id) end
   us = math.max(us, action_time(score))
   if not earliest or us < earliest then earliest = us end
 end
+in_parts('ZADD', store, scores)
+in_parts('HSET', body, bodies)
 
 -- As many as leave together, and more; the oldest are cut.
 local whole = #taken == 0 and #refused == 0 and not repeated

@@ -579,6 +579,17 @@ def test_a_limit_of_thousands_delivers_thousands(one, client):
     assert residue(client) == []
 
 
+def test_a_pop_that_does_not_know_yet_of_lanes_gives_nothing_twice(center: TimeoutCenter) -> None:
+    center.queues.declare("mail", slots=8)
+    ids = [f"{number:02}" for number in range(12)]
+    for id in ids:
+        center.put("mail", id, b"", basis="one slot")
+    slot = center.registry.topic("mail").slot_for("one slot")
+    center.client.zadd(slot.stores[0], {f"in a lane {n}": -(10**15) - n for n in range(6)})
+    assert [one.id for one in center.pop("mail", 12).messages] == ids
+    assert center.client.zcard(slot.stores[0]) == 6
+
+
 def test_a_pop_of_some_slots_leaves_the_others_alone(center):
     for number in range(40):
         center.put("mail", f"{number}", b"")
