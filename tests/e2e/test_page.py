@@ -343,6 +343,9 @@ def test_filters_find_by_task_arguments_business_id_time_and_id(
         only(*ids)
         browser.press("Clear", ".filters")
         only(*every)
+    browser.type("header input[name=q]", "cancel_un\ue007")  # a part of a name that is known
+    only(business.id)
+    browser.press("Clear", ".filters")
     browser.press("ready 0", "#states")
     only()
     browser.type(".filters input[name=id]", late)
