@@ -46,10 +46,17 @@ HOUR = 3600
 APP = """
 from celery import Celery
 
-app = Celery("pageshop", broker={broker!r}, backend={backend!r}, set_as_current=False)
+app = Celery(
+    "pageshop", broker={broker!r}, backend={backend!r}, include=["pagetasks"], set_as_current=False
+)
 app.conf.task_routes = {{"shop.mail.*": {{"queue": "mail"}}}}
 app.conf.toc_web_mask = ["card", "*token*"]
 app.conf.timezone = "UTC"
+"""
+
+#: Is imported by what imports the modules of tasks, as a worker does.
+TASKS = """
+from pageshop import app
 
 
 @app.task(name="shop.mail.remind", shared=False)
@@ -89,6 +96,7 @@ def shared(own_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = tmp_path_factory.mktemp("app")
     text = APP.format(broker=own_server.toc_url, backend=own_server.url)
     (folder / "pageshop.py").write_text(textwrap.dedent(text))
+    (folder / "pagetasks.py").write_text(TASKS)
     with HttpServer(
         own_server.toc_url,
         command=("-m", "celery", "-A", "pageshop", "toc", "web"),
@@ -97,6 +105,7 @@ def shared(own_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
         sys.path.insert(0, str(folder))
         import pageshop
 
+        pageshop.app.loader.import_default_modules()
         yield made, pageshop.app
         sys.path.remove(str(folder))
         pools.reset()
