@@ -89,7 +89,7 @@ def drawn_hour(minutes: Sequence[Minute], now_us: int, *, folded: bool = False) 
         (
             "Delivered",
             f"{counted(total.delivered, 'message')} delivered",
-            f"at most {number(most)} in a minute",
+            f"at most {number(most)} in a minute" if most else "",
             [one.delivered for one in minutes],
             [counted(one.delivered, "message") for one in minutes],
             "",
@@ -97,7 +97,7 @@ def drawn_hour(minutes: Sequence[Minute], now_us: int, *, folded: bool = False) 
         (
             "Lateness",
             f"{lateness(total.p99)} late" if total.delivered else "None late",
-            f"at p99, at most {lateness(latest)} in a minute",
+            f"at p99, at most {lateness(latest)} in a minute" if most else "",
             [one.p99 or 0.0 for one in minutes],
             [lateness(one.p99) for one in minutes],
             "",
