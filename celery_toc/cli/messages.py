@@ -513,22 +513,29 @@ def show(session: Session, id: str, queue: str | None) -> None:
     Messages that share the id, such as a task and its retry, are all shown.
     """
     found = session.ask(session.center.get, id, topic=session.queue(queue))
-    records = [one for one in session.history(id) if one.topic == (queue or one.topic)]
-    show_all(session, id, found, [record for record in records if record.status not in LIVE], queue)
+    records = session.history(id)
+    if records is not None:
+        records = [one for one in records if one.topic == (queue or one.topic)]
+    show_all(session, id, found, records, queue)
 
 
 def show_all(
     session: Session,
     id: str,
     found: list[Found],
-    records: Sequence[Record] = (),
+    library: Sequence[Record] | None = None,
     queue: str | None = None,
 ) -> None:
     """Show the messages that were found under an id, what is recorded of others, and of a task
-    without a message what became of it."""
+    without a message what became of it.
+
+    library: the records of the task library; None: it was not asked, or has not answered
+    """
+    records = [one for one in library or () if one.status not in LIVE]
     failed = [] if found else session.ask(session.center.failures.get, id, topic=queue)
     sources = [] if found else sources_of(session.app, session.center, id)
     messages = [describe(session, session.center.task(each), whole=True) for each in found]
+    knows = [(one.name, one.said) for one in sources if one.said]
     if session.as_json:
         more: dict[str, Any] = {
             "records": [described(one) for one in records],
@@ -537,20 +544,24 @@ def show_all(
         }
         more = {name: value for name, value in more.items() if value}
         session.json({"id": id, "messages": messages, **more})
-    knows = [(one.name, one.said) for one in sources if one.said]
-    if not session.as_json:
+    else:
+        errors = {one.error for one in failed}  # each is shown once
         parts = [
             *(
                 _fields(session, message, each.time_us / 1e6)
                 for each, message in zip(found, messages, strict=True)
             ),
-            *(_recorded(session, record) for record in records),
+            *(
+                _recorded(session, one._replace(error="") if one.error in errors else one)
+                for one in records
+            ),
             *(failure_fields(session, failure) for failure in failed),
         ]
         show_parts(session, parts)
         session.screen.fields(knows)
     if not (found or records or failed or knows):
-        asked = ["the failures", *(one.name for one in sources if not one.error)]
+        asked = ["the failures", *(["the task library"] if library is not None else [])]
+        asked += [one.name for one in sources if not one.error]
         away = [f"{one.name} ({one.error})" for one in sources if one.error]
         session.complain_of_none(id, asked, away)
 

@@ -82,13 +82,16 @@ class Session:
         except kombu_toc.ConfigurationError as exc:
             raise Failure(_NO_LIBRARY, USAGE) from exc
 
-    def history(self, id: str) -> list[kombu_toc.Record]:
-        """The records that the task library has of an id; none without a library."""
+    def history(self, id: str) -> list[kombu_toc.Record] | None:
+        """The records that the task library has of an id. None without a library, and without an
+        answer, which is said when the command ends."""
         try:
-            library = self.center.library
+            return self.center.library.history(id)
         except kombu_toc.ConfigurationError:
-            return []
-        return library.history(id)
+            return None
+        except kombu_toc.LibraryError as exc:
+            self.missing.append(kombu_toc.Missing("", (), "the task library", str(exc)))
+            return None
 
     @property
     def _is_default_app(self) -> bool:

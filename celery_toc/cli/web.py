@@ -42,8 +42,9 @@ def web(
     Without tokens it listens on this machine's loopback only. `python -m kombu_toc.http
     --new-token NAME` makes a token.
     """
-    from ..web import api_for_app
+    from ..web import api_for_app, load_tasks
 
+    load_tasks(session.app)
     make = partial(api_for_app, session.app, allow=allow, mask=mask)
     if openapi:
         click.echo(json.dumps(make().document, indent=1))

@@ -65,6 +65,16 @@ def mask_of(app: Celery, more: Sequence[str] = ()) -> http.Mask:
     return http.Mask((*mask.patterns, *more)) if more else mask
 
 
+def load_tasks(app: Celery) -> None:
+    """Import the modules of an app's tasks, as a worker does: of a task that is known here, options
+    hold when it is sent, and a mask finds arguments by place. What cannot be imported is left out,
+    for its tasks run elsewhere."""
+    try:
+        app.loader.import_default_modules()
+    except Exception as exc:
+        logger.warning("modules of tasks are left out, whose tasks are unknown here: %r", exc)
+
+
 class AppExtras(http.PageExtras):
     """What the page of an app shows."""
 

@@ -28,7 +28,7 @@ from django.views.decorators.csrf import csrf_protect
 
 from kombu_toc.http import Answer, Request, Token, Visitor
 
-from . import api_for_app
+from . import api_for_app, load_tasks
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -150,6 +150,7 @@ class _Served:
                 app = self._app if hasattr(self._app, "conf") else self._app()
                 loop = asyncio.new_event_loop()
                 threading.Thread(target=loop.run_forever, name="toc-page", daemon=True).start()
+                load_tasks(app)
                 self._api = api_for_app(app)
                 self._loop, self._process = loop, os.getpid()
                 atexit.register(self._close)

@@ -521,7 +521,8 @@ def problem_of(exc: BaseException) -> Problem:
         exc, (errors.ServerError, RedisError, OSError, errors.LibraryError)
     ) and not isinstance(exc, ResponseError):
         logger.warning("the broker cannot be used: %s", exc)
-        detail = "the broker cannot be reached or refuses this for now; try again later"
+        what = "task library" if isinstance(exc, errors.LibraryError) else "broker"
+        detail = f"the {what} cannot be reached or refuses this for now; try again later"
         return Problem("broker", detail, headers=retry_after(1))
     if isinstance(exc, errors.TocError):
         return Problem("conflict", str(exc))

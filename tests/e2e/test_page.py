@@ -14,7 +14,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,17 @@ HOUR = 3600
 APP = """
 from celery import Celery
 
-app = Celery("pageshop", broker={broker!r}, backend={backend!r}, set_as_current=False)
+app = Celery(
+    "pageshop", broker={broker!r}, backend={backend!r}, include=["pagetasks"], set_as_current=False
+)
 app.conf.task_routes = {{"shop.mail.*": {{"queue": "mail"}}}}
 app.conf.toc_web_mask = ["card", "*token*"]
 app.conf.timezone = "UTC"
+"""
+
+#: Is imported by what imports the modules of tasks, as a worker does.
+TASKS = """
+from pageshop import app
 
 
 @app.task(name="shop.mail.remind", shared=False)
@@ -89,6 +96,7 @@ def shared(own_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = tmp_path_factory.mktemp("app")
     text = APP.format(broker=own_server.toc_url, backend=own_server.url)
     (folder / "pageshop.py").write_text(textwrap.dedent(text))
+    (folder / "pagetasks.py").write_text(TASKS)
     with HttpServer(
         own_server.toc_url,
         command=("-m", "celery", "-A", "pageshop", "toc", "web"),
@@ -97,6 +105,7 @@ def shared(own_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
         sys.path.insert(0, str(folder))
         import pageshop
 
+        pageshop.app.loader.import_default_modules()
         yield made, pageshop.app
         sys.path.remove(str(folder))
         pools.reset()
@@ -166,8 +175,10 @@ def test_the_overview_counts_and_draws_what_comes_due(
     browser: Browser, page: str, app: Celery
 ) -> None:
     for order in range(30):
-        remind(app, order, 600 + 100 * order)
+        remind(app, order, 600 + 90 * order**2)
     remind(app, 99, 0)
+    hour = ((30 + 7 * minute % 31, minute % 9 // 8, 1) for minute in range(55))
+    an_hour_passes(timeout_center(app).center, "orders", hour)
     browser.open(page)
     row = browser.wait_text("mail", "#queues tbody")
     assert "30" in row
@@ -343,6 +354,9 @@ def test_filters_find_by_task_arguments_business_id_time_and_id(
         only(*ids)
         browser.press("Clear", ".filters")
         only(*every)
+    browser.type("header input[name=q]", "cancel_un\ue007")  # a part of a name that is known
+    only(business.id)
+    browser.press("Clear", ".filters")
     browser.press("ready 0", "#states")
     only()
     browser.type(".filters input[name=id]", late)
@@ -619,6 +633,8 @@ def test_the_keyboard_goes_everywhere(browser: Browser, page: str, app: Celery) 
     assert ids[1] in browser.text("main")
     browser.keys("gd")
     browser.wait(lambda: browser.text("h1") == "Dead letters")
+    browser.keys("gf")
+    browser.wait(lambda: browser.text("h1") == "Failures")
     browser.keys("go")
     browser.wait(lambda: browser.text("h1") == "Overview")
     browser.keys("?")
@@ -646,9 +662,9 @@ return [...document.querySelectorAll("main a, main button, main input, main sele
 """
 
 
-#: Cells whose text does not fit into them.
+#: Cells whose text does not fit into them, and tables of which a part has to be pushed into sight.
 TIGHT = """
-return [...document.querySelectorAll("main td")]
+return [...document.querySelectorAll("main td, main .scroll")]
   .filter(one => one.checkVisibility() && one.scrollWidth > one.clientWidth + 1)
   .map(one => one.innerText)
 """
@@ -713,19 +729,25 @@ return found;
 """
 
 
-def an_hour_with_failures(browser: Browser, page: str, center: Any, queue: str) -> str:
-    """Messages were delivered and tasks have failed within the last hour; the id of a job."""
-    toc = center.center
+def an_hour_passes(toc: Any, queue: str, steps: Iterable[tuple[int, int, int]]) -> None:
+    """In each step so many messages were delivered and tasks have failed, and minutes have passed
+    since."""
     toc.queues.declare(queue, concurrency=1000)
     writer = FailureWriter(toc.failures, FailureBounds())
-    for minutes in (20, 15, 5):
-        toc.put_many(queue, [(f"m{n}-{minutes}", b"{}") for n in range(minutes)])
-        toc.ack(toc.pop(queue, minutes).messages)
-        for number in range(minutes // 5):
+    for step, (delivered, failed, minutes) in enumerate(steps):
+        toc.put_many(queue, [(f"m{n}-{step}", b"{}") for n in range(delivered)])
+        toc.ack(toc.pop(queue, delivered).messages)
+        for number in range(failed):
             writer.note(failure(f"t{number}", queue, error="ValueError: order 9 has no card " * 9))
         writer.flush(30)
         toc.metrics.send(toc.runner)
         minutes_pass(toc, queue, minutes)
+
+
+def an_hour_with_failures(browser: Browser, page: str, center: Any, queue: str) -> str:
+    """Messages were delivered and tasks have failed within the last hour; the id of a job."""
+    toc = center.center
+    an_hour_passes(toc, queue, ((20, 4, 20), (15, 3, 15), (5, 1, 5)))
     browser.open(f"{page}failures?queue={queue}&task=shop.pay&exception=ValueError")
     browser.press("Retry all that match", "main")
     browser.wait_text("4 tasks retried.")
@@ -950,7 +972,8 @@ def test_the_library_is_searched_by_business_id(
             browser.open(f"{made.url}/page/library")
             browser.wait_text("order-7", "#records")
             due = browser.find("#records td[data-label=Due] .when").text
-            assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d in (1 h|\d+ min( \d+ s)?)", due)
+            assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\sin (1 h|\d+ min( \d+ s)?)", due)
+            assert browser.run(TIGHT) == []
             browser.type("input[name=biz]", "8")
             browser.press("Find", ".filters")
             browser.wait(lambda: "order-7" not in browser.text("#records tbody"))

@@ -21,7 +21,9 @@ import celery_toc
 import kombu_toc
 from celery_toc import aio, timeout_center
 from celery_toc.cli import toc
+from celery_toc.web import api_for_app
 from kombu_toc import LibraryError
+from kombu_toc.http import Request, Token, Visitor
 from kombu_toc.library import rebuild
 from kombu_toc.library.schema import REVISION
 
@@ -300,6 +302,17 @@ def test_find_shows_what_the_databases_have_that_answer(app, run, tmp_path):
     (tmp_path / "1.db").mkdir()
     said, code = run("find", "--task", "shop.mail.remind")
     assert code == 1 and f"{urls[1]} does not answer" in said
+
+    async def look() -> str:
+        api = api_for_app(app)
+        token = Token("t", b"", ["read"], ("*",))
+        scope = {"method": "GET", "headers": [], "query_string": b"task=shop.mail.remind"}
+        visitor = Visitor(token, "t", ("form", ""), is_trusted=True)
+        shown = await api.page.answer("library", Request(scope, None, []), visitor)
+        await api.aclose()
+        return shown.body.decode()
+
+    assert f"no answer from {urls[1]}" in asyncio.run(look())
     found, by_biz = 0, {}
     for order in range(20):
         said, code = run("find", "--biz-id", str(order), "--json")
@@ -308,6 +321,19 @@ def test_find_shows_what_the_databases_have_that_answer(app, run, tmp_path):
     assert 0 < found < 20 and set(by_biz.values()) == {0, 1}
     cancelled = [run("cancel", "--biz-id", str(order), "--yes")[1] for order in range(20)]
     assert [code == 0 for code in cancelled] == [code == 0 for code in by_biz.values()]
+
+
+def test_show_names_the_library_among_those_that_were_asked_and_says_when_it_is_away(app, run):
+    """A message that waits in Redis is shown all the same."""
+    id = send(app, 1)
+    said, code = run("show", "nothing")
+    assert code == 3 and "the failures, the task library, the cancellations never saw it" in said
+    pools.reset()
+    app.conf.broker_transport_options = {"toc_library": "sqlite:////nowhere/library.db"}
+    asked = "the failures, the cancellations never saw"
+    for shown, word in ((id, "scheduled"), ("nothing", asked)):
+        said, code = run("show", shown)
+        assert code == 6 and word in said and "no answer from the task library" in said
 
 
 def test_a_library_gets_more_tables_by_a_command(app, run, tmp_path):

@@ -178,6 +178,9 @@ def test_the_page_and_http_list_and_retry_what_only_the_library_has(server, clie
             assert made.get(f"{path}/redis-1").json["task"] == "shop.pay"
             said = made.get(f"{path}/row-1")
             assert said.status == 503 and "the task library" in said.json["detail"]
-            shown = Visitor(made).get("failures").body.decode()
+            visitor = Visitor(made)
+            for view in ("message?queue=mail&id=redis-1", "message?queue=mail&id=x", "search?q=x"):
+                assert "o answer from the task library" in visitor.get(view).body.decode(), view
+            shown = visitor.get("failures").body.decode()
             assert "Some are missing: no answer from the task library" in shown
             assert "shop.pay" in shown

@@ -114,9 +114,9 @@ def minutes_pass(center: TimeoutCenter, topic: str, minutes: int) -> int:
     of these minutes."""
     client, ring = center.client, center.keys.minutes(topic)
     then = 0
-    for said in client.hgetall(ring).values():
-        minute = int(said.split(b"minute ")[1].split()[0])
-        then = max(then, minute - minutes)
+    counted = {int(one.split(b"minute ")[1].split()[0]): one for one in client.hvals(ring)}
+    for minute, said in sorted(counted.items()):  # none is moved to where another one still is
+        then = minute - minutes
         earlier = said.replace(b"minute %d" % minute, b"minute %d" % (minute - minutes))
         client.hdel(ring, str(minute % 64))
         client.hset(ring, str((minute - minutes) % 64), earlier)

@@ -37,7 +37,7 @@ async def library(tools: Tools, ask: Ask) -> View:
         raise not_found("there is no task library: set toc_library in the broker's URL")
     now_us = await tools.now_us()
     query = ask.query
-    shown: dict[str, Any] = {"statuses": STATUSES, "after": None}
+    shown: dict[str, Any] = {"statuses": STATUSES, "after": None, "silent": ""}
     if id := query.get("id", "").strip():
         found = await tools.api.ask_library("history", id)
         shown["nothing"] = f"The library knows no task {id!r}."
@@ -58,7 +58,7 @@ async def library(tools: Tools, ask: Ask) -> View:
                 limit=PAGE,
                 after=query.get("after") or None,
             )
-        found, shown["after"] = page.records, page.after
+        found, shown["after"], shown["silent"] = page.records, page.after, ", ".join(page.away)
         shown["nothing"] = "The library knows no such task."
     shown["records"] = _records(tools, found)
     return View(id or "Task library", "library", shown, "library", now_us=now_us)
@@ -105,10 +105,10 @@ async def message(tools: Tools, ask: Ask) -> View | Answer:
     name = await tools.queue_of(ask, "read", ask.query.get("queue", ""))
     id = ask.query.get("id", "")
     now_us = await tools.now_us()
-    history = await _history(tools, ask, id)
+    history, silent = await tools.recorded(ask, "history", id=id) if id else ((), "")
     found: list[Found] = await tools.center.get(id, topic=name)
     found.sort(key=lambda one: one.id != id)
-    failed, _ = await tools.as_far(tools.center.failures.get(id, topic=name))
+    failed, missing = await tools.as_far(tools.center.failures.get(id, topic=name))
     usage = await tools.center.queues.usage(name) if found else None
     declared = await tools.center.registry.declared(name) if found else None
     retries = None if declared is None else declared.declaration.retries
@@ -122,7 +122,8 @@ async def message(tools: Tools, ask: Ask) -> View | Answer:
         holders = await _holders(tools, [id])
     shown = [one async for one in tools.reader.read_all(found[:MOST], now_us)]
     tasks = [one.task for one in shown] + [one.task for one in (*failed, *history)]
-    knows = found or failed or history or any(said for _, said, _ in sources)
+    knows = found or failed or history or silent or any(said for _, said, _ in sources)
+    is_recorded = tools.api.has_library and ask.visitor.may("read", None) and not silent
     return View(
         next(filter(None, tasks), id),
         "message",
@@ -130,7 +131,8 @@ async def message(tools: Tools, ask: Ask) -> View | Answer:
             "id": id,
             "queue": name,
             "sources": sources,
-            "asked": [name, "failures", *(["the task library"] if tools.api.has_library else [])],
+            "asked": [name, "failures", *(["the task library"] if is_recorded else [])],
+            "silent": silent or missing,
             "messages": [
                 {
                     "shown": one,
@@ -199,14 +201,6 @@ async def _holders(tools: Tools, ids: Sequence[str]) -> list[str] | str | None:
         elif any(id in every for id, _ in one.held):
             held.append(f"{one.name}, which has fetched it")
     return held
-
-
-async def _history(tools: Tools, ask: Ask, id: str) -> list[Record]:
-    """What the task library knows of an id."""
-    if not tools.api.has_library or not id or not ask.visitor.may("read", None):
-        return []
-    found: list[Record] = await tools.api.ask_library("history", id)
-    return found
 
 
 # -- failed tasks: by task and exception, and one by one; retry and delete

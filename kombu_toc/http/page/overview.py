@@ -89,7 +89,7 @@ def drawn_hour(minutes: Sequence[Minute], now_us: int, *, folded: bool = False) 
         (
             "Delivered",
             f"{counted(total.delivered, 'message')} delivered",
-            f"at most {number(most)} in a minute",
+            f"at most {number(most)} in a minute" if most else "",
             [one.delivered for one in minutes],
             [counted(one.delivered, "message") for one in minutes],
             "",
@@ -97,7 +97,7 @@ def drawn_hour(minutes: Sequence[Minute], now_us: int, *, folded: bool = False) 
         (
             "Lateness",
             f"{lateness(total.p99)} late" if total.delivered else "None late",
-            f"at p99, at most {lateness(latest)} in a minute",
+            f"at p99, at most {lateness(latest)} in a minute" if most else "",
             [one.p99 or 0.0 for one in minutes],
             [lateness(one.p99) for one in minutes],
             "",
@@ -246,24 +246,25 @@ async def search(tools: Tools, ask: Ask) -> View | Answer:
     """What has a text as its id, business id, task or queue; the only one at once."""
     check_any(ask, "read")
     text = ask.query.get("q", "").strip()
-    hits = dict.fromkeys(await _hits(tools, ask, text)) if text else {}
+    found, silent = await _hits(tools, ask, text) if text else ([], "")
+    hits = dict.fromkeys(found)
     if len(hits) == 1:
         return redirect(ask, next(iter(hits)).to)
-    shown = {"hits": list(hits), "has_library": tools.api.has_library}
+    shown = {"hits": list(hits), "has_library": tools.api.has_library, "silent": silent}
     return View(text or "Search", "search", shown)
 
 
-async def _hits(tools: Tools, ask: Ask, text: str) -> list[Hit]:
+async def _hits(tools: Tools, ask: Ask, text: str) -> tuple[list[Hit], str]:
+    """What was found, and what has not answered."""
     may = ask.visitor.may
     ids = [(one.topic, one.id) for one in await tools.center.get(text)]
-    failed, _ = await tools.as_far(tools.center.failures.get(text))
-    ids += [(one.topic, one.id) for one in failed]
+    failed, missing = await tools.as_far(tools.center.failures.get(text))
+    history, silent = await tools.recorded(ask, "history", id=text)
+    ids += [(one.topic, one.id) for one in (*failed, *history)]
     hits: list[Hit] = []
-    if tools.api.has_library and may("read", None):
-        ids += [(one.topic, one.id) for one in await tools.api.ask_library("history", text)]
-        page = await tools.api.ask_library("find", biz_id=text, limit=MOST_HITS)
-        if page.records:
-            hits.append(Hit("Business id", text, "", link("library", biz=text)))
+    if not silent:
+        business, silent = await tools.recorded(ask, "find", biz_id=text, limit=MOST_HITS)
+        hits += [Hit("Business id", text, "", link("library", biz=text))] if business else []
     hits += [
         Hit("Message", id, queue, link("message", queue=queue, id=id))
         for queue, id in dict.fromkeys(ids)
@@ -282,11 +283,12 @@ async def _hits(tools: Tools, ask: Ask, text: str) -> list[Hit]:
         for one in (await tools.failure_groups())[0]
         if text.lower() in one.task.lower() and may("read", one.topic)
     ][:MOST_HITS]
-    if "." in text or tools.extras.parameters(text) is not None:
-        rows = (await tools.snapshots.read("hour")).rows
+    named, _ = await tools.extras.tasks(True)
+    if "." in text or any(text.lower() in one.lower() for one in named):
+        task = text if text in named or "." in text else f"*{text}*"
         hits += [
-            Hit("Waiting, of this task", text, row.queue, link("queue", queue=row.queue, task=text))
-            for row in rows
+            Hit("Filter of a queue", task, row.queue, link("queue", queue=row.queue, task=task))
+            for row in (await tools.snapshots.read("hour")).rows
             if row.counts.ready + row.counts.scheduled and may("read", row.queue)
         ][:MOST_HITS]
-    return hits
+    return hits, silent or missing

@@ -168,7 +168,8 @@
       for (const [key, what] of [
         ["j, k", "the next row, the one before"], ["Enter", "open the row"], ["x", "choose the row"],
         ["/", "to the filters"], ["g o", "overview"], ["g d", "dead letters"], ["g l", "limits"],
-        ["g s", "schedules"], ["g b", "library"], ["g a", "audit log"], ["?", "these keys"],
+        ["g s", "schedules"], ["g b", "library"], ["g a", "audit log"],
+        ["g f", "failures"], ["g j", "jobs"], ["?", "these keys"],
       ]) {
         const row = document.createElement("div");
         for (const [tag, text] of [["dt", key], ["dd", what]]) {
@@ -197,7 +198,8 @@
     rows[to].scrollIntoView({ block: "nearest" });
   };
 
-  const places = { o: "./", d: "dead", l: "limits", s: "schedules", b: "library", a: "audit" };
+  const places = { o: "./", d: "dead", f: "failures", j: "jobs", l: "limits", s: "schedules",
+    b: "library", a: "audit" };
   let going = 0;
 
   document.addEventListener("keydown", (event) => {

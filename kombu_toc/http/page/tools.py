@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from ...aio.center import AsyncTimeoutCenter
-from ...errors import PartialError
+from ...errors import LibraryError, PartialError
 from ...model.failures import FailureGroup
+from ...model.library import Record
 from .. import tokens
 from ..fields import Problem
 from ..library import FarAhead
@@ -70,6 +71,20 @@ class Tools:
             return await asked, ""
         except PartialError as exc:
             return exc.results, "; ".join(map(str, exc.missing))
+
+    async def recorded(self, ask: Ask, method: str, **which: Any) -> tuple[Sequence[Record], str]:
+        """What the task library has, as far as the visitor may look at it; and why it has not
+        answered.
+
+        method: ``history`` or ``find``
+        """
+        if not self.api.has_library or not ask.visitor.may("read", None):
+            return [], ""
+        try:
+            found = await self.api.ask_library(method, **which)
+        except LibraryError as exc:
+            return [], f"the task library ({exc})"
+        return getattr(found, "records", found), ""
 
     async def queue_of(self, ask: Ask, role: str, queue: str) -> str:
         """A queue for which this is allowed. Raises Problem for any other."""
