@@ -100,12 +100,14 @@ def test_what_check_puts_is_pending(broker, store, center, recorded):
     assert status_of(store, "order-1") == ["pending"]
 
 
+@pytest.mark.parametrize("status", [statuses.TAKEN, statuses.PENDING], ids=["taken", "at once"])
 def test_what_kills_its_workers_is_dead_after_as_many_retries_as_its_queue_has(
-    broker, store, center, recorded, look
+    broker, store, center, recorded, look, status
 ):
-    """An early acknowledgement: Redis has nothing, and the worker never says what became of it."""
+    """An early acknowledgement: Redis has nothing, and the worker never says what became of it, or
+    even that it had it."""
     long_ago = now_us() - 600_000_000
-    lost(broker, store, center, "order-1", status=statuses.TAKEN, modified_us=long_ago)
+    lost(broker, store, center, "order-1", status=status, modified_us=long_ago)
     recorded.queues.alter("mail", retries=2)
     center.registry.forget("mail")
     for _ in range(2):
@@ -114,7 +116,7 @@ def test_what_kills_its_workers_is_dead_after_as_many_retries_as_its_queue_has(
         center.ack(message)
         [row] = store.of_ids(["order-1"])
         store.forget([row.key])
-        store.insert([row._replace(status=statuses.TAKEN, modified_us=long_ago)])
+        store.insert([row._replace(status=status, modified_us=long_ago)])
     assert look() == 0
     [dead] = center.get("order-1")
     assert (dead.state, dead.reason) == ("dead", LOST)
