@@ -306,7 +306,7 @@ class Followers:
     def _look(self, recurring: Any, queue: str, log: Callable[..., None]) -> None:
         for _ in range(PAGES):
             behind = self._behind.get(queue)
-            now, page, changed = recurring.page(queue, PAGE, behind, GONE_US)
+            now, page, changed = recurring.page(queue, PAGE, behind, GONE_US, template=True)
             if self._was_set_back(queue, now, changed):
                 self._of_all[queue] = None
             for one in page:
@@ -342,7 +342,7 @@ class Followers:
             record = Record.of_text(one.record)
             if not state.is_late(record, now):
                 return
-            step = state.set_back(record, now)
+            step = state.set_back(record, now, "" if one.state else record.next_id(one.name))
             if recurring.change(one.topic, change_of(one.name, one, step, replaces=True)).done:
                 log(
                     logging.WARNING,
@@ -359,11 +359,8 @@ class Followers:
                 self._settle(recurring, one, record, now)
             if record.next is None:
                 return
-            _, found = recurring.read(one.topic, [one.name], template=True)
-            if [again.record for again in found] != [one.record]:
-                return
             step = state.lose(one.name, record, now)
-            if recurring.change(one.topic, change_of(one.name, found[0], step, replaces=True)).done:
+            if recurring.change(one.topic, change_of(one.name, one, step, replaces=True)).done:
                 missed = 1 + state.passed_over(record, step.record)
                 recurring.count_firings(one.topic, 0, missed)
                 log(

@@ -407,6 +407,47 @@ def test_a_schedule_that_fired_while_the_clock_was_ahead_goes_on(
         server.stop()
 
 
+@pytest.mark.one_server("its clock is set")
+def test_a_cancelled_firing_stays_cancelled_although_the_clock_is_set_back(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    server = SteppedServer(tmp_path).start()
+    request.addfinalizer(server.stop)
+    with Celery("shop", broker=server.toc_url, set_as_current=False) as app:
+        app.conf.update(task_default_queue="jobs")
+        center = timeout_center(app)
+        made = center.schedules.put("a", "shop.remind", 3600)
+        server.step(-86_400)
+        center.cancel(made.next_id)
+        worker.Followers()(center.center, lambda *_: None, lambda: True)
+        found = center.schedules.get("a")
+        assert waiting(center) == [found.next_id]
+        assert found.next.timestamp() * 1e6 <= now_us(center) + 3600e6
+        assert [one.outcome for one in center.schedules.history("a")] == ["lost"]
+        assert made.next not in found.upcoming(30)
+        center.client.close()
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("then", ["edit", "move", "pause", "skip"])
+def test_a_cancelled_firing_stays_cancelled_whatever_is_done_before_somebody_looks(
+    center: TaskCenter, then: str
+) -> None:
+    made = center.schedules.put("a", "shop.remind", 3600)
+    center.cancel(made.next_id)
+    if then == "pause":
+        center.schedules.pause("a")
+        center.schedules.resume("a")
+    elif then == "skip":
+        center.schedules.skip_next("a")
+    else:
+        where = {"queue": "other"} if then == "move" else {}
+        center.schedules.put("a", "shop.remind", 3600, args=(1,), **where)
+    found = center.schedules.get("a")
+    assert found.next == made.upcoming(3)[2 if then == "skip" else 1]
+    assert waiting(center, found.queue) == [found.next_id]
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize("overlap", ["allow", "skip", "wait", "cancel"])
 def test_a_firing_that_meets_the_former_one(center: TaskCenter, overlap: str) -> None:
@@ -466,11 +507,11 @@ def test_a_queue_that_cannot_be_looked_after_holds_up_no_other(
 
     look_into = center.center.recurring.page
 
-    def broken(queue: str, *how: Any) -> Any:
+    def broken(queue: str, *how: Any, **more: Any) -> Any:
         seen.append(queue)
         if queue == "b":
             raise error
-        return look_into(queue, *how)
+        return look_into(queue, *how, **more)
 
     monkeypatch.setattr(center.center.recurring, "page", broken)
     followers = worker.Followers(lambda: clock)
