@@ -192,7 +192,7 @@ def test_firings_that_come_together_are_taken_together(
     center: TaskCenter, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that look at others first, that are late, and what is no firing, are left to be taken
-    alone. A second read is for those that come next, too; what was changed since is taken again."""
+    alone. There is one read for each pop; what was changed since is taken again."""
     recurring, runner = center.center.recurring, center.center.runner
     rules = [{}] * 30 + [{"overlap": "skip"}, {"misfire": "skip", "grace": 0}]
     center.schedules.put_many(
@@ -213,7 +213,7 @@ def test_firings_that_come_together_are_taken_together(
         return read(topic, names, **options)
 
     monkeypatch.setattr(recurring, "read", counting)
-    together = Together(recurring, lambda one, name: again.append((one.id, name)), lambda: 60.0)
+    together = Together(recurring, lambda one, name: again.append((one.id, name)))
     fired, missed = counted(center)
     taken = []
     for number in (1, 4, 100):
@@ -224,7 +224,7 @@ def test_firings_that_come_together_are_taken_together(
             changed = delivered[0]
         runner.run_all(calls)
         taken += some
-    assert [len(names) for names in reads] == [1, 4]
+    assert [len(names) for names in reads] == [1, 4, 28]
     assert {id for _, id in taken} == {one for one in ids if one[:4] not in ("s30@", "s31@")}
     assert again == [(changed.id, changed.id.partition("@")[0])]
     assert counted(center) == (fired + 29, missed)
