@@ -186,6 +186,8 @@ def _entry(app: Celery, name: str, given: Any) -> Entry:
     except AttributeError:
         kind = type(given["schedule"]).__name__
         raise NotTakenError(f"its schedule is {kind}: write crontab, timedelta or solar") from None
+    except (OverflowError, ValueError) as exc:  # seconds that no timedelta has
+        raise NotTakenError(f"its schedule is {given['schedule']!r}: {exc}") from None
     if decides_itself(schedule):
         raise NotTakenError(
             f"its class {type(schedule).__name__} decides when it is due, and no store has it: "

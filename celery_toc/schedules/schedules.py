@@ -254,10 +254,12 @@ class Schedules:
         self, plan: Plan, found: builtins.list[kombu_toc.Scheduled], now: int, own: bool
     ) -> tuple[kombu_toc.Scheduled | None, Step | None]:
         """The schedule in the queue of a plan, and the step that makes of it what was planned; no
-        step if it is that already, and nothing if it had to be moved from another queue first."""
+        step if it is that already, and nothing if something had to be done first."""
         name, queue = plan.name, plan.template.queue
         if own and any(Record.of_text(one.record).owner != plan.record.owner for one in found):
             raise ScheduleError(f"there is a schedule {name!r} that somebody else has put")
+        if any(self._lose(name, one, now) for one in found):
+            return None, None
         here = next((one for one in found if one.topic == queue), None)
         elsewhere = next((one for one in found if one.topic != queue), None)
         if elsewhere is not None:
@@ -536,6 +538,8 @@ class Schedules:
                 raise _unknown(name)
             one = found[0]
             record = Record.of_text(one.record)
+            if self._lose(name, one, now):
+                continue
             if record.moving:  # whoever has moved it died before it was there
                 self._run(one.topic, name, one, state.settle(record, now))
                 continue
@@ -545,6 +549,14 @@ class Schedules:
             if step.record == record or self._run(one.topic, name, one, step):
                 return self._shown(one._replace(record=_text(name, step)))
         raise _contended(name)
+
+    def _lose(self, name: str, one: kombu_toc.Scheduled, now: int) -> bool:
+        """Have a schedule go on whose next firing was cancelled or lost, which nobody has noticed
+        yet: that comes no more. Whether it was so."""
+        if one.state or one.record.startswith("\n"):
+            return False
+        self._run(one.topic, name, one, state.lose(name, Record.of_text(one.record), now))
+        return True
 
     def _run(
         self,

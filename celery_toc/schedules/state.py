@@ -24,6 +24,9 @@ OVERLAPS = ("allow", "skip", "wait", "cancel")
 #: What became of a firing, as its line says.
 STARTED, SKIPPED, LEFT_OUT, LOST, BY_HAND = "started", "skipped", "left out", "lost", "by hand"
 
+#: Why a firing is lost.
+GONE = "its message was gone"
+
 #: Firings that are counted as missed at once, at most.
 MAX_COUNTED = 1000
 
@@ -418,11 +421,17 @@ def is_late(record: Record, now: int) -> bool:
     return first is not None and first < record.next
 
 
-def set_back(record: Record, now: int) -> Step:
+def set_back(record: Record, now: int, lost: str = "") -> Step:
     """It goes on where it was when the clock showed this time. What was missed since is made up for
-    as its rules say."""
-    first = record.after(record.seen(now))
-    return Step(replace(record, next=first, waits=None), take_out=record.next, put=first)
+    as its rules say.
+
+    lost: the id of the next firing, if its message is gone: then it comes no more
+    """
+    assert record.next is not None
+    lines = (line_of(lost, record.next, LOST, now, GONE),) if lost else ()
+    followed = record.follow(record.next) if lost else record
+    first = followed.after(record.seen(now))
+    return Step(replace(followed, next=first, waits=None), record.next, first, lines)
 
 
 def leave_out(name: str, record: Record, now: int) -> Step:
@@ -456,7 +465,7 @@ def lose(name: str, record: Record, now: int) -> Step:
     planned = record.next
     late = now - record.due(name, planned)
     following = record.following(planned, late, now)
-    line = line_of(firing_id(name, planned), planned, LOST, now, "its message was gone")
+    line = line_of(firing_id(name, planned), planned, LOST, now, GONE)
     after = replace(record.follow(planned), next=following, waits=None)
     return Step(after, put=following, lines=(line,))
 

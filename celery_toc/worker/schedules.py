@@ -150,11 +150,8 @@ GONE_US = 2_000_000
 #: Schedules of a page, and pages of a queue that one look reads.
 PAGE, PAGES = 100, 10
 
-#: Firings that a worker has taken and not delivered yet, or schedules that it has read ahead.
+#: Firings that a worker has taken and not delivered yet.
 MAX_TAKEN = 1000
-
-#: Messages whose schedules are read ahead, if firings have come within so many seconds.
-AHEAD, SOON_AGAIN = 100, 1.0
 
 #: Microseconds after which a firing that waits for its predecessor looks again, at most.
 LOOK_AGAIN_US = 1_000_000
@@ -198,24 +195,14 @@ def take(
 
 
 class Together:
-    """Takes the firings of a pop together, of schedules whose firings may run beside others:
-    without a read of each, and without waiting for what follows. In a storm, one read is for those
-    that come next, too. The others are taken when each is delivered.
+    """Takes the firings of a pop together, of schedules whose firings may run beside others: with
+    one read, and without waiting for what follows. The others are taken when each is delivered.
 
     again: is called with a firing, and its schedule, that was changed since it was read
     """
 
-    def __init__(
-        self,
-        recurring: Any,
-        again: Callable[[kombu_toc.Delivery, str], Any],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._recurring, self._again, self._clock = recurring, again, clock
-        #: what was read and not used, by topic and name
-        self._known: dict[tuple[str, str], kombu_toc.Scheduled] = {}
-        #: when that was, by the server's clock in microseconds, and by this one
-        self._read_us, self._read_at = 0, 0.0
+    def __init__(self, recurring: Any, again: Callable[[kombu_toc.Delivery, str], Any]) -> None:
+        self._recurring, self._again = recurring, again
 
     def take(
         self, deliveries: Sequence[kombu_toc.Delivery]
@@ -224,18 +211,12 @@ class Together:
         sent before any of these is acknowledged."""
         topic = deliveries[0].topic
         firings = [(one.id.rpartition("@")[0], one) for one in deliveries if "@" in one.id]
-        unknown = [name for name, _ in firings if (topic, name) not in self._known]
-        if unknown:
-            if len(self._known) > MAX_TAKEN:  # others have taken them
-                self._known.clear()
-            ahead = AHEAD if self._clock() < self._read_at + SOON_AGAIN else 0
-            self._read_us, found = self._recurring.read(topic, unknown, template=True, ahead=ahead)
-            self._read_at = self._clock()
-            self._known.update(((topic, one.name), one) for one in found)
-        now = self._read_us + int((self._clock() - self._read_at) * 1_000_000)
+        # Only of these: what comes next, another worker may take.
+        now, found = self._recurring.read(topic, [name for name, _ in firings], template=True)
+        known = {one.name: one for one in found}
         taken, calls = [], []
         for name, delivery in firings:
-            one = self._known.pop((topic, name), None)
+            one = known.pop(name, None)
             record = None if one is None else Record.of_text(one.record)
             if record is None or record.overlap != "allow" or record.next_id(name) != delivery.id:
                 continue
@@ -306,7 +287,7 @@ class Followers:
     def _look(self, recurring: Any, queue: str, log: Callable[..., None]) -> None:
         for _ in range(PAGES):
             behind = self._behind.get(queue)
-            now, page, changed = recurring.page(queue, PAGE, behind, GONE_US)
+            now, page, changed = recurring.page(queue, PAGE, behind, GONE_US, template=True)
             if self._was_set_back(queue, now, changed):
                 self._of_all[queue] = None
             for one in page:
@@ -342,7 +323,7 @@ class Followers:
             record = Record.of_text(one.record)
             if not state.is_late(record, now):
                 return
-            step = state.set_back(record, now)
+            step = state.set_back(record, now, "" if one.state else record.next_id(one.name))
             if recurring.change(one.topic, change_of(one.name, one, step, replaces=True)).done:
                 log(
                     logging.WARNING,
@@ -359,11 +340,8 @@ class Followers:
                 self._settle(recurring, one, record, now)
             if record.next is None:
                 return
-            _, found = recurring.read(one.topic, [one.name], template=True)
-            if [again.record for again in found] != [one.record]:
-                return
             step = state.lose(one.name, record, now)
-            if recurring.change(one.topic, change_of(one.name, found[0], step, replaces=True)).done:
+            if recurring.change(one.topic, change_of(one.name, one, step, replaces=True)).done:
                 missed = 1 + state.passed_over(record, step.record)
                 recurring.count_firings(one.topic, 0, missed)
                 log(

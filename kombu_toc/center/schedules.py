@@ -184,7 +184,7 @@ class RecurringCommands:
 
         rest: their names; with a limit, where it begins and how long ago they were to fire, or the
             name behind which they are read by name
-        limit: how many of a page; below 0: so many messages whose schedules are read, too
+        limit: how many of a page
         """
         slot = topic.slot(0)
 
@@ -264,18 +264,14 @@ class Recurring(CenterPart):
         *,
         template: bool = False,
         fired: bool = False,
-        ahead: int = 0,
     ) -> tuple[int, list[Scheduled]]:
-        """Read schedules by name: the server's clock in microseconds, and those that are there.
-
-        ahead: also those whose firings are due, of so many messages
-        """
+        """Read schedules by name: the server's clock in microseconds, and those that are there."""
         declared = self._registry.resolved(topic)
         us, found = 0, []
         for start in range(0, len(names), NAMES_PER_CALL):
             some = names[start : start + NAMES_PER_CALL]
             us, part, _ = self._runner.run(
-                self._calls.reading(declared, some, limit=-ahead, template=template, fired=fired)
+                self._calls.reading(declared, some, template=template, fired=fired)
             )
             found += [one for one in part if one.record]
         return us, found

@@ -486,18 +486,15 @@ class Returner:
         return self.put(wanted)
 
     def _counted(self, rows: Sequence[records.Row]) -> list[records.Row]:
-        """The same, each that a lost worker had with how often that was so; a message of which no
-        retries are left for that becomes a dead letter: it may be what kills its workers."""
-        wanted: list[records.Row] = []
+        """The same, each with how often it was put back; a message of which no retries are left for
+        that becomes a dead letter: it may be what kills its workers. Of one that no worker has said
+        to have, Redis may have lost the message: it is put back once in any case."""
         lost: list[records.Row] = []
         dead: list[records.Row] = []
         for row in rows:
-            if row.status != statuses.TAKEN:
-                wanted.append(row)
-                continue
             times = (trait(row.traits, "l") or 0) + 1
             retries = self._putter.topic(row.topic).declaration.retries
-            if times > retries:
+            if times > (retries if row.status == statuses.TAKEN else max(retries, 1)):
                 error = f"{times} workers, one after the other"
                 dead.append(row._replace(error=error))
             else:
@@ -509,7 +506,7 @@ class Returner:
             self._store.record(
                 [_event(row, statuses.DEAD)._replace(error=row.error or "") for row in dead]
             )
-        return wanted + lost
+        return lost
 
     def put(self, rows: Sequence[records.Row], *, counted: bool = False) -> Returned:
         """Put the messages of rows, but for those that have expired; take back those that have

@@ -45,6 +45,9 @@ SOON_US = 5_000_000
 #: Seconds after which a worker has said that it has had a message, and after which a publish that
 #: has written its row has put its message.
 SETTLE = 1.5
+
+#: Seconds after which every worker knows of a pause.
+PAUSE_KNOWN = 5.0
 YOUNG = 0.5
 
 #: Seconds for which a rebuild waits to know how many rows there are, as it begins and as it ends.
@@ -207,7 +210,7 @@ class Rebuild:
 
     def _restore_queues(self) -> None:
         """Alter and pause queues as operators had, before anything is delivered."""
-        registry = self._center.registry
+        registry, paused = self._center.registry, 0
         for name, kept in self._store.declarations.all().items():
             self._center.registry.forget(name)  # Redis may have been lost since it was read
             if not kept.altered and not kept.paused:
@@ -217,7 +220,9 @@ class Rebuild:
                 if registry.redeclare(topic, kept.over(topic.declaration)):
                     break
             if kept.paused:
-                self._center.client.sadd(self._center.keys.paused, name)
+                paused += self._center.client.sadd(self._center.keys.paused, name)
+        if paused:
+            time.sleep(PAUSE_KNOWN)
 
     def _look(self, database: Database) -> None:
         """See whether a database can be used."""

@@ -275,11 +275,11 @@ class Store:
     def set_traits(self, rows: Sequence[Row]) -> None:
         """Keep the traits that these rows have now."""
         self.shards.pull([row.key for row in rows])
-        for shard, some in self.shards.divided(rows, attrgetter("key")).items():
-            table = shard.tables.pending
-            for row in some:
-                change = sa.update(table).where(are(table, [row.key])).values(traits=row.traits)
-                shard.database.execute(change)
+        keys = defaultdict(list)  # most have the same
+        for row in rows:
+            keys[row.traits].append(row.key)
+        for traits, some in keys.items():
+            self._change(some, None, {"traits": traits})
 
     def place(self, keys: Sequence[Key], place: int) -> None:
         """Note whether the messages of these rows are in Redis."""
@@ -289,7 +289,7 @@ class Store:
         # What a worker has taken was put.
         self._change(keys, statuses.PENDING if place != statuses.IN_REDIS else None, values)
 
-    def _change(self, keys: Iterable[Key], status: int | None, values: Mapping[str, int]) -> None:
+    def _change(self, keys: Iterable[Key], status: int | None, values: Mapping[str, Any]) -> None:
         """Give rows other values, as far as they have this status, or any."""
         for shard, chunk in self.shards.parts_of(keys):
             table = shard.tables.pending

@@ -22,6 +22,9 @@ for i = 1, #KEYS do
     redis.call('DEL', KEYS[i])
     redis.call('SET', KEYS[i], name, 'PX', ttl)
     holder, mine = name, true
+  elseif redis.call('PTTL', KEYS[i]) > tonumber(ttl) then
+    -- The server's clock was set back. Whoever is elected renews it, unless it has died.
+    redis.call('PEXPIRE', KEYS[i], ttl)
   end
   answers[2 * i] = mine and 1 or 0
   answers[2 * i + 1] = holder and math.max(redis.call('PTTL', KEYS[i]), 1) or 0

@@ -63,10 +63,9 @@ end
 
 -- The lines that stay, behind the new ones.
 local function fired(lines, known, most)
-  local count, new = 0, {}
+  local new = {}
   for line in string.gmatch(lines, '[^\n]*\n') do
     new[string.match(line, '^[^\t\n]*')] = line
-    count = count + 1
   end
   local kept = {}
   for line in string.gmatch(known, '[^\n]*\n') do
@@ -74,7 +73,6 @@ local function fired(lines, known, most)
     if new[id] then
       kept[#kept + 1] = new[id]
       new[id] = nil
-      count = count - 1
     else
       kept[#kept + 1] = line
     end

@@ -5,8 +5,7 @@
 -- KEYS[6] dead   KEYS[7] when one was changed last   KEYS[8] names   KEYS[9...] store (one per
 -- priority step)
 -- ARGV[1] number of priority steps   ARGV[2] 1: their templates too   ARGV[3] 1: what has fired too
--- ARGV[4] how many at most, page by page. 0: those that are named; -n: and those whose firings are
--- the first n messages of a store, if they are due within 20 ms
+-- ARGV[4] how many at most, page by page; 0: those that are named
 -- ARGV[5...] names; or the time and the name behind which it goes on, both '' from the start, and
 -- how many microseconds before now it was to fire at the latest, or '' for any time; or the name
 -- behind which it goes on by name
@@ -43,18 +42,8 @@ local function read(name, at)
 end
 
 local most = tonumber(ARGV[4])
-if most <= 0 then
-  local seen = {}
-  local function look(name)
-    if name and not seen[name] then read(name, redis.call('ZSCORE', KEYS[4], name) or '') end
-    seen[name or ''] = true
-  end
-  for i = 5, #ARGV do look(ARGV[i]) end
-  for step = 1, most < 0 and #stores or 0 do
-    local ids = redis.call('ZRANGE', stores[step], '-inf', due_score(found[1] + 20000), 'BYSCORE',
-      'LIMIT', 0, -most)
-    for i = 1, #ids do look(string.match(ids[i], '^(.*)@')) end
-  end
+if most == 0 then
+  for i = 5, #ARGV do read(ARGV[i], redis.call('ZSCORE', KEYS[4], ARGV[i]) or '') end
   return found
 end
 if #ARGV == 5 then

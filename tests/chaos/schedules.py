@@ -306,6 +306,7 @@ class ScheduleChaos:
 
     def _migrate(self) -> None:
         self._until_ready()
+        span, began = self._spans[-1], time.time()
         for worker in self._workers:
             os.kill(worker.process.pid, signal.SIGTERM)
         for worker in self._workers:
@@ -315,6 +316,8 @@ class ScheduleChaos:
         for worker in self._workers:
             worker.launch()
         self._until_ready()
+        if began < span.since + span.not_noticed:  # nobody was there to notice
+            span.not_noticed += time.time() - began
 
     def _command(self, *arguments: str) -> None:
         command = [sys.executable, "-m", "celery", "-A", "tests.chaos.app", "toc", *arguments]

@@ -192,7 +192,7 @@ def test_firings_that_come_together_are_taken_together(
     center: TaskCenter, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that look at others first, that are late, and what is no firing, are left to be taken
-    alone. A second read is for those that come next, too; what was changed since is taken again."""
+    alone. There is one read for each pop; what was changed since is taken again."""
     recurring, runner = center.center.recurring, center.center.runner
     rules = [{}] * 30 + [{"overlap": "skip"}, {"misfire": "skip", "grace": 0}]
     center.schedules.put_many(
@@ -213,7 +213,7 @@ def test_firings_that_come_together_are_taken_together(
         return read(topic, names, **options)
 
     monkeypatch.setattr(recurring, "read", counting)
-    together = Together(recurring, lambda one, name: again.append((one.id, name)), lambda: 60.0)
+    together = Together(recurring, lambda one, name: again.append((one.id, name)))
     fired, missed = counted(center)
     taken = []
     for number in (1, 4, 100):
@@ -224,7 +224,7 @@ def test_firings_that_come_together_are_taken_together(
             changed = delivered[0]
         runner.run_all(calls)
         taken += some
-    assert [len(names) for names in reads] == [1, 4]
+    assert [len(names) for names in reads] == [1, 4, 28]
     assert {id for _, id in taken} == {one for one in ids if one[:4] not in ("s30@", "s31@")}
     assert again == [(changed.id, changed.id.partition("@")[0])]
     assert counted(center) == (fired + 29, missed)
@@ -407,6 +407,47 @@ def test_a_schedule_that_fired_while_the_clock_was_ahead_goes_on(
         server.stop()
 
 
+@pytest.mark.one_server("its clock is set")
+def test_a_cancelled_firing_stays_cancelled_although_the_clock_is_set_back(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    server = SteppedServer(tmp_path).start()
+    request.addfinalizer(server.stop)
+    with Celery("shop", broker=server.toc_url, set_as_current=False) as app:
+        app.conf.update(task_default_queue="jobs")
+        center = timeout_center(app)
+        made = center.schedules.put("a", "shop.remind", 3600)
+        server.step(-86_400)
+        center.cancel(made.next_id)
+        worker.Followers()(center.center, lambda *_: None, lambda: True)
+        found = center.schedules.get("a")
+        assert waiting(center) == [found.next_id]
+        assert found.next.timestamp() * 1e6 <= now_us(center) + 3600e6
+        assert [one.outcome for one in center.schedules.history("a")] == ["lost"]
+        assert made.next not in found.upcoming(30)
+        center.client.close()
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("then", ["edit", "move", "pause", "skip"])
+def test_a_cancelled_firing_stays_cancelled_whatever_is_done_before_somebody_looks(
+    center: TaskCenter, then: str
+) -> None:
+    made = center.schedules.put("a", "shop.remind", 3600)
+    center.cancel(made.next_id)
+    if then == "pause":
+        center.schedules.pause("a")
+        center.schedules.resume("a")
+    elif then == "skip":
+        center.schedules.skip_next("a")
+    else:
+        where = {"queue": "other"} if then == "move" else {}
+        center.schedules.put("a", "shop.remind", 3600, args=(1,), **where)
+    found = center.schedules.get("a")
+    assert found.next == made.upcoming(3)[2 if then == "skip" else 1]
+    assert waiting(center, found.queue) == [found.next_id]
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize("overlap", ["allow", "skip", "wait", "cancel"])
 def test_a_firing_that_meets_the_former_one(center: TaskCenter, overlap: str) -> None:
@@ -466,11 +507,11 @@ def test_a_queue_that_cannot_be_looked_after_holds_up_no_other(
 
     look_into = center.center.recurring.page
 
-    def broken(queue: str, *how: Any) -> Any:
+    def broken(queue: str, *how: Any, **more: Any) -> Any:
         seen.append(queue)
         if queue == "b":
             raise error
-        return look_into(queue, *how)
+        return look_into(queue, *how, **more)
 
     monkeypatch.setattr(center.center.recurring, "page", broken)
     followers = worker.Followers(lambda: clock)

@@ -434,6 +434,17 @@ def test_of_many_processes_one_keeps_the_topics_up_and_another_follows(
     assert until(lambda: any(one is not second for one in keepers())) < 2 * LEASE + 1
 
 
+def test_who_died_elected_is_followed_although_the_clock_is_set_back(
+    stepped: SteppedServer, process: Callable[[str], Process]
+) -> None:
+    """Y8: its election would last until the server's clock shows that time again"""
+    other = process(stepped.toc_url)
+    other.center.client.set(other.center.keys.upkeep, "dead", px=int(LEASE * 1000))
+    stepped.step(-30 * 86400)
+    other.keep_up()
+    until(lambda: keeps_up(other.heartbeat))
+
+
 def test_what_only_some_processes_can_do_is_done_by_one_of_them(
     server: Server, client: redis.Redis, process: Callable[[str], Process]
 ) -> None:

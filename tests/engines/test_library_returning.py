@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from kombu import Connection
 
 from kombu_toc import TimeoutCenter, center_for
+from kombu_toc.consumer.poller import REREAD
 from kombu_toc.library import statuses
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.putting import LOST, Putter
@@ -100,12 +102,14 @@ def test_what_check_puts_is_pending(broker, store, center, recorded):
     assert status_of(store, "order-1") == ["pending"]
 
 
+@pytest.mark.parametrize("status", [statuses.TAKEN, statuses.PENDING], ids=["taken", "at once"])
 def test_what_kills_its_workers_is_dead_after_as_many_retries_as_its_queue_has(
-    broker, store, center, recorded, look
+    broker, store, center, recorded, look, status
 ):
-    """An early acknowledgement: Redis has nothing, and the worker never says what became of it."""
+    """An early acknowledgement: Redis has nothing, and the worker never says what became of it, or
+    even that it had it."""
     long_ago = now_us() - 600_000_000
-    lost(broker, store, center, "order-1", status=statuses.TAKEN, modified_us=long_ago)
+    lost(broker, store, center, "order-1", status=status, modified_us=long_ago)
     recorded.queues.alter("mail", retries=2)
     center.registry.forget("mail")
     for _ in range(2):
@@ -114,7 +118,7 @@ def test_what_kills_its_workers_is_dead_after_as_many_retries_as_its_queue_has(
         center.ack(message)
         [row] = store.of_ids(["order-1"])
         store.forget([row.key])
-        store.insert([row._replace(status=statuses.TAKEN, modified_us=long_ago)])
+        store.insert([row._replace(status=status, modified_us=long_ago)])
     assert look() == 0
     [dead] = center.get("order-1")
     assert (dead.state, dead.reason) == ("dead", LOST)
@@ -123,6 +127,16 @@ def test_what_kills_its_workers_is_dead_after_as_many_retries_as_its_queue_has(
     assert look() == 0
     assert recorded.dead.requeue("mail") == 1
     assert [one.state for one in center.get("order-1")] == ["waiting"]
+
+
+def test_a_rebuild_puts_nothing_before_workers_know_what_is_paused(client, recorded):
+    """They look every four seconds, and Redis has just said that nothing is."""
+    recorded.put("mail", "order-1", b"one")
+    recorded.queues.pause("mail")
+    client.flushdb()
+    began = time.monotonic()
+    assert recorded.library.rebuild().put == 1
+    assert time.monotonic() > began + REREAD
 
 
 def test_check_deletes_no_bytes_that_were_put_again(store, center, recorded):

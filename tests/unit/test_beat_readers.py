@@ -99,6 +99,8 @@ def test_results_that_do_not_expire_by_themselves_are_cleaned_up_as_by_a_beat():
     [
         ({"schedule": 30}, "it has no task"),
         ({"task": "shop.poll"}, "it has no schedule"),
+        ({"task": "t", "schedule": 1e300}, "its schedule is 1e+300"),
+        ({"task": "t", "schedule": float("nan")}, "its schedule is nan"),
         ({"task": "shop.poll", "schedule": 30, "arg": ()}, "it has arg, which no beat knows"),
         (30, "it is int, not a dictionary"),
         ({"task": "t", "schedule": 30, "args": (BeatLazyFunc(print),)}, "BeatLazyFunc"),
