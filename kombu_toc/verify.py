@@ -417,7 +417,7 @@ class _Judge:
         """Whether the process stood still for longer than a lease before a run: what it had may
         have been given to others, moved and cancelled meanwhile."""
         stops = (one for one in self.faults if self._is_long(one) and _hits(one, begun.process))
-        return any(one.until <= begun.at <= one.until + QUEUED for one in stops)
+        return any(_went_on(one, begun) for one in stops)
 
     def _ends(self, fault: Event, run: _Act) -> bool:
         """Whether a run that had begun has lost its process, or its lease, by a fault; not one that
@@ -441,12 +441,11 @@ class _Judge:
                 yield fault.what
             # The later run's process had the message, and started it when it went on.
             held_up = self._is_long(fault) and _hits(fault, again.process)
-            goes_on = fault.at <= begun.at and 0 <= again.at - fault.until <= QUEUED
+            goes_on = fault.at <= begun.at and _went_on(fault, again)
             if held_up and goes_on and not again.redelivered:
                 yield "stopped, not begun"
             # Or the earlier run's process had it, and others were given it meanwhile.
-            went_on = self._is_long(fault) and _hits(fault, process)
-            went_on = went_on and 0 <= begun.at - fault.until <= QUEUED
+            went_on = self._is_long(fault) and _hits(fault, process) and _went_on(fault, begun)
             if went_on and again.at <= min(heard, fault.until + self.rules.lease) + QUEUED:
                 yield "stopped, not begun"
             if fault.what in (FORGOT, UNSAID) and fault.at <= again.at:
@@ -636,6 +635,11 @@ def _hits(fault: Event, name: str) -> bool:
     """Whether a fault is of a process or of the one it belongs to, or of a queue or of its slot."""
     targets = fault.target
     return any(f"{name}/".startswith(f"{one}/") or one.startswith(f"{name}:") for one in targets)
+
+
+def _went_on(fault: Event, begun: Event) -> bool:
+    """Whether a run begins when its process goes on, which is written down a little later."""
+    return -SIGNAL <= begun.at - fault.until <= QUEUED
 
 
 def _span(fault: Event) -> tuple[float, float]:

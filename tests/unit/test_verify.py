@@ -179,6 +179,9 @@ GOOD: list[tuple[str, str | None, History]] = [
      put() + begin("a", 1) + fault(v.STOPPED, 1.05, "c", until=5.0) + run(at=4, process="d")),
     ("had it when it was stopped", "stopped, not begun",
      put() + fault(v.STOPPED, 0.5, "c", until=4.5) + run(at=4, process="d") + run(at=4.6)),
+    ("went on before that was written down", "stopped, not begun",
+     put(**KEYED) + fault(v.STOPPED, 0.5, "c", until=4.5) + run(at=4.4, process="d")
+     + run(at=4.48)),
     ("had it when it was stopped, and went on before the other began", "stopped, not begun",
      put() + fault(v.STOPPED, 0.5, "c", until=4.5) + run(at=4.55) + run(at=4.6, process="d")),
     ("not renewed", "its lease had ended",
