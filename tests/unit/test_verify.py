@@ -112,6 +112,9 @@ BROKEN: list[tuple[str, str, History]] = [
      put(**KEYED) + put("b", 0.1, **KEYED) + run("b") + run(at=2)),
     ("the later one first, and the clock was set before", v.ORDER,
      fault(v.STEPPED, -1, since=-2) + put(**KEYED) + put("b", 0.1, **KEYED) + run("b") + run(at=2)),
+    ("the later one first, and the broker was there when the other was put", v.ORDER,
+     fault(v.HELD, -1, "keyed", until=-0.1) + put(**KEYED) + put("b", 0.1, **KEYED) + run("b")
+     + run(at=2)),
     ("two of a key at once", v.LIMITS,
      put(**KEYED) + put("b", 0.1, **KEYED) + run()
      + run("b", 1.05, "d")),
@@ -242,6 +245,9 @@ GOOD: list[tuple[str, str | None, History]] = [
     ("taken before the clock was set back, and lost", None,
      at_clock(100, put(**KEYED)) + STEPPED_BACK + put("b", 2, **KEYED)
      + at_clock(200, run(at=4) + run("b", 5))),
+    ("a library had it, and the broker had only the later one", None,
+     fault(v.HELD, -1, "keyed", until=0.05) + put(**KEYED) + put("b", 0.1, **KEYED) + run("b")
+     + run(at=2)),
     ("not due yet", None,
      put(**KEYED, due=1.5) + put("b", 0.1, **KEYED)
      + run("b") + run(at=2)),
