@@ -55,9 +55,10 @@ PLAN, LEFT = "plan", "left"
 
 #: The last line of a process; what is done to processes and servers. KILLED and QUIT end a process,
 #: STOPPED holds it up, FORGOT is a failover, UNSAID a time in which ends of runs may not have been
-#: heard of, and STEPPED a clock that was set.
+#: heard of, HELD one in which a put may be answered before the broker has it, and STEPPED a clock
+#: that was set.
 CLOSED, KILLED, QUIT = "closed", "killed", "quit"
-STOPPED, FORGOT, UNSAID, STEPPED = "stopped", "forgot", "unsaid", "stepped"
+STOPPED, FORGOT, UNSAID, HELD, STEPPED = "stopped", "forgot", "unsaid", "held", "stepped"
 
 
 @dataclass(frozen=True)
@@ -274,6 +275,7 @@ class _Judge:
         self.history = sorted(history, key=lambda event: event.at)
         self.faults = [one for one in self.history if one.target or one.what == STEPPED]
         self.forgot = [one.at for one in self.faults if one.what == FORGOT]
+        self.held = [one for one in self.faults if one.what == HELD]
         self.steps = [one for one in self.faults if one.what == STEPPED]
         self.messages: defaultdict[str, _Message] = defaultdict(_Message)
         self.starts: defaultdict[str, list[Event]] = defaultdict(list)
@@ -417,7 +419,7 @@ class _Judge:
         """Whether the process stood still for longer than a lease before a run: what it had may
         have been given to others, moved and cancelled meanwhile."""
         stops = (one for one in self.faults if self._is_long(one) and _hits(one, begun.process))
-        return any(one.until <= begun.at <= one.until + QUEUED for one in stops)
+        return any(_went_on(one, begun) for one in stops)
 
     def _ends(self, fault: Event, run: _Act) -> bool:
         """Whether a run that had begun has lost its process, or its lease, by a fault; not one that
@@ -441,12 +443,11 @@ class _Judge:
                 yield fault.what
             # The later run's process had the message, and started it when it went on.
             held_up = self._is_long(fault) and _hits(fault, again.process)
-            goes_on = fault.at <= begun.at and 0 <= again.at - fault.until <= QUEUED
+            goes_on = fault.at <= begun.at and _went_on(fault, again)
             if held_up and goes_on and not again.redelivered:
                 yield "stopped, not begun"
             # Or the earlier run's process had it, and others were given it meanwhile.
-            went_on = self._is_long(fault) and _hits(fault, process)
-            went_on = went_on and 0 <= begun.at - fault.until <= QUEUED
+            went_on = self._is_long(fault) and _hits(fault, process) and _went_on(fault, begun)
             if went_on and again.at <= min(heard, fault.until + self.rules.lease) + QUEUED:
                 yield "stopped, not begun"
             if fault.what in (FORGOT, UNSAID) and fault.at <= again.at:
@@ -553,10 +554,18 @@ class _Judge:
                     is_same = all(
                         begun < (one.since or 0) or one.at < put.asked.at for one in steps
                     )
-                    if _there(other) < put.due[0] and other.ended < begun and is_same:
+                    if self._there(other) < put.due[0] and other.ended < begun and is_same:
                         self._break(ORDER, id, f"it begins before {late}")
                         break
-                soonest = min(soonest, _there(put))
+                soonest = min(soonest, self._there(put))
+
+    def _there(self, put: _Act) -> float:
+        """When a message was there and due, at the latest, by the server's clock, so that none that
+        is due later may be taken before it."""
+        held = (one for one in self.held if one.at <= put.ended and put.asked.at <= one.until)
+        if put.done is None or any(_hits(one, put.asked.queue) for one in held):
+            return math.inf
+        return LOOKAHEAD + max(put.due[1], put.done.server or 0.0)
 
     def _spells(self, message: _Message) -> list[tuple[float, float, bool, str]]:
         """When the runs of a message held their places for certain, and whether until they had
@@ -638,15 +647,14 @@ def _hits(fault: Event, name: str) -> bool:
     return any(f"{name}/".startswith(f"{one}/") or one.startswith(f"{name}:") for one in targets)
 
 
+def _went_on(fault: Event, begun: Event) -> bool:
+    """Whether a run begins when its process goes on, which is written down a little later."""
+    return -SIGNAL <= begun.at - fault.until <= QUEUED
+
+
 def _span(fault: Event) -> tuple[float, float]:
     """From when to when a server may have done what it forgot."""
     return fault.at - BEHIND if fault.since is None else fault.since, fault.until
-
-
-def _there(put: _Act) -> float:
-    """When a message was there and due, at the latest, by the server's clock, so that none that is
-    due later may be taken before it."""
-    return LOOKAHEAD + max(put.due[1], put.done.server or 0.0) if put.done else math.inf
 
 
 def judge(history: Iterable[Event], rules: Rules) -> Verdict:

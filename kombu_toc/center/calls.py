@@ -314,7 +314,7 @@ def read_put(counts: TopicCounts, raw: list[Any]) -> Put:
     """The result of a put."""
     id, outcome, now, *_ = raw
     counts.put += now > 0
-    return Put(text(id), OUTCOMES[outcome], now or None)
+    return Put(text(id), OUTCOMES[outcome], int(now) or None)
 
 
 def read_settled(counts: TopicCounts, counter: str, raw: list[Any]) -> Settled:
@@ -326,7 +326,7 @@ def read_put_many(counts: TopicCounts, number: int, raw: list[Any]) -> PutTogeth
     """The result of a call that puts so many messages."""
     now, there, taken, *_ = raw
     counts.put += number - len(there) - len(taken)
-    return PutTogether(now, there, taken)
+    return PutTogether(int(now), there, taken)
 
 
 def read_reject(counts: TopicCounts, counter: str, raw: list[Any]) -> str | None:
@@ -626,7 +626,7 @@ class Commands:
             if not rest:
                 messages = read_deliveries(topic, numbers, name, flat)
                 counts.popped(len(messages), 0, 0, 0)
-                return Popped(now, bool(more), messages, [], [], [], [], [], [])
+                return Popped(int(now), bool(more), messages, [], [], [], [], [], [])
             gone, rolled, died, dropped, late, births, starts, *_ = rest
             told = (births, starts) if limited else ()
             messages = read_deliveries(topic, numbers, name, flat, *told)
@@ -643,7 +643,7 @@ class Commands:
             counts.popped(len(messages), len(rolled), len(died), len(old))
             if expired:
                 counts.expire(len(expired), limits.dead_expired)
-            return Popped(now, bool(more), messages, lost, rolled, died, old, stray, expired)
+            return Popped(int(now), bool(more), messages, lost, rolled, died, old, stray, expired)
 
         return self._announcing(
             topic,
@@ -711,7 +711,7 @@ class Commands:
             found = read_deliveries(topic, numbers, name, flat)
             if found and bodies:
                 counts.popped(len(found), 0, 0, 0)
-            return Popped(now, False, found, [], [], [], [], [])
+            return Popped(int(now), False, found, [], [], [], [], [])
 
         limits = topic.declaration.limits(self._context.limits)
         args = (

@@ -104,7 +104,7 @@ def pick_call(context: Context, topic: Topic, slot: Slot, request: PickRequest) 
             counts.expire(len(expired), limits.dead_expired)
         left = bare if limits.dead_expired else bare + expired
         stray = [(slot.copies(id.rpartition("#")[0]), id) for id in left if "#" in id]
-        popped = Popped(now, bool(more), messages, bare, [], [], [], stray, expired)
+        popped = Popped(int(now), bool(more), messages, bare, [], [], [], stray, expired)
         return Picked(popped, looked)
 
     lanes = topic.declaration.lanes

@@ -190,7 +190,8 @@ class RecurringCommands:
 
         def parse(raw: list[Any]) -> tuple[int, list[Scheduled], int]:
             now, changed, *rows = raw
-            return now, [_scheduled(topic.name, *row) for row in rows], int(float(changed or 0))
+            schedules = [_scheduled(topic.name, *row) for row in rows]
+            return int(now), schedules, int(float(changed or 0))
 
         return ScriptCall(
             load("recurring"),

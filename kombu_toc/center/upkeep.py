@@ -467,7 +467,7 @@ def keep(
             if gone and "#" in id:
                 slot = topics[at].slot(number)
                 stray.append((slot.copies(id.rpartition("#")[0]), id))
-        return Kept(now, bool(more), holding, list(found.values()), stray)
+        return Kept(int(now), bool(more), holding, list(found.values()), stray)
 
     if context.clustered:
         [topic] = topics
@@ -489,7 +489,7 @@ def elect(name: str, seconds: float, duties: Sequence[str]) -> ScriptCall:
         load("elect"),
         tuple(duties),
         (name, int(seconds * 1000)),
-        lambda raw: (raw[0], [(raw[i] == 1, raw[i + 1] / 1000) for i in range(1, len(raw), 2)]),
+        lambda raw: (int(raw[0]), [(mine == 1, ms / 1000) for mine, ms in rows(raw[1:], 2)]),
     )
 
 

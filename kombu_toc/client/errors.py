@@ -101,7 +101,8 @@ def translated(reply: Any, pool: Any) -> Any:
     if _NO_DATABASE.search(str(reply)):
         return _no_database(reply, pool)
     if not is_temporary(reply):
-        return reply
+        told = str(reply)
+        return reply if len(told) > 2 else type(reply)(f"the server's error says only {told!r}")
     error = ServerError(refusal(reply, pool))
     error.__cause__ = reply
     return error

@@ -43,7 +43,7 @@ for slot = 0, math.min(slots, #KEYS) - 1 do reasons[slot + 1] = KEYS[slot * widt
 local with_errors = call('EXISTS', unpack(reasons)) > 0 -- of earlier tries
 
 local at = 4
-for slot = 0, slots - 1 do
+for slot = 0, math.min(slots, #KEYS) - 1 do
   local before, many = slot * width, tonumber(ARGV[at + 1])
   -- Lua unpacks some thousands of values and then fails, halfway through the script.
   for from = at + 2, at + 1 + many, 1000 do

@@ -124,9 +124,10 @@ class ScriptCall(NamedTuple):
     def announcing(self, reply: Any) -> Announced | None:
         """What the script has announced and settled in a wake index on another node; None if
         nothing."""
-        if self.wake is None or not (reply[-2] or reply[-1]):
+        told = reply[-2:] if isinstance(reply, list) else []
+        if self.wake is None or not any(told) or list(map(type, told)) != [list, list]:
             return None
-        return Announced(*self.wake, *reply[-2:])
+        return Announced(*self.wake, *told)
 
     def command(self, *, whole: bool = False) -> tuple[Any, ...]:
         """The Redis command: EVALSHA, or EVAL with the whole text."""

@@ -26,7 +26,7 @@
 --@ clock admitted wake spread toll log push
 
 local store, body, armed, sent = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local tokens, ttl, width = KEYS[5], tonumber(ARGV[2]), tonumber(string.sub(ARGV[3], 1, 1))
+local tokens, ttl, width = KEYS[5], tonumber(ARGV[2]), math.max(3, tonumber(string.sub(ARGV[3], 1, 1)))
 local step, limits = string.match(ARGV[3], '^%df(%d+),(.*)$')
 step, limits = tonumber(step or ''), limits or string.sub(ARGV[3], 2)
 local limited = limits ~= ''

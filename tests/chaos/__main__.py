@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import signal
 import sys
 import tempfile
 from pathlib import Path
+
+import psutil
 
 from . import library, soak
 from .modes import MODES
@@ -47,6 +51,8 @@ def main() -> int:
     for name in faults:
         if name not in families:
             parser.error(f"no such fault: {name!r}; there are {', '.join(families)}")
+    # What is started is ended by what unwinds.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as temporary:
         directory = options.directory or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
@@ -71,4 +77,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    finally:
+        for child in psutil.Process().children(recursive=True):  # what was just being started
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()

@@ -41,6 +41,10 @@ LIFE = 8.0
 #: Seconds after which it has been said that a task has ended.
 SAID = 2.0
 
+#: Seconds after a fault for which senders may still find no broker, so that it gets later what they
+#: publish.
+HELD = 2.0
+
 #: Seconds for which what a process has to say of a database that was away may be unsaid.
 UNSAID = 12.0
 
@@ -339,6 +343,8 @@ class LibraryRun(Run):
         (self._directory / "told.json").write_text(json.dumps(told, default=repr))
         for event in self._events:
             margin = 1.0 if isinstance(event, LostEvent) else SAID
+            if event.family in (*NETWORK, "lost", "alone"):
+                event.held = max(event.at, event.until) + HELD
             event.unsaid = [(one.at - margin, one.until + UNSAID) for one in self.away]
             if not isinstance(event, LostEvent):
                 event.said = SAID

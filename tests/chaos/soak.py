@@ -52,12 +52,13 @@ class SoakRun(LibraryRun):
         self._leased: set[str] = set()
         self._is_over = threading.Event()
         log = self._directory / "http.log"
+        self._http = HttpServer(self._broker.url)
         self._stack.callback(lambda: log.write_text("\n".join(self._http.said)))
-        self._http = self._stack.enter_context(HttpServer(self._broker.url))
+        self._stack.enter_context(self._http)
         app = self._stack.enter_context(Celery("soak", broker=self._broker.url))
         schedules = timeout_center(app).schedules
         schedules.put("tick", "chaos.tick", 2.0, queue="celery")
-        client = threading.Thread(target=self._ask)
+        client = threading.Thread(target=self._ask, daemon=True)
         client.start()
         self._first: dict[Any, dict[str, float]] = {}
         self._last: dict[Any, dict[str, float]] = {}

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ..support.databases import ENGINES, PostgreSQL
 from ..support.library import engine, new_url, on_engines
 from ..support.servers import Server
+from ..support.waiting import wait_until
 from .library import FAMILIES as FAMILIES_OF_LIBRARY
 from .library import LibraryRun
-from .run import FAMILIES, Run, schedule
+from .run import FAMILIES, ROOT, Run, schedule
 from .schedules import ScheduleChaos
 from .soak import SoakRun
 from .steps import Chaos
@@ -40,6 +45,20 @@ def test_whatever_breaks_no_task_is_lost_early_repeated_or_left(
     assert report.executed + len(report.gone) >= report.sent > 50
     assert report.counted[PUTS] > 0
     assert report.faultless, report.table()
+
+
+def test_a_run_that_is_told_to_end_leaves_no_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.chaos", "--soak", "--engines", "sqlite"]
+    run = subprocess.Popen([*command, "--seconds", "600", "--directory", str(tmp_path)], cwd=ROOT)
+    try:
+        wait_until((tmp_path / "producer1.log").exists, 120)  # workers are ready
+        begun = psutil.Process(run.pid).children(recursive=True)
+        assert len(begun) > 5
+        run.terminate()
+        assert run.wait(60) == 128 + signal.SIGTERM
+        assert psutil.wait_procs(begun, 60)[1] == []
+    finally:
+        run.kill()
 
 
 @pytest.mark.nightly(

@@ -72,6 +72,8 @@ class Event:
     said: float = math.inf
     #: from when to when it may have remained unknown
     unsaid: Sequence[tuple[float, float]] = ()
+    #: until when what a library has may be published and not be in the broker
+    held: float = 0.0
 
     def faults(self) -> Iterator[verify.Event]:
         """What the judge is to know of it."""
@@ -88,6 +90,8 @@ class Event:
             for since, until in self.unsaid:
                 if self.at <= until:
                     yield self._fault(verify.UNSAID, *places, since=since, until=until)
+        if self.held:
+            yield self._fault(verify.HELD, *LIMITED, until=self.held)
         if self.step:
             yield self._fault(verify.STEPPED)
 

@@ -260,6 +260,8 @@ def test_a_reply_that_no_script_gives_is_a_clear_error_and_loses_nothing(
         database=None,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
+    @hypothesis.example("put", lambda data: b"-\r\n")
+    @hypothesis.example("pop", lambda data: b"*3\r\n*0\r\n*0\r\n*0\r\n")
     @hypothesis.given(st.sampled_from(["put", "pop", "ack", "get", "cancel", "counts"]), spoils)
     def check(name: str, spoil: Callable[[bytes], bytes]) -> None:
         client.flushdb()

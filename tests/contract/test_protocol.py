@@ -437,14 +437,17 @@ def test_whatever_a_script_is_called_with_it_ends_and_other_keys_are_as_they_wer
     center.put("mail", "kept", b"x", delay=3600)
     chosen = random.Random(calls)
     before = client.info("memory")["used_memory"]
-    ended = []
+    keys = [f"toc:{{odd:0}}:{n}" for n in range(8)]
+    odd = ["1e308", "9007199254740993", "0", ";k1", "2", "x", "x", "1", "1", "x", "-1"]
+    ended = [client.register_script(load("ack").text)(keys, odd)]  # more slots than it has keys
+    ended.append(client.register_script(load("put_many").text)(keys, ["0", "0", "0", "", "1,"]))
     for name in names():
         script = client.register_script(load(name).text)
         for _ in range(calls):
             keys = [f"toc:{{odd:0}}:{n % 12}" for n in range(chosen.choice((1, 2, 7, 8, 14, 20)))]
             with suppress(redis.ResponseError):
                 ended.append(script(keys, chosen.choices(GIVEN, k=chosen.randrange(20))))
-    assert ended
+    assert len(ended) > 1
     for key in client.scan_iter("toc:{odd:0}:*"):
         client.unlink(key)
     assert center.queues.names() == ["mail"]

@@ -133,8 +133,15 @@ def freeze(proxy: Proxy) -> None:
     proxy.thaw()
 
 
+def slow_and_lossy(proxy: Proxy) -> None:
+    proxy.throttle(4_000)  # bytes a second of each connection
+    time.sleep(4)
+    proxy.cut_replies_after(20)
+    proxy.throttle(None)
+
+
 @pytest.mark.one_server("a proxy is between")
-@pytest.mark.parametrize("fault", [one_way, flap, night(freeze)])
+@pytest.mark.parametrize("fault", [one_way, flap, night(freeze), night(slow_and_lossy)])
 def test_a_network_that_parts_breaks_nothing(
     fault: Callable[[Proxy], None], own_server: Server
 ) -> None:

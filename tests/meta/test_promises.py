@@ -82,7 +82,8 @@ is signed in at the page
     contract/test_page_tokens.py::test_a_token_sees_and_does_what_its_roles_and_queues_allow
     contract/test_page_tokens.py::test_a_session_has_a_new_cookie_that_tells_nothing_of_the_token
   act without a trace in the audit log
-    contract/test_page.py::test_a_form_counts_only_with_what_the_page_has_put_into_it
+    contract/test_page.py::test_whatever_names_there_are_they_are_shown_as_text_and_can_be_acted_on
+    contract/test_page_jobs.py::test_the_log_says_who_has_stopped_what_another_has_begun
   be made to act by another site's form
     contract/test_page.py::test_a_form_counts_only_with_what_the_page_has_put_into_it
 is between you and Redis

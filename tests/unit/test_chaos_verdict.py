@@ -118,6 +118,13 @@ def of_key(id: str, key: str, *steps: Any, queue: str = "keyed", **sending: Any)
     return task(id, *steps, queue=queue, key=key, **sending)
 
 
+def test_what_a_library_had_while_the_broker_was_away_is_overtaken_by_others_of_its_key() -> None:
+    tasks = of_key("a", "k", *run(3)), of_key("b", "k", *run(1), at=0.5)
+    assert verdict(*tasks).disordered == ["b"]
+    crash = Event(-0.9, "crash", "restart", until=-0.5, held=0.2)
+    assert verdict(*tasks, events=[crash]).faultless
+
+
 def test_a_task_that_sends_itself_again_holds_its_key_meanwhile() -> None:
     again = (1.05, "retrying", {"again": 1, "countdown": 1.0})
     first = of_key("a", "k", *run(1), again, *run(2.2, retries=1), times=1)

@@ -168,6 +168,8 @@ def test_on_a_cluster_a_script_replies_what_is_to_be_announced() -> None:
     assert call.wake == (made.keys.wake(NAME), 0)
     announced = call.announcing([0, 0, [], [], [], [], [], [1, 500], []])
     assert announced == (made.keys.wake(NAME), 0, [1, 500], [])
+    for odd in (7, b"7", None, [], [1], [1, 2], [[1, 500]], [[1, 500], 2]):
+        assert call.announcing(odd) is None
 
 
 # -- put

@@ -112,6 +112,9 @@ BROKEN: list[tuple[str, str, History]] = [
      put(**KEYED) + put("b", 0.1, **KEYED) + run("b") + run(at=2)),
     ("the later one first, and the clock was set before", v.ORDER,
      fault(v.STEPPED, -1, since=-2) + put(**KEYED) + put("b", 0.1, **KEYED) + run("b") + run(at=2)),
+    ("the later one first, and the broker was there when the other was put", v.ORDER,
+     fault(v.HELD, -1, "keyed", until=-0.1) + put(**KEYED) + put("b", 0.1, **KEYED) + run("b")
+     + run(at=2)),
     ("two of a key at once", v.LIMITS,
      put(**KEYED) + put("b", 0.1, **KEYED) + run()
      + run("b", 1.05, "d")),
@@ -179,6 +182,9 @@ GOOD: list[tuple[str, str | None, History]] = [
      put() + begin("a", 1) + fault(v.STOPPED, 1.05, "c", until=5.0) + run(at=4, process="d")),
     ("had it when it was stopped", "stopped, not begun",
      put() + fault(v.STOPPED, 0.5, "c", until=4.5) + run(at=4, process="d") + run(at=4.6)),
+    ("went on before that was written down", "stopped, not begun",
+     put(**KEYED) + fault(v.STOPPED, 0.5, "c", until=4.5) + run(at=4.4, process="d")
+     + run(at=4.48)),
     ("had it when it was stopped, and went on before the other began", "stopped, not begun",
      put() + fault(v.STOPPED, 0.5, "c", until=4.5) + run(at=4.55) + run(at=4.6, process="d")),
     ("not renewed", "its lease had ended",
@@ -239,6 +245,9 @@ GOOD: list[tuple[str, str | None, History]] = [
     ("taken before the clock was set back, and lost", None,
      at_clock(100, put(**KEYED)) + STEPPED_BACK + put("b", 2, **KEYED)
      + at_clock(200, run(at=4) + run("b", 5))),
+    ("a library had it, and the broker had only the later one", None,
+     fault(v.HELD, -1, "keyed", until=0.05) + put(**KEYED) + put("b", 0.1, **KEYED) + run("b")
+     + run(at=2)),
     ("not due yet", None,
      put(**KEYED, due=1.5) + put("b", 0.1, **KEYED)
      + run("b") + run(at=2)),
