@@ -16,7 +16,6 @@ import posixpath
 import re
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,8 @@ import redis
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import celery_toc  # noqa: E402
+import kombu_toc  # noqa: E402
 from kombu_toc.scripts.reference import PROTOCOL, Head, head, names  # noqa: E402
 from tests.public_names import signature  # noqa: E402
 
@@ -80,12 +81,12 @@ def links(markdown: str, source: str) -> str:
 def api() -> str:
     """A page of the public names, from their docstrings."""
     lines = ["# API", "", "[Python](python.md) shows how these are used.", ""]
-    for package in ("kombu_toc", "celery_toc"):
-        for name, value in sorted(public(import_module(package)), key=itemgetter(0)):
+    for package in (kombu_toc, celery_toc):
+        for name, value in sorted(public(package), key=itemgetter(0)):
             said = inspect.getdoc(value) or ""
             if not (callable(value) or isinstance(value, property)):
                 continue  # it has the docstring of its type
-            lines += [f"{'###' if '.' in name else '##'} `{package}.{name}`", ""]
+            lines += [f"{'###' if '.' in name else '##'} `{package.__name__}.{name}`", ""]
             if signed := signature(value):
                 signed = signed.replace("Ellipsis", "...").replace("(self, ", "(")
                 lines += [f"```python\n{name.rpartition('.')[2]}{signed}\n```", ""]

@@ -50,7 +50,7 @@ def has_limited_form(name: str) -> bool:
 def names() -> list[str]:
     """The scripts and the fragments."""
     found = (file.name for file in files(__package__).iterdir())
-    plain = [name.removesuffix(".lua") for name in found if name.endswith(".lua")]
+    plain = sorted(name.removesuffix(".lua") for name in found if name.endswith(".lua"))
     return plain + [f"{name}_limited" for name in filter(has_limited_form, plain)]
 
 

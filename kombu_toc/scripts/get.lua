@@ -10,7 +10,7 @@
 
 local found = {}
 local key, arg = 0, 1
-for place = 1, tonumber(ARGV[1]) do
+for place = 1, math.min(ARGV[1], #KEYS) do
   local steps, count = tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
   local seen = {}
   local function add(id, state, step, score)
