@@ -151,16 +151,16 @@ class PipelinedConnection:
         return pack_command(*call.command(whole=True))
 
     def check(self) -> None:
-        """Raise redis-py's TimeoutError, and close the connection, if a reply is overdue."""
+        """Raise redis-py's TimeoutError, and close the connection, if a reply is overdue. One that
+        has come meanwhile is taken: who looks has it in memory, and the socket tells no more of it.
+        """
         now = time.monotonic()
         # A reply that is awaited behind a long one has not been overdue while that came.
-        if (
-            self._waiting
-            and now > max(self._waiting[0].latest, self._heard + self._patience)
-            and not self.readable()
-        ):
-            self.close()
-            raise redis.exceptions.TimeoutError("no reply: the connection is taken for broken")
+        if self._waiting and now > max(self._waiting[0].latest, self._heard + self._patience):
+            if not self.readable():
+                self.close()
+                raise redis.exceptions.TimeoutError("no reply: the connection is taken for broken")
+            self.read()
 
     def readable(self) -> bool:
         """Whether a reply has come, or the end of the connection."""
@@ -546,6 +546,8 @@ class ClusterConnections:
                 connection.check()
             except BROKEN as exc:
                 self._lost(place, exc)
+        if self._announced:
+            self._announce()
         now = time.monotonic()
         slow = [
             place

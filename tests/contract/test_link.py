@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import Any
 
 import pytest
@@ -73,4 +74,24 @@ def test_a_connection_that_ends_while_somebody_waits_for_it_is_found_broken_when
         assert link.wait(10)
         link.read()
         assert told[-1] == b"PONG"
+        link.close()
+
+
+def test_a_reply_that_nobody_was_there_to_read_is_read_when_somebody_looks_whether_it_is_overdue(
+    server: Server,
+) -> None:
+    """Redis-py has it in memory once it was looked for: no event loop hears of it any more."""
+    with redis.Redis(port=server.port, socket_timeout=0.5) as client:
+        told: list[Any] = []
+        link = PipelinedConnection(
+            lambda: client.connection_pool,
+            lambda fd, callback: None,
+            lambda fd: None,
+            lambda calls: None,
+            Metrics(active=False),
+        )
+        link.send([(("PING",), told.append)])
+        time.sleep(1)  # it is overdue
+        link.check()
+        assert (told, link.busy) == ([b"PONG"], False)
         link.close()
