@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import time
+import select
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,17 +25,23 @@ TEXT = "redis.call('RPUSH', KEYS[1], ARGV[1]); return 0"
 NOTE = Script("note", TEXT, hashlib.sha1(TEXT.encode()).hexdigest())
 
 
-def test_a_script_that_the_server_does_not_know_runs_before_what_is_sent_after_it(
-    server: Server, client: redis.Redis
-) -> None:
-    """A release that runs behind the next pop lets what comes later start first."""
-    link = PipelinedConnection(
+def link_to(
+    client: redis.Redis, on_open: Callable[[int, Any], None] = lambda fd, callback: None
+) -> PipelinedConnection:
+    return PipelinedConnection(
         lambda: client.connection_pool,
-        lambda fd, callback: None,
+        on_open,
         lambda fd: None,
         lambda calls: None,
         Metrics(active=False),
     )
+
+
+def test_a_script_that_the_server_does_not_know_runs_before_what_is_sent_after_it(
+    server: Server, client: redis.Redis
+) -> None:
+    """A release that runs behind the next pop lets what comes later start first."""
+    link = link_to(client)
     for _ in range(2):
         client.script_flush()
         link.close()  # as who takes over knows nothing
@@ -78,20 +85,14 @@ def test_a_connection_that_ends_while_somebody_waits_for_it_is_found_broken_when
 
 
 def test_a_reply_that_nobody_was_there_to_read_is_read_when_somebody_looks_whether_it_is_overdue(
-    server: Server,
+    server: Server, client: redis.Redis
 ) -> None:
     """Redis-py has it in memory once it was looked for: no event loop hears of it any more."""
-    with redis.Redis(port=server.port, socket_timeout=0.5) as client:
-        told: list[Any] = []
-        link = PipelinedConnection(
-            lambda: client.connection_pool,
-            lambda fd, callback: None,
-            lambda fd: None,
-            lambda calls: None,
-            Metrics(active=False),
-        )
-        link.send([(("PING",), told.append)])
-        time.sleep(1)  # it is overdue
-        link.check()
-        assert (told, link.busy) == ([b"PONG"], False)
-        link.close()
+    opened: list[int] = []
+    told: list[Any] = []
+    link = link_to(client, lambda fd, callback: opened.append(fd))
+    link.send([(("PING",), told.append)], block=-60)  # as if it had been a minute ago
+    assert select.select(opened, [], [], 10)[0]
+    link.check()
+    assert (told, link.busy) == ([b"PONG"], False)
+    link.close()
