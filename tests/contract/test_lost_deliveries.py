@@ -12,7 +12,7 @@ from kombu import Connection, Queue
 from kombu_toc import IN_FLIGHT, WAITING, Delivery, TimeoutCenter
 from kombu_toc.center.calls import PopRequest
 from kombu_toc.model.topic import Topic
-from kombu_toc.scripts.call import ScriptCall, load
+from kombu_toc.scripts.call import ScriptCall
 
 from ..support.inspection import check_slots, slot_keys
 from ..support.proxy import Proxy
@@ -141,7 +141,7 @@ def mail(server: Server, center: TimeoutCenter, script: str) -> TimeoutCenter:
     with Connection(server.toc_url) as connection:
         queue = Queue("mail")(connection.default_channel)
         queue.declare()
-        connection.Producer().publish("x", routing_key="mail", headers={"id": "x"})
+        connection.Producer().publish("x", routing_key="mail", headers={"id": "the-one"})
     return center
 
 
@@ -151,7 +151,7 @@ one_server = pytest.mark.one_server("the proxy that loses the reply stands befor
 @one_server
 @pytest.mark.parametrize("again", ["the same connection", "another", "a revived one"])
 def test_a_consumer_that_reconnects_is_given_what_was_on_its_way(
-    server: Server, mail: TimeoutCenter, script: str, again: str
+    server: Server, mail: TimeoutCenter, again: str
 ) -> None:
     """Another connection of the process, or this one."""
     got: list[Any] = []
@@ -164,7 +164,7 @@ def test_a_consumer_that_reconnects_is_given_what_was_on_its_way(
             )
 
         consuming = consumer()
-        lost = proxy.drop_replies(load(script).text.encode())  # its first call brings it
+        lost = proxy.drop_replies(b"the-one", said=True)
         sent = time.monotonic()
         with pytest.raises(connection.connection_errors):
             consuming.consume()
@@ -194,12 +194,10 @@ def test_a_consumer_that_reconnects_is_given_what_was_on_its_way(
 
 
 @one_server
-def test_what_no_consumer_asks_for_is_given_back(
-    server: Server, mail: TimeoutCenter, script: str
-) -> None:
+def test_what_no_consumer_asks_for_is_given_back(server: Server, mail: TimeoutCenter) -> None:
     with Proxy(server.port) as proxy:
         with Connection(proxy.toc_url) as connection:
-            lost = proxy.drop_replies(load(script).text.encode())  # its first call brings it
+            lost = proxy.drop_replies(b"the-one", said=True)
             consuming = connection.Consumer(Queue("mail"), callbacks=[lambda *_: None])
             sent = time.monotonic()
             with pytest.raises(connection.connection_errors):

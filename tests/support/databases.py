@@ -126,10 +126,6 @@ class DatabaseServer:
         parent = psutil.Process(self._process.pid)
         return [parent, *parent.children(recursive=True)]
 
-    def processor_seconds(self) -> float:
-        """Seconds of processor time so far, also of its processes that have ended."""
-        return sum(sum(process.cpu_times()[:4]) for process in self._tree())
-
     def pause(self) -> None:
         # Each stops a moment after the signal was sent, and may have begun another before. One that
         # has ended stays until its parent goes on.

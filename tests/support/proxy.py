@@ -51,7 +51,7 @@ class Proxy:
         self._frozen = False
         #: bytes a second that pass on a connection, in each direction
         self._rate: int | None = None
-        self._drops: list[tuple[bytes, threading.Event]] = []
+        self._drops: list[tuple[bytes, bool, threading.Event]] = []
         #: what becomes of the next reply, if anything
         self._spoil: Callable[[bytes], bytes] | None = None
         self._selector = selectors.DefaultSelector()
@@ -120,14 +120,15 @@ class Proxy:
         """The same, but a connection is reset when a byte more arrives."""
         self._order(partial(self._limit, number, True))
 
-    def drop_replies(self, match: bytes) -> threading.Event:
+    def drop_replies(self, match: bytes, *, said: bool = False) -> threading.Event:
         """Reset the connection of the next request that contains `match`, after it was answered
-        and before the answer has passed. Other requests on it must have been answered.
+        and before the answer has passed. Other requests on it must have been answered; where they
+        may not have been, tell it by a short `match` in the answer (`said`).
 
         Returns what is set when that has happened.
         """
         dropped = threading.Event()
-        self._order(partial(self._drops.append, (match, dropped)))
+        self._order(partial(self._drops.append, (match, said, dropped)))
         return dropped
 
     def spoil_reply(self, spoil: Callable[[bytes], bytes] | None) -> None:
@@ -255,16 +256,18 @@ class Proxy:
     def _request(self, link: _Link, data: bytes) -> None:
         link.requests += data
         seen = link.tail + data
-        for match, dropped in self._drops:
-            if match in seen:
-                link.doomed = dropped
-                self._drops.remove((match, dropped))
-                break
-        longest = max((len(match) for match, _ in self._drops), default=1)
+        self._doom(link, seen, False)
+        longest = max((len(match) for match, _, _ in self._drops), default=1)
         link.tail = seen[-longest + 1 :] if longest > 1 else b""
+
+    def _doom(self, link: _Link, seen: bytes, said: bool) -> None:
+        for drop in [drop for drop in self._drops if drop[0] in seen and drop[1] is said][:1]:
+            link.doomed = drop[2]
+            self._drops.remove(drop)
 
     def _reply(self, link: _Link, data: bytes) -> bool:
         """Take note of a reply; false if the connection is to be reset instead."""
+        self._doom(link, data, True)
         if link.doomed is not None:
             link.doomed.set()
             return False

@@ -162,6 +162,9 @@ def test_a_dropped_reply_is_one_whose_request_was_heard(proxy: Proxy, echo: Echo
         assert dropped.is_set()
         assert bytes(echo.heard) == b"getxputy"
         assert ask(other, b"put") == b"put"  # only the next one
+        proxy.drop_replies(b"put", said=True)
+        with pytest.raises(ConnectionResetError):
+            ask(other, b"put")
 
 
 def test_while_it_refuses_nobody_connects(proxy: Proxy) -> None:
