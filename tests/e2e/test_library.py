@@ -74,8 +74,8 @@ def test_what_waits_when_redis_is_lost_runs_on_time_and_once(
 ) -> None:
     app.conf.update(options)
     start_workers(2, "-c", "2", **options)
-    for number in range(100):
-        app.tasks["e2e.note"].apply_async((f"lost-{number}",), countdown=6 + number / 50)
+    note = app.tasks["e2e.note"]
+    celery_toc.send_many(note.s(f"lost-{n}").set(countdown=6 + n / 50) for n in range(100))
     toc.client.flushdb()
     library = celery_toc.timeout_center(app).library
     assert library.rebuild().put == 100
