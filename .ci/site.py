@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 import celery_toc  # noqa: E402
 import kombu_toc  # noqa: E402
-from kombu_toc.scripts.reference import PROTOCOL, Head, head, names  # noqa: E402
+from kombu_toc.scripts.__main__ import PROTOCOL, Head, head, names  # noqa: E402
 from tests.public_names import signature  # noqa: E402
 
 LINK = re.compile(r"(\[[^\]]*\]\()([^)\s#]+)((?:#[^)]*)?\))")

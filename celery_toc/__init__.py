@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from .schedules.rules import ScheduleError as ScheduleError
     from .schedules.rules import UnknownScheduleError as UnknownScheduleError
     from .schedules.schedules import Schedules as Schedules
-    from .schedules.view import Firing as Firing
-    from .schedules.view import Listed as Listed
-    from .schedules.view import Schedule as Schedule
-    from .schedules.view import SchedulesByName as SchedulesByName
+    from .schedules.state import Firing as Firing
+    from .schedules.state import Listed as Listed
+    from .schedules.state import Schedule as Schedule
+    from .schedules.state import SchedulesByName as SchedulesByName
 
 #: Public names that are loaded when they are first used, and the module each lives in.
 _PLACES = {
     "Task": "app.task",
     "TaskCenter": "app.task",
-    "Firing": "schedules.view",
-    "Listed": "schedules.view",
-    "SchedulesByName": "schedules.view",
-    "Schedule": "schedules.view",
+    "Firing": "schedules.state",
+    "Listed": "schedules.state",
+    "SchedulesByName": "schedules.state",
+    "Schedule": "schedules.state",
     "ScheduleError": "schedules.rules",
     "Schedules": "schedules.schedules",
     "Unique": "app.sending",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from ..schedules.messages import Plan
-    from ..schedules.view import Schedule
+    from ..schedules.state import Schedule
 
 
 # -- what sends the tasks of an app from one event loop

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..app.task import TaskCenter
     from ..schedules.messages import Plan
     from ..schedules.schedules import Schedules
-    from ..schedules.view import Schedule
+    from ..schedules.state import Schedule
 
 
 #: What the schedules that were put here have before the app's name, as their owner.

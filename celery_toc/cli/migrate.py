@@ -8,7 +8,7 @@ import click
 
 import kombu_toc
 
-from ..schedules.view import Schedule
+from ..schedules.state import Schedule
 from .screen import Column, counted
 from .session import FAILED, USAGE, Failure, Session, command, document, yes_option
 

@@ -22,8 +22,16 @@ from ..compat.sending import QuickMessages
 from . import state
 from .messages import Plan, Wanted, firing_of, plan_of
 from .rules import ScheduleError, UnknownScheduleError, read_time, to_datetime
-from .state import Record, Step, firing_id
-from .view import Firing, Listed, Schedule, SchedulesByName, firing_of_line
+from .state import (
+    Firing,
+    Listed,
+    Record,
+    Schedule,
+    SchedulesByName,
+    Step,
+    firing_id,
+    firing_of_line,
+)
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -31,7 +31,7 @@ from .tasks import NEW_TASK, Allowed, send
 if TYPE_CHECKING:
     from celery import Celery
 
-    from ..schedules.view import Firing, Schedule
+    from ..schedules.state import Firing, Schedule
 
 
 __all__ = ("api_for_app",)

@@ -22,7 +22,7 @@ from .tasks import Allowed
 if TYPE_CHECKING:
     from celery import Celery
 
-    from ..schedules.view import Firing, Schedule
+    from ..schedules.state import Firing, Schedule
 
 
 # -- pages of schedules, by queue and name

@@ -21,7 +21,7 @@ from kombu_toc import PartialError
 
 from ..app.task import Task, TaskCenter
 from ..compat import control
-from ..schedules.view import Schedule
+from ..schedules.state import Schedule
 
 logger = get_logger(__name__)
 

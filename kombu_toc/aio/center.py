@@ -67,7 +67,7 @@ class InThreads:
 
 
 class FarInThreads(InThreads):
-    """What is far ahead: see :class:`.center.recording.Far`."""
+    """What is far ahead: see :class:`.center.core.Far`."""
 
     def read(self, *args: Any) -> Iterator[tuple[Found, Position]]:
         found = self._inner.read(*args)
@@ -84,7 +84,7 @@ class RecorderInThreads(InThreads):
 
 
 class LibraryInThreads(InThreads):
-    """What a center tells its library: see :class:`.center.recording.Recorder`."""
+    """What a center tells its library: see :class:`.center.core.Recorder`."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)

@@ -21,19 +21,17 @@ from ..scripts.call import ScriptCall, commands_of, load, texts
 from .admin_commands import AdminCommands
 from .calls import POP_BYTES, Commands, Context, add_counters
 from .consumption import Loops
-from .core import Core, SharedNotes
+from .core import Core, Recorder, SharedNotes, TaskLibrary
 from .failures import Failures
 from .find import Lookup, Scan
-from .leases import Leases
 from .operations import Dead, Operations
 from .pop import Deliveries
 from .put import Puts
-from .recording import Recorder, TaskLibrary
 from .registry import Registry
 from .runner import Runner
 from .schedules import Editions, Recurring
 from .topics import Expiring, Queues
-from .upkeep import Admin
+from .upkeep import Admin, Leases
 
 # -- the verbs of a message, which the parts have
 

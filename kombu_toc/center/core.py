@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+from ..model.failures import FailedTask, FailuresRetried
+from ..model.library import (
+    FAILURES,
+    Disagreement,
+    LibraryResharded,
+    LibraryStatus,
+    Rebuilt,
+    Record,
+    RecordPage,
+)
+from ..model.results import Cancelled, Delivery, Found, OnProgress, Put, Rescheduled, tell_nobody
+from ..model.topic import Topic
 from ..scripts.call import ScriptCall, load, parts_of, text
-from .admin_commands import AdminCommands
-from .calls import Commands, Context
-from .recording import Far, Recorder
+from .admin_commands import AdminCommands, Position
+from .calls import Commands, Context, PutRequest, ScheduleChange
 from .registry import Registry
 from .runner import Runner
 
@@ -109,3 +121,323 @@ class SharedNotes(CenterPart):
         call = ScriptCall(load("elect"), keys, (name, int(seconds * 1000)), lambda raw: raw[1::2])
         answers = self._runner.run(call)
         return [one for one, mine in zip(names, answers, strict=True) if mine]
+
+
+# -- what a center tells whoever keeps a record of its messages elsewhere: the task library
+
+
+class TaskLibrary(Protocol):
+    """What can be asked of the record, and done to what is found there."""
+
+    def find(
+        self,
+        *,
+        biz_type: str | None = None,
+        biz_id: str | None = None,
+        status: str | Collection[str] | None = None,
+        task: str | None = None,
+        attributes: Mapping[str, object] | None = None,
+        between: tuple[float | None, float | None] | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> RecordPage:
+        """Records, in the order of their action times.
+
+        biz_type, biz_id: as they were sent: :func:`celery_toc.biz`
+        status: one of :data:`kombu_toc.STATUSES`, or several; all unless given
+        task: the name of a task
+        attributes: of the user's own, all of which it has
+        between: the first and the last action time, seconds since the epoch; None: without a bound
+        limit: how many at most
+        after: where the page before has ended: its `after`
+
+        Raises LibraryError.
+        """
+
+    def retry(
+        self,
+        *,
+        status: str | Collection[str] = FAILURES,
+        limit: int | None = None,
+        on_progress: OnProgress = tell_nobody,
+        **which: Any,
+    ) -> FailuresRetried:
+        """Send again what has failed or is dead, and is found by these filters: each once, however
+        often and by however many this is called, as :meth:`.failures.Failures.retry` does. A
+        worker puts it within a second or so.
+
+        status: ``failed``, ``dead``, or both
+        limit: how many at most
+        on_progress: called after each some hundred
+        which: as of :meth:`find`: biz_type, biz_id, task, attributes, between
+
+        Raises LibraryError.
+        """
+
+    def rebuild(self, on_progress: OnProgress = tell_nobody) -> Rebuilt:
+        """Put back into Redis what is pending and is not there, the soonest first.
+
+        Workers may run meanwhile, and others send. It may be killed and repeated at any time: what
+        is there is not put twice.
+
+        on_progress: called after each some thousand rows
+
+        Raises LibraryError.
+        """
+
+    def check(self, *, fix: bool = False) -> list[Disagreement]:
+        """Compare all that is pending with what is in Redis; return what does not agree.
+
+        fix: mend it: a message that is missing is put, one without a row gets one, and one that
+            waits although it has ended is deleted
+
+        The queues may be in use meanwhile. Raises LibraryError.
+        """
+
+    def create(self) -> list[str]:
+        """Make the tables of databases that have none; return the URLs of these, without their
+        passwords. Raises LibraryError."""
+
+    def upgrade(self) -> list[str]:
+        """Bring older tables up to date; return the URLs of these databases. Raises
+        LibraryError."""
+
+    def reshard(self, on_progress: OnProgress = tell_nobody) -> LibraryResharded:
+        """Move all rows from the layout that ``toc_library_before`` names to that of
+        ``toc_library``, while the library is used. It may be killed and repeated at any time.
+
+        on_progress: called after each some hundred rows
+
+        Raises LibraryError if a database is away, or if there is nothing to be moved.
+        """
+
+    def prune(self, days: float) -> int:
+        """Drop what history has of earlier days than so many; return how many days were dropped,
+        of each table. Raises LibraryError."""
+
+    def status(self) -> list[LibraryStatus]:
+        """The state of each database. It raises nothing."""
+
+    def counts(self) -> dict[str, int]:
+        """How many rows have each status; of these, ``not put`` are not in Redis as far as is
+        known. Raises LibraryError."""
+
+    def history(self, id: str) -> list[Record]:
+        """Everything that is known of a task, the oldest first: one record for each message, such
+        as those of its retries. Raises LibraryError."""
+
+    def cancel(self, *, biz_id: str, biz_type: str | None = None) -> list[Cancelled]:
+        """Cancel what is pending of a business id, as :meth:`TimeoutCenter.cancel` does; return
+        what there was. Raises LibraryError."""
+
+    def reschedule(
+        self,
+        *,
+        biz_id: str,
+        biz_type: str | None = None,
+        at: float | None = None,
+        delay: float | None = None,
+    ) -> list[Rescheduled]:
+        """Give what is pending of a business id another action time, as
+        :meth:`TimeoutCenter.reschedule` does; return what there was. Raises LibraryError."""
+
+
+class Far(Protocol):
+    """What is too far ahead to be in Redis (``x-horizon``). It is asked, and told what to do,
+    before Redis is: what it has no more is in Redis from then on.
+
+    ids: of messages; topic: where they are looked for; None: everywhere
+    """
+
+    def get(self, ids: Sequence[str], topic: str | None) -> list[Found]:
+        """What there is of these ids."""
+
+    def read(
+        self,
+        topic: Topic,
+        after: tuple[int, bytes],
+        since_us: int | None,
+        until_us: int | None,
+        step: int,
+    ) -> Iterator[tuple[Found, Position]]:
+        """What there is of a topic, in the order of time.
+
+        after: score and id of the position behind which it begins
+        step: how many are read together at first
+        """
+
+    def count(self, topic: str, limit: int | None = None, until_us: int | None = None) -> int:
+        """How many there are of a topic; about `limit` are counted at most.
+
+        until_us: only what is due by then, in microseconds since the epoch
+        """
+
+    def cancel(
+        self, ids: Sequence[str], topic: str | None, revoked: bool = False
+    ) -> list[Cancelled]:
+        """Cancel what there is of these ids; return that."""
+
+    def cancel_found(self, found: Sequence[Found], revoked: bool = False) -> list[Cancelled]:
+        """Cancel just these, as far as they are there; return which."""
+
+    def reschedule(
+        self, ids: Sequence[str], topic: str | None, at_us: int | None, delay_us: int | None
+    ) -> list[Rescheduled]:
+        """Give what there is of these ids another time: what is within the horizon then is put into
+        Redis. Returns what there was."""
+
+    def reschedule_found(
+        self, found: Sequence[Found], at_us: int | None, delay_us: int | None
+    ) -> list[Rescheduled]:
+        """As :meth:`reschedule`, just these, as far as they are there."""
+
+    def purge(self, topic: str) -> int:
+        """Cancel what there is of a topic; return how many."""
+
+
+class FailedRows(Protocol):
+    """What has failed, was not sent again, and was not forgotten. Raises LibraryError."""
+
+    def latest(
+        self, topic: str | None, since_us: int, until_us: int, after: FailedTask | None, limit: int
+    ) -> list[FailedTask]:
+        """The latest first, without their messages.
+
+        after: the one behind which it begins
+        """
+
+    def of_ids(self, ids: Iterable[str], known: Iterable[FailedTask] = ()) -> list[FailedTask]:
+        """Those of these ids, the oldest first, with their messages.
+
+        known: as :meth:`latest` has found some of them: these are looked for there only
+        """
+
+    def send_again(self, failed: Sequence[FailedTask]) -> FailuresRetried:
+        """Send these again, as far as nobody has done it. A worker puts them."""
+
+    def forget(self, failed: Sequence[FailedTask]) -> None:
+        """Keep these in history only, without their messages."""
+
+
+class Recorder(Protocol):
+    """Keeps a record. It is told what was done, after Redis has done it."""
+
+    @property
+    def far(self) -> Far:
+        """What is too far ahead to be in Redis."""
+
+    @property
+    def library(self) -> TaskLibrary:
+        """What can be asked of it."""
+
+    @property
+    def failures(self) -> FailedRows:
+        """What has failed."""
+
+    def putting(self, topic: Topic, requests: Sequence[PutRequest]) -> Sequence[Any]:
+        """Messages are about to be put: write their rows. Raises LibraryError: then they are not
+        put. Returns what :meth:`withdraw` and :meth:`not_put` take, for each; nothing at all for a
+        topic that goes away by itself."""
+
+    def keep_far(self, topic: Topic, requests: Sequence[PutRequest]) -> set[int]:
+        """Keep what is further ahead than the topic's horizon, or belongs to a transaction of the
+        caller's: it is not put now. Returns the places of these. Raises LibraryError."""
+
+    def withdraw(self, rows: Sequence[Any]) -> None:
+        """Messages were not put: what :meth:`putting` has returned for them goes, if it was new."""
+
+    def not_put(self, rows: Sequence[Any]) -> None:
+        """Redis did not answer: these messages follow when it does, unless they are there."""
+
+    def named(self, topic: Topic, request: PutRequest) -> PutRequest:
+        """A message that is about to be put, with a name that its record is known by."""
+
+    def repeated(self, rows: Sequence[Any]) -> None:
+        """These had been put before, by the same put."""
+
+    def replace_far(self, topic: Topic, request: PutRequest) -> Put | None:
+        """Give body and time of a message to the newest one of its id, if that is too far ahead to
+        be in Redis; None if it is not. Raises LibraryError, and MessageError if that has another
+        slot basis."""
+
+    def replaced(self, rows: Sequence[Any]) -> None:
+        """These have taken the places of others, and have their ids."""
+
+    def delivered(self, messages: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Messages were delivered. Returns those that have ended before, and are to be
+        acknowledged and not handled."""
+
+    def acked(self, messages: Sequence[Delivery]) -> None:
+        """Messages were acknowledged."""
+
+    def rejected(self, message: Delivery, *, dead: bool, error: str) -> None:
+        """A message was given back after a failure, or is dead."""
+
+    def released(self, messages: Sequence[Delivery]) -> None:
+        """Messages were given back."""
+
+    def extended(self, messages: Sequence[Delivery]) -> None:
+        """Whoever has these messages still has them."""
+
+    def cancelled(
+        self,
+        ids: Sequence[str],
+        found: Sequence[Cancelled],
+        topic: str | None,
+        revoked: bool = False,
+    ) -> list[Cancelled]:
+        """Messages were cancelled by their ids.
+
+        found: what there was in Redis
+        topic: where they were looked for; None: everywhere
+        revoked: whether they were revoked
+
+        Returns what there was in the record only, and is cancelled now.
+        """
+
+    def deleted(self, found: Sequence[Cancelled], revoked: bool = False) -> None:
+        """Just these messages were cancelled, or revoked."""
+
+    def rescheduled(
+        self,
+        ids: Sequence[str],
+        moved: Sequence[Rescheduled],
+        topic: str | None,
+        at_us: int | None,
+        delay_us: int | None,
+    ) -> list[Rescheduled]:
+        """Messages have another time, by their ids.
+
+        moved: what there was in Redis
+        topic: where they were looked for; None: everywhere
+        at_us, delay_us: the time; neither: now
+
+        Returns what there was in the record only, and has that time now.
+        """
+
+    def moved(self, moved: Sequence[Rescheduled], found: Sequence[Found]) -> None:
+        """Just these messages have another time, of those that were found."""
+
+    def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
+        """A schedule was changed; at_us: when, by the server's clock. It waits for nobody."""
+
+    def altered(self, before: Topic, after: Topic) -> None:
+        """Limits of a topic were altered while it is in use. Raises LibraryError."""
+
+    def paused(self, topic: str, paused: bool) -> None:
+        """A topic was paused, or goes on. Raises LibraryError."""
+
+    def forgotten(self, topic: str) -> None:
+        """A topic was deleted, with its schedules and its dead letters."""
+
+    def purged_dead(self, named: Sequence[tuple[str, str]]) -> None:
+        """Dead letters were deleted; named: topic and id of each."""
+
+    def requeuing(self, found: Sequence[Found]) -> None:
+        """Dead letters are about to wait again. Raises LibraryError: then they stay dead."""
+
+    def requeued(self, named: Sequence[tuple[str, str]]) -> None:
+        """Dead letters wait again; named: as before."""
+
+    def purged(self, topic: str) -> None:
+        """What waited in a topic was deleted."""

@@ -37,10 +37,9 @@ from ..model.library import Record
 from ..model.results import DEAD, Found, Missing, OnProgress, tell_nobody
 from ..scripts.call import ScriptCall, load, microseconds, text
 from .calls import PutRequest, suffix_of
-from .core import CenterPart, Core
+from .core import CenterPart, Core, FailedRows
 from .operations import Dead
 from .put import Puts
-from .recording import FailedRows
 from .runner import BROKEN, Away
 
 logger = logging.getLogger(__name__)

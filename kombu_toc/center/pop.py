@@ -36,9 +36,9 @@ from .calls import (
 )
 from .core import CenterPart, Core
 from .find import Lookup, Scan
-from .leases import Leases
 from .picking import LOOK, Choice, Pick
 from .pop_wait import Gathered, sleep_of
+from .upkeep import Leases
 from .waiting import Flown, PopNames, Waiting
 
 # -- puts a delivered message into DeadQueue

@@ -15,13 +15,11 @@ from ..model.results import ADDED, KEPT, REPEATED, REPLACED, WAITING, Put
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, load, microseconds, text
 from .calls import ADD, KEEP, REPLACE, Commands, NewMessage, PutRequest, named_by
-from .core import CenterPart, Core
+from .core import CenterPart, Core, Recorder
 from .find import Lookup
-from .leases import Leases
 from .put_many import PutMany, PutNames
-from .recording import Recorder
 from .runner import BROKEN
-from .upkeep import home_of
+from .upkeep import Leases, home_of
 
 # -- puts messages of which a queue has one at a time, by a unique key
 #

@@ -132,7 +132,7 @@ async def find(api: Any, request: Request) -> Answer:
 
 
 def _filters(asked: Mapping[str, Any], attributes: dict[str, str]) -> dict[str, Any]:
-    """The arguments of :meth:`.recording.TaskLibrary.find` that say which tasks are meant."""
+    """The arguments of :meth:`.core.TaskLibrary.find` that say which tasks are meant."""
     names = {"biz_type": "bizType", "biz_id": "bizId", "task": "task"}
     which = {name: asked.get(said) for name, said in names.items()}
     return {**which, "attributes": attributes, "between": between(asked)}

@@ -42,7 +42,7 @@ UNDER_WAY_US = 5_000_000
 @dataclass(eq=False)
 class OpenLibrary:
     """The recorder of a process as a center uses it, and what can be asked of the record: see
-    :class:`kombu_toc.center.recording.Recorder`.
+    :class:`kombu_toc.center.core.Recorder`.
 
     center: whose methods are recorded
     """

@@ -53,7 +53,7 @@ def new_time(center: TimeoutCenter, at_us: int | None, delay_us: int | None) -> 
 
 
 class FarMessages:
-    """What a center can do with what is far ahead: see :class:`kombu_toc.center.recording.Far`."""
+    """What a center can do with what is far ahead: see :class:`kombu_toc.center.core.Far`."""
 
     def __init__(self, store: FarStore, center: TimeoutCenter, ready: Callable[[], None]) -> None:
         self._of = store

@@ -18,10 +18,9 @@ from . import statuses
 from .deferred import Behind
 from .horizon import FarStore, Loader, is_far
 from .outcomes import DAY_US
-from .putting import DeadLetters, Putter, Returner, missing_of, off_among
+from .putting import GONE_US, DeadLetters, Putter, Returner, Schedules, missing_of, off_among
 from .rebuild import LOOK_INTERVAL, Reconciler
 from .records import Key, Row, now_us
-from .schedules import GONE_US, Schedules
 from .shards import CHUNK, Asking, Database, Shard, each_asked
 from .store import Store, was_tried
 

@@ -19,10 +19,10 @@ from ..model.results import Cancelled, OnProgress, Rescheduled, tell_nobody
 from ..scripts.call import Countdown
 from . import migrate, statuses
 from .outcomes import DAY_US, KEY
+from .putting import Schedules
 from .rebuild import Comparison, Rebuild
 from .records import Key, attributes_of, now_us, storable
 from .retry import retry
-from .schedules import Schedules
 from .schema import LAYOUT, LOCATOR, SCHEDULES, TOPICS
 from .shards import MOVED, Database, Shard
 from .store import COUNTING, Store
@@ -40,7 +40,7 @@ SECONDS = 9e12
 @dataclass(eq=False)
 class Library:
     """What can be asked of the record, and done to what is found: see
-    :class:`kombu_toc.center.recording.TaskLibrary`."""
+    :class:`kombu_toc.center.core.TaskLibrary`."""
 
     store: Store
     _center: TimeoutCenter

@@ -26,8 +26,8 @@ from ..model.library import BEHIND, DISAGREEMENTS, OFF, Disagreement, Rebuilt
 from ..model.results import IN_FLIGHT, WAITING, Found, OnProgress, tell_nobody
 from . import putting, records, statuses
 from .guard import ended_rows, over_of
+from .putting import Schedules
 from .records import now_us
-from .schedules import Schedules
 from .schema import LAYOUT
 from .shards import CHUNK, Asking, Database, Shard, chunks, each_asked
 from .store import Store, together, was_tried

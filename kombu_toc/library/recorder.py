@@ -27,8 +27,8 @@ from .db import RefusedError
 from .guard import Guard
 from .keeper import Keeper
 from .notes import FLUSH_AT, Backlog, Gathering
+from .putting import Schedules
 from .records import Event, Key, Row, now_us
-from .schedules import Schedules
 from .shards import Database, each_asked
 from .store import Store
 

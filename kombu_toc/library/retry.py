@@ -35,7 +35,7 @@ _LISTED = 1000
 
 @dataclass(eq=False)
 class FailedRows:
-    """As :class:`.center.recording.FailedRows`.
+    """As :class:`.center.core.FailedRows`.
 
     hides: whether arguments and errors are not told, for the app hides some
     """

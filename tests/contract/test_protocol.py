@@ -27,8 +27,8 @@ from kombu import Connection, Producer
 from kombu_toc import TimeoutCenter
 from kombu_toc.model.topic import slot_of
 from kombu_toc.scripts import __main__ as writer
+from kombu_toc.scripts.__main__ import names
 from kombu_toc.scripts.call import load
-from kombu_toc.scripts.reference import names
 
 from ..support.cases import night
 from ..support.cluster import Cluster

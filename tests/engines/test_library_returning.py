@@ -346,7 +346,7 @@ def test_a_deleted_queue_that_is_declared_again_is_known_again(
     center.queues.declare("mail", **{name: getattr(before, name) for name in ("slots", "retries")})
     publish(broker, "order-2")
     assert "mail" not in store.topics(), "it has written that already"
-    monkeypatch.setattr("kombu_toc.library.declarations.AGAIN", 0.0)
+    monkeypatch.setattr("kombu_toc.library.store.AGAIN", 0.0)
     publish(broker, "order-3")
     assert store.topics()["mail"] == before
 

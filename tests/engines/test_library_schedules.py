@@ -15,7 +15,7 @@ from celery_toc import timeout_center
 from celery_toc.worker import schedules
 from kombu_toc import TimeoutCenter
 from kombu_toc.center.calls import ScheduleChange, ScheduleFiring
-from kombu_toc.library.schedules import Schedules
+from kombu_toc.library.putting import Schedules
 from kombu_toc.library.schema import SCHEDULES
 
 from ..support.fixtures import own_server

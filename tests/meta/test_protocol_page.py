@@ -18,8 +18,8 @@ from kombu_toc.model.limits import LIMITS
 from kombu_toc.model.message import DICTIONARY
 from kombu_toc.model.topic import Declaration
 from kombu_toc.scripts import __main__ as writer
+from kombu_toc.scripts.__main__ import PROTOCOL, as_data, head, names
 from kombu_toc.scripts.call import load
-from kombu_toc.scripts.reference import PROTOCOL, as_data, head, names
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "protocol.md").read_text()

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from redis.exceptions import ConnectionError
 
-from kombu_toc.http import Answer, Problem, Request, idempotency
-from kombu_toc.http.idempotency import CLAIM, Idempotency
+from kombu_toc.http import Answer, Problem, Request, app
+from kombu_toc.http.app import CLAIM, Idempotency
 from kombu_toc.http.tokens import NOBODY
 
 from ..support.loops import in_loop
@@ -148,7 +148,7 @@ def test_who_took_longer_than_a_claim_lasts_touches_nobody_elses(
 ) -> None:
     async def use() -> None:
         center, now = Center(), time.monotonic()
-        monkeypatch.setattr(idempotency, "time", SimpleNamespace(monotonic=lambda: now))
+        monkeypatch.setattr(app, "time", SimpleNamespace(monotonic=lambda: now))
 
         async def slow() -> Answer:
             nonlocal now
