@@ -22,16 +22,6 @@ from ..compat.sending import QuickMessages
 from . import state
 from .messages import Plan, Wanted, firing_of, plan_of
 from .rules import ScheduleError, UnknownScheduleError, read_time, to_datetime
-from .state import (
-    Firing,
-    Listed,
-    Record,
-    Schedule,
-    SchedulesByName,
-    Step,
-    firing_id,
-    firing_of_line,
-)
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -112,7 +102,7 @@ class Schedules:
         owner: str | None = None,
         either_day: bool = False,
         exclude: Any = (),
-    ) -> Schedule:
+    ) -> state.Schedule:
         """Have a task run again and again; return the schedule as it is then.
 
         name: of the schedule; a second put of a name changes what is there
@@ -166,7 +156,7 @@ class Schedules:
         )
         return self.keep(plan)
 
-    def put_many(self, entries: Iterable[Mapping[str, Any]]) -> builtins.list[Schedule]:
+    def put_many(self, entries: Iterable[Mapping[str, Any]]) -> builtins.list[state.Schedule]:
         """Put many schedules, hundreds in a round trip: for each a mapping of the arguments of
         :meth:`put`. Return them in the order of the entries.
 
@@ -199,7 +189,7 @@ class Schedules:
         wanted = Wanted(**options)
         return plan_of(self._app, self._channel, name, task, schedule, wanted, self._quick)
 
-    def keep(self, plan: Plan) -> Schedule:
+    def keep(self, plan: Plan) -> state.Schedule:
         """The second half of :meth:`put`: asks the server only."""
         [kept] = self.keep_many([plan])
         if isinstance(kept, Exception):
@@ -208,12 +198,12 @@ class Schedules:
 
     def keep_many(
         self, plans: Sequence[Plan], *, own: bool = False
-    ) -> builtins.list[Schedule | ScheduleError]:
+    ) -> builtins.list[state.Schedule | ScheduleError]:
         """Keep many plans, hundreds in a round trip: what each has become, or why it is not kept.
 
         own: replace no schedule that another owner has put
         """
-        kept: dict[int, Schedule | ScheduleError] = {}
+        kept: dict[int, state.Schedule | ScheduleError] = {}
         for start in range(0, len(plans), TOGETHER):
             left = dict(enumerate(plans[start : start + TOGETHER], start))
             tries = 0
@@ -225,16 +215,18 @@ class Schedules:
             kept |= {number: _contended(plan.name) for number, plan in left.items()}
         return [kept[number] for number in range(len(plans))]
 
-    def _keep(self, plans: Mapping[int, Plan], own: bool) -> dict[int, Schedule | ScheduleError]:
+    def _keep(
+        self, plans: Mapping[int, Plan], own: bool
+    ) -> dict[int, state.Schedule | ScheduleError]:
         """Try to keep plans, the first of each name; what came of those that need no other try."""
         first: dict[str, int] = {}
         for number, plan in plans.items():
             first.setdefault(plan.name, number)
         now, found = self._recurring.find_many(builtins.list(first), template=True)
         now = now or self._now()
-        kept: dict[int, Schedule | ScheduleError] = {}
-        steps: dict[str, builtins.list[tuple[int, Step, kombu_toc.ScheduleChange]]] = defaultdict(
-            builtins.list
+        kept: dict[int, state.Schedule | ScheduleError] = {}
+        steps: dict[str, builtins.list[tuple[int, state.Step, kombu_toc.ScheduleChange]]] = (
+            defaultdict(builtins.list)
         )
         for name, number in first.items():
             plan = plans[number]
@@ -255,16 +247,18 @@ class Schedules:
             ):
                 if changed.done and step.record is not None:
                     what = (step.record, change.template, self._reads)
-                    kept[number] = Schedule(change.name, queue, *what)
+                    kept[number] = state.Schedule(change.name, queue, *what)
         return kept
 
     def _step_to(
         self, plan: Plan, found: builtins.list[kombu_toc.Scheduled], now: int, own: bool
-    ) -> tuple[kombu_toc.Scheduled | None, Step | None]:
+    ) -> tuple[kombu_toc.Scheduled | None, state.Step | None]:
         """The schedule in the queue of a plan, and the step that makes of it what was planned; no
         step if it is that already, and nothing if something had to be done first."""
         name, queue = plan.name, plan.template.queue
-        if own and any(Record.of_text(one.record).owner != plan.record.owner for one in found):
+        if own and any(
+            state.Record.of_text(one.record).owner != plan.record.owner for one in found
+        ):
             raise ScheduleError(f"there is a schedule {name!r} that somebody else has put")
         if any(self._lose(name, one, now) for one in found):
             return None, None
@@ -275,7 +269,7 @@ class Schedules:
             return None, None
         if here is None:
             return None, self._edited(state.begin(plan.made_of(None, now), now), now, "put")
-        old = Record.of_text(here.record)
+        old = state.Record.of_text(here.record)
         same = old.fingerprint == plan.record.fingerprint
         if same and not old.moving and not state.is_late(old, now):
             return here, None
@@ -289,32 +283,32 @@ class Schedules:
         """One step of a move from another queue, where it fires until the last one. Two queues are
         in two places: whoever dies in between leaves a schedule that fires in one of them, or that
         the process that keeps the queues up sets going."""
-        old = Record.of_text(there.record)
+        old = state.Record.of_text(there.record)
         new = plan.made_of(old, now)
         arriving = state.arrive(old, new, now, waits=there.state == kombu_toc.WAITING)
-        standing = None if here is None else Record.of_text(here.record)
+        standing = None if here is None else state.Record.of_text(here.record)
         if standing is not None and replace(standing, when=new.when, changed=now) == arriving:
             gone = self._recurring.change(
                 there.topic, change_of(plan.name, there, state.delete(old))
             )
             if gone.done and arriving.carried is not None and not gone.taken_out:
                 # Somebody has been delivered it meanwhile, and runs it.
-                step = Step(replace(standing, carried=None))
+                step = state.Step(replace(standing, carried=None))
                 self._run(plan.template.queue, plan.name, here, step)
         else:
-            step = Step(arriving, take_out=None if standing is None else standing.next)
+            step = state.Step(arriving, take_out=None if standing is None else standing.next)
             self._run(plan.template.queue, plan.name, here, step, plan.template.packed)
 
     # -- look
 
-    def get(self, name: str) -> Schedule | None:
+    def get(self, name: str) -> state.Schedule | None:
         """The schedule of that name, or None."""
         _, found = self._find(name, template=True)
         return self._shown(found[0]) if found else None
 
     def list(
         self, *, queue: str | None = None, limit: int = 100, after: str | None = None
-    ) -> Listed:
+    ) -> state.Listed:
         """Read schedules, page by page: of one queue after the other, the one that fires next
         first; those that are paused or have ended come last.
 
@@ -329,7 +323,7 @@ class Schedules:
             queues = iter([queue])
             if topic != queue:
                 begin = None
-        shown: builtins.list[Schedule] = []
+        shown: builtins.list[state.Schedule] = []
         last = None
         for one in queues:
             while len(shown) < limit:
@@ -344,8 +338,8 @@ class Schedules:
                     break
             begin = None
             if len(shown) >= limit:
-                return Listed(shown, None if last is None else _write_after(*last))
-        return Listed(shown, None)
+                return state.Listed(shown, None if last is None else _write_after(*last))
+        return state.Listed(shown, None)
 
     def _queues_from(self, first: str) -> Iterator[str]:
         """That queue, if it is one, and then those behind it; read when they are needed."""
@@ -368,7 +362,9 @@ class Schedules:
         """
         return self._recurring.topics(prefix=prefix, after=after, limit=limit)
 
-    def page(self, queues: Sequence[str], *, limit: int = 100, after: str = "") -> SchedulesByName:
+    def page(
+        self, queues: Sequence[str], *, limit: int = 100, after: str = ""
+    ) -> state.SchedulesByName:
         """Read schedules by queue and name. It costs as much as it returns, and a look at each
         queue that it takes, however many there are. It may have fewer than the limit, or none, and
         go on: `behind` says it.
@@ -378,9 +374,9 @@ class Schedules:
         after: of the first queue, only those behind this name
         """
         found, behind = self._recurring.by_name(queues, limit, after, template=True)
-        return SchedulesByName([self._shown(one) for one in found], behind)
+        return state.SchedulesByName([self._shown(one) for one in found], behind)
 
-    def each(self, *, queue: str | None = None) -> Iterator[Schedule]:
+    def each(self, *, queue: str | None = None) -> Iterator[state.Schedule]:
         """Yield all schedules, as :meth:`list` reads them."""
         after = None
         while True:
@@ -395,7 +391,7 @@ class Schedules:
         queues = self.queues() if queue is None else [queue]
         return sum(map(self._recurring.count, queues))
 
-    def history(self, name: str) -> builtins.list[Firing]:
+    def history(self, name: str) -> builtins.list[state.Firing]:
         """The latest firings, the latest first: at most 20.
 
         Raises UnknownScheduleError.
@@ -405,22 +401,22 @@ class Schedules:
             raise _unknown(name)
         # More are kept while their messages are there.
         lines = found[0].fired[:REMEMBERED]
-        return [firing_of_line(self._app, *state.read_line(line)) for line in lines]
+        return [state.firing_of_line(self._app, *state.read_line(line)) for line in lines]
 
     # -- change
 
-    def pause(self, name: str) -> Schedule:
+    def pause(self, name: str) -> state.Schedule:
         """Have it fire no more until :meth:`resume`; the firing that waits is taken out, and what
         waits of back-fills. Raises UnknownScheduleError, as those below."""
         paused = self._change(name, "paused", lambda record, now: state.pause(record))
         self._take_out_filled(name, paused.queue, paused.record)
         return paused
 
-    def resume(self, name: str) -> Schedule:
+    def resume(self, name: str) -> state.Schedule:
         """Have it fire again. What was missed meanwhile is not made up for."""
         return self._change(name, "resumed", state.resume)
 
-    def skip_next(self, name: str) -> Schedule:
+    def skip_next(self, name: str) -> state.Schedule:
         """Leave its next firing out."""
         leave_out = partial(state.leave_out, name)
         return self._change(name, "left out the next firing", leave_out)
@@ -433,7 +429,7 @@ class Schedules:
             if not found:
                 raise _unknown(name)
             one = found[0]
-            record = Record.of_text(one.record)
+            record = state.Record.of_text(one.record)
             made = firing_of(
                 *(name, one.template, now, now, record.priority, record.expires_us),
                 by_hand=True,
@@ -482,7 +478,7 @@ class Schedules:
             now, found = self._find(name, template=True)
             if not found:
                 raise _unknown(name)
-            one, record = found[0], Record.of_text(found[0].record)
+            one, record = found[0], state.Record.of_text(found[0].record)
             if not began:
                 began, paused = now, record.paused
                 first = read_time(name, "start", start, record.zone) or 0
@@ -524,28 +520,30 @@ class Schedules:
         for _ in range(ATTEMPTS):
             _, found = self._recurring.find(name)
             if owner is not None:
-                found = [one for one in found if Record.of_text(one.record).owner == owner]
+                found = [one for one in found if state.Record.of_text(one.record).owner == owner]
             if not found:
                 return gone
             for one in found:
-                record = Record.of_text(one.record)
+                record = state.Record.of_text(one.record)
                 if self._run(one.topic, name, one, state.delete(record)):
                     gone = True
                     self._take_out_filled(name, one.topic, record)
         raise _contended(name)
 
-    def _take_out_filled(self, name: str, queue: str, record: Record) -> None:
+    def _take_out_filled(self, name: str, queue: str, record: state.Record) -> None:
         if record.filled and (ids := record.filled_ids(name, self._now())):
             basis = kombu_toc.SCHEDULE_BASIS
             self._center.cancel(ids, topic=queue, basis=basis, dead=False)
 
-    def _change(self, name: str, what: str, event: Callable[[Record, int], Step]) -> Schedule:
+    def _change(
+        self, name: str, what: str, event: Callable[[state.Record, int], state.Step]
+    ) -> state.Schedule:
         for _ in range(ATTEMPTS):
             now, found = self._find(name, template=True)
             if not found:
                 raise _unknown(name)
             one = found[0]
-            record = Record.of_text(one.record)
+            record = state.Record.of_text(one.record)
             if self._lose(name, one, now):
                 continue
             if record.moving:  # whoever has moved it died before it was there
@@ -563,7 +561,7 @@ class Schedules:
         yet: that comes no more. Whether it was so."""
         if one.state or one.record.startswith("\n"):
             return False
-        self._run(one.topic, name, one, state.lose(name, Record.of_text(one.record), now))
+        self._run(one.topic, name, one, state.lose(name, state.Record.of_text(one.record), now))
         return True
 
     def _run(
@@ -571,13 +569,13 @@ class Schedules:
         queue: str,
         name: str,
         one: kombu_toc.Scheduled | None,
-        step: Step,
+        step: state.Step,
         template: bytes = b"",
     ) -> bool:
         """Run a step; whether the schedule was as it was read."""
         return self._recurring.change(queue, change_of(name, one, step, template)).done
 
-    def _edited(self, step: Step, now: int, what: str) -> Step:
+    def _edited(self, step: state.Step, now: int, what: str) -> state.Step:
         """The step, with a note of who runs it."""
         assert step.record is not None
         return replace(step, record=step.record.edited(now, self._editor(), what))
@@ -596,22 +594,22 @@ class Schedules:
         being moved."""
         now, found = self._recurring.find(name, **what)
         if len(found) > 1:
-            found.sort(key=lambda one: Record.of_text(one.record).moving)
+            found.sort(key=lambda one: state.Record.of_text(one.record).moving)
         return now, found
 
     def _now(self) -> int:
         seconds, rest = self._center.client.time()
         return int(seconds) * 1_000_000 + int(rest)
 
-    def _shown(self, one: kombu_toc.Scheduled) -> Schedule:
-        record = Record.of_text(one.record)
-        return Schedule(one.name, one.topic, record, one.template, self._reads)
+    def _shown(self, one: kombu_toc.Scheduled) -> state.Schedule:
+        record = state.Record.of_text(one.record)
+        return state.Schedule(one.name, one.topic, record, one.template, self._reads)
 
 
 def change_of(
     name: str,
     one: kombu_toc.Scheduled | None,
-    step: Step,
+    step: state.Step,
     template: bytes = b"",
     *,
     replaces: bool = False,
@@ -635,19 +633,19 @@ def change_of(
         _text(name, step),
         None if record is None else record.looked_at(name),
         template,
-        "" if step.take_out is None else firing_id(name, step.take_out),
+        "" if step.take_out is None else state.firing_id(name, step.take_out),
         put,
         step.lines,
         replaces,
     )
 
 
-def _text(name: str, step: Step) -> str:
+def _text(name: str, step: state.Step) -> str:
     return "" if step.record is None else step.record.to_text(name)
 
 
 def _to_be_filled(
-    name: str, record: Record, first: int, last: int, now: int, limit: int
+    name: str, record: state.Record, first: int, last: int, now: int, limit: int
 ) -> builtins.list[int]:
     """The times that a back-fill sends."""
     if not first <= last <= now:

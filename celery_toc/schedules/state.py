@@ -19,20 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import kombu_toc
 
-from .rules import (
-    DAY,
-    SECOND_US,
-    Cron,
-    Every,
-    Sun,
-    Timing,
-    schedule_of,
-    timing_of,
-    to_datetime,
-    to_us,
-    utc,
-    zone_of,
-)
+from . import rules
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -50,7 +37,7 @@ GONE = "its message was gone"
 MAX_COUNTED = 1000
 
 #: How far back the misfire rule ``all`` goes, in microseconds; of what was missed before, one runs.
-CATCH_UP_US = 24 * 3600 * SECOND_US
+CATCH_UP_US = 24 * 3600 * rules.SECOND_US
 #: Stretches of time that are remembered beside the latest: none of their firings comes again when
 #: the clock is set.
 STRETCHES = 8
@@ -70,7 +57,7 @@ class Record:
     when: dict[str, Any]  #: as `Timing.to_json` gives it
     zone: str
     misfire: str = "once"
-    grace_us: int = 60 * SECOND_US
+    grace_us: int = 60 * rules.SECOND_US
     overlap: str = "allow"
     jitter_us: int = 0
     start: int | None = None
@@ -106,8 +93,8 @@ class Record:
     rest: dict[str, Any] = field(default_factory=dict)  #: what only newer releases know
 
     @property
-    def timing(self) -> Timing:
-        return timing_of(self.when)
+    def timing(self) -> rules.Timing:
+        return rules.timing_of(self.when)
 
     @property
     def ended(self) -> bool:
@@ -179,11 +166,11 @@ class Record:
         """The end of the day of a time, if that day is excluded."""
         if not self.exclude:
             return None
-        zone = zone_of(self.zone)
-        day = to_datetime(planned).astimezone(zone).date()
+        zone = rules.zone_of(self.zone)
+        day = rules.to_datetime(planned).astimezone(zone).date()
         if day.isoformat() not in self.exclude:
             return None
-        return to_us(datetime.combine(day + DAY, time.min, zone)) - 1
+        return rules.to_us(datetime.combine(day + rules.DAY, time.min, zone)) - 1
 
     # -- what was followed
 
@@ -312,9 +299,9 @@ class Step:
 
 def firing_id(name: str, planned: int) -> str:
     """The id of a firing's message, and of its task."""
-    moment = to_datetime(planned)
+    moment = rules.to_datetime(planned)
     spec = "microseconds" if planned % 1000 else "milliseconds"
-    text = moment.isoformat(timespec=spec if planned % SECOND_US else "seconds")
+    text = moment.isoformat(timespec=spec if planned % rules.SECOND_US else "seconds")
     return f"{name}@{text[:-6]}Z"
 
 
@@ -324,7 +311,7 @@ def planned_of(name: str, id: str) -> int | None:
     if not id.startswith(f"{name}@") or not id.endswith("Z"):
         return None
     try:
-        return to_us(datetime.fromisoformat(text).replace(tzinfo=timezone.utc))
+        return rules.to_us(datetime.fromisoformat(text).replace(tzinfo=timezone.utc))
     except ValueError:
         return None
 
@@ -518,7 +505,7 @@ def take(
     if running and record.overlap == "skip":
         reason = "the former firing was still running"
     elif late > record.grace_us and record.misfire == "skip" and not has_waited:
-        reason = f"late by {late / SECOND_US:.3f} s"
+        reason = f"late by {late / rules.SECOND_US:.3f} s"
     following = record.following(planned, late, now)
     runs = record.runs + (not reason)
     if _is_over(record, runs):
@@ -617,7 +604,7 @@ class Schedule:
     @property
     def schedule(self) -> Any:
         """As Celery has it: a ``crontab``, a ``schedule`` or a ``solar``."""
-        return schedule_of(self.timing)
+        return rules.schedule_of(self.timing)
 
     text = _recorded(lambda record: record.timing.text)
     timezone = _recorded(lambda record: record.zone)
@@ -625,16 +612,18 @@ class Schedule:
     overlap = _recorded(lambda record: record.overlap)
     grace = _recorded(lambda record: record.grace_us / 1e6)
     jitter = _recorded(lambda record: record.jitter_us / 1e6)
-    start = _recorded(lambda record: utc(record.start))
-    end = _recorded(lambda record: utc(record.end))
+    start = _recorded(lambda record: rules.utc(record.start))
+    end = _recorded(lambda record: rules.utc(record.end))
     max_runs = _recorded(lambda record: record.max_runs)
     exclude = _recorded(lambda record: [date.fromisoformat(day) for day in record.exclude])
     edits = _recorded(
-        lambda record: [Edit(to_datetime(at), by, what) for at, by, what in reversed(record.edits)]
+        lambda record: [
+            Edit(rules.to_datetime(at), by, what) for at, by, what in reversed(record.edits)
+        ]
     )
     owner = _recorded(lambda record: record.owner)
     options = _recorded(lambda record: record.options)
-    next = _recorded(lambda record: utc(record.next))
+    next = _recorded(lambda record: rules.utc(record.next))
 
     @property
     def next_id(self) -> str | None:
@@ -643,9 +632,9 @@ class Schedule:
     @property
     def due(self) -> datetime | None:
         planned = self.record.next
-        return None if planned is None else utc(self.record.due(self.name, planned))
+        return None if planned is None else rules.utc(self.record.due(self.name, planned))
 
-    last = _recorded(lambda record: utc(record.last))
+    last = _recorded(lambda record: rules.utc(record.last))
     runs = _recorded(lambda record: record.runs)
     paused = _recorded(lambda record: record.paused)
     ended = _recorded(lambda record: record.ended)
@@ -655,8 +644,8 @@ class Schedule:
         """``active``, ``paused`` or ``ended``."""
         return "paused" if self.paused else "ended" if self.ended else "active"
 
-    created = _recorded(lambda record: utc(record.created))
-    changed = _recorded(lambda record: utc(record.changed))
+    created = _recorded(lambda record: rules.utc(record.created))
+    changed = _recorded(lambda record: rules.utc(record.changed))
     fingerprint = _recorded(lambda record: record.fingerprint)
 
     @property
@@ -664,16 +653,16 @@ class Schedule:
         """The entry of a ``beat_schedule`` that replaces it, as Python text; what no beat can do is
         in comments."""
         timing = self.timing
-        if isinstance(timing, Cron):
+        if isinstance(timing, rules.Cron):
             names = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
             fields = zip(names, timing.text.split(" "), strict=True)
             when = f"crontab({', '.join(f'{name}={text!r}' for name, text in fields)})"
-        elif isinstance(timing, Every):
+        elif isinstance(timing, rules.Every):
             when = f"timedelta(microseconds={timing.period_us})"
             if timing.period_us % 1_000_000 == 0:
                 when = f"timedelta(seconds={timing.period_us // 1_000_000})"
         else:
-            assert isinstance(timing, Sun)
+            assert isinstance(timing, rules.Sun)
             when = f"solar{(timing.event, timing.latitude, timing.longitude)!r}"
         entry = {
             "task": repr(self.task),
@@ -683,16 +672,16 @@ class Schedule:
             "options": repr({**self.options, "queue": self.queue}),
         }
         usual = Record(self.task, {}, self.timezone)
-        rules = (
+        others = (
             *("misfire", "grace_us", "overlap", "jitter_us", "start", "end", "max_runs"),
             "exclude",
         )
         lost = [
             f"{rule.removesuffix('_us')}={getattr(self, rule.removesuffix('_us'))!s}"
-            for rule in rules
+            for rule in others
             if getattr(self.record, rule) != getattr(usual, rule)
         ]
-        if isinstance(timing, Cron):
+        if isinstance(timing, rules.Cron):
             lost.append(f"timezone={timing.zone!s}, unless the app has it")
         if self.paused:
             lost.append("that it is paused")
@@ -709,7 +698,7 @@ class Schedule:
         if self.record.max_runs is not None:
             left = min(left, self.record.max_runs - self.record.runs)
         while at is not None and len(found) < left:
-            moment = utc(at)
+            moment = rules.utc(at)
             assert moment is not None
             found.append(moment)
             at = self.record.after(at)
@@ -779,7 +768,7 @@ class Firing(NamedTuple):
 def firing_of_line(app: Celery, id: str, said: list[Any]) -> Firing:
     """What a line says of a firing."""
     planned_us, what, at_us, reason = said[:4]
-    planned, at = utc(planned_us), utc(at_us)
+    planned, at = rules.utc(planned_us), rules.utc(at_us)
     assert planned is not None
     by_hand = what == BY_HAND
     ran = what not in (SKIPPED, LEFT_OUT, LOST)

@@ -6,16 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..model import library as kept
 from ..model.failures import FailedTask, FailuresRetried
-from ..model.library import (
-    FAILURES,
-    Disagreement,
-    LibraryResharded,
-    LibraryStatus,
-    Rebuilt,
-    Record,
-    RecordPage,
-)
 from ..model.results import Cancelled, Delivery, Found, OnProgress, Put, Rescheduled, tell_nobody
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, load, parts_of, text
@@ -140,7 +132,7 @@ class TaskLibrary(Protocol):
         between: tuple[float | None, float | None] | None = None,
         limit: int = 100,
         after: str | None = None,
-    ) -> RecordPage:
+    ) -> kept.RecordPage:
         """Records, in the order of their action times.
 
         biz_type, biz_id: as they were sent: :func:`celery_toc.biz`
@@ -157,7 +149,7 @@ class TaskLibrary(Protocol):
     def retry(
         self,
         *,
-        status: str | Collection[str] = FAILURES,
+        status: str | Collection[str] = kept.FAILURES,
         limit: int | None = None,
         on_progress: OnProgress = tell_nobody,
         **which: Any,
@@ -174,7 +166,7 @@ class TaskLibrary(Protocol):
         Raises LibraryError.
         """
 
-    def rebuild(self, on_progress: OnProgress = tell_nobody) -> Rebuilt:
+    def rebuild(self, on_progress: OnProgress = tell_nobody) -> kept.Rebuilt:
         """Put back into Redis what is pending and is not there, the soonest first.
 
         Workers may run meanwhile, and others send. It may be killed and repeated at any time: what
@@ -185,7 +177,7 @@ class TaskLibrary(Protocol):
         Raises LibraryError.
         """
 
-    def check(self, *, fix: bool = False) -> list[Disagreement]:
+    def check(self, *, fix: bool = False) -> list[kept.Disagreement]:
         """Compare all that is pending with what is in Redis; return what does not agree.
 
         fix: mend it: a message that is missing is put, one without a row gets one, and one that
@@ -202,7 +194,7 @@ class TaskLibrary(Protocol):
         """Bring older tables up to date; return the URLs of these databases. Raises
         LibraryError."""
 
-    def reshard(self, on_progress: OnProgress = tell_nobody) -> LibraryResharded:
+    def reshard(self, on_progress: OnProgress = tell_nobody) -> kept.LibraryResharded:
         """Move all rows from the layout that ``toc_library_before`` names to that of
         ``toc_library``, while the library is used. It may be killed and repeated at any time.
 
@@ -215,14 +207,14 @@ class TaskLibrary(Protocol):
         """Drop what history has of earlier days than so many; return how many days were dropped,
         of each table. Raises LibraryError."""
 
-    def status(self) -> list[LibraryStatus]:
+    def status(self) -> list[kept.LibraryStatus]:
         """The state of each database. It raises nothing."""
 
     def counts(self) -> dict[str, int]:
         """How many rows have each status; of these, ``not put`` are not in Redis as far as is
         known. Raises LibraryError."""
 
-    def history(self, id: str) -> list[Record]:
+    def history(self, id: str) -> list[kept.Record]:
         """Everything that is known of a task, the oldest first: one record for each message, such
         as those of its retries. Raises LibraryError."""
 

@@ -16,23 +16,10 @@ from operator import methodcaller
 from typing import Any
 
 from ..errors import EnvelopeError, LibraryError
+from ..model import failures as model
 from ..model import message as envelope
 from ..model.delivery import key_in, token_with
-from ..model.failures import (
-    FailedTask,
-    FailureBounds,
-    FailureFilter,
-    FailureGroup,
-    FailurePage,
-    FailuresRetried,
-    WritePace,
-    again,
-    groups_of,
-    read_record,
-    share_of,
-    traits_again,
-    write_record,
-)
+from ..model.failures import FailedTask, FailuresRetried
 from ..model.library import Record
 from ..model.results import DEAD, Found, Missing, OnProgress, tell_nobody
 from ..scripts.call import ScriptCall, load, microseconds, text
@@ -72,7 +59,7 @@ class Failures(CenterPart):
         """Count a failed task among the metrics."""
         self._runner.metrics.count(topic, "failed")
 
-    def keep(self, failures: Sequence[FailedTask], bounds: FailureBounds) -> list[Any]:
+    def keep(self, failures: Sequence[FailedTask], bounds: model.FailureBounds) -> list[Any]:
         """Keep failed tasks. Returns, for each, whether it is kept, or the error of Redis."""
         return self._runner.run_each(
             [
@@ -80,7 +67,7 @@ class Failures(CenterPart):
                     "fail",
                     one.topic,
                     (
-                        *(one.id, write_record(one), bounds.number, bounds.bytes),
+                        *(one.id, model.write_record(one), bounds.number, bounds.bytes),
                         int(bounds.age * 1000),
                     ),
                     bool,
@@ -89,7 +76,7 @@ class Failures(CenterPart):
             ]
         )
 
-    def _shares(self, topics: Iterable[str], bounds: FailureBounds) -> FailureBounds:
+    def _shares(self, topics: Iterable[str], bounds: model.FailureBounds) -> model.FailureBounds:
         """The share of these bounds that a queue has: all of which failed tasks are kept have the
         same, and these are among them from now on."""
         key, now = self._context.keys.failing, time.time()
@@ -98,7 +85,7 @@ class Failures(CenterPart):
             pipe.zremrangebyscore(key, "-inf", now - bounds.age)
             pipe.zcard(key)
             pipe.pexpire(key, int(bounds.age * 1000))
-            return share_of(bounds, max(pipe.execute()[2], 1))
+            return model.share_of(bounds, max(pipe.execute()[2], 1))
 
     def _call(self, script: str, topic: str, args: Sequence[Any], parse: Any) -> ScriptCall:
         known = self._registry.known(topic) or self._registry.standing(topic)
@@ -117,7 +104,7 @@ class Failures(CenterPart):
         limit: int = 100,
         after: str | None = None,
         messages: bool = False,
-    ) -> FailurePage:
+    ) -> model.FailurePage:
         """A page of failed tasks, the latest first.
 
         task: only of tasks of this name, or pattern
@@ -126,7 +113,7 @@ class Failures(CenterPart):
         after: where another page ended. Raises ValueError for any other text
         messages: whether their messages are read, too
         """
-        which, away = FailureFilter(task, exception), Away()
+        which, away = model.FailureFilter(task, exception), Away()
         found: list[FailedTask] = []
         step = _STEP if task or exception else min(limit + 1, _STEP)
         parts = _WHOLE if messages else _DETAILS
@@ -136,13 +123,15 @@ class Failures(CenterPart):
             if len(found) > limit:
                 last = found[limit - 1]
                 page = self._whole(found[:limit], away)
-                return away.checked(FailurePage(page, f"{last.failed_us}:{last.topic}"))
-        return away.checked(FailurePage(self._whole(found, away), None))
+                return away.checked(model.FailurePage(page, f"{last.failed_us}:{last.topic}"))
+        return away.checked(model.FailurePage(self._whole(found, away), None))
 
-    def groups(self, topic: str | None = None, *, since: float | None = None) -> list[FailureGroup]:
+    def groups(
+        self, topic: str | None = None, *, since: float | None = None
+    ) -> list[model.FailureGroup]:
         """Failed tasks by queue, task and type of exception, the largest group first."""
         away = Away()
-        return away.checked(groups_of(self._latest(away, topic, _HEAD, _STEP, since)))
+        return away.checked(model.groups_of(self._latest(away, topic, _HEAD, _STEP, since)))
 
     def get(self, id: str | Iterable[str], *, topic: str | None = None) -> list[FailedTask]:
         """The records of tasks, with their messages; those of ids that have none are left out."""
@@ -296,7 +285,7 @@ class Failures(CenterPart):
         Each failure is retried once, however often this is asked for at the same time.
         """
         done, away = FailuresRetried(), Away()
-        for some in self._chosen(away, topic, ids, FailureFilter(task, exception), limit):
+        for some in self._chosen(away, topic, ids, model.FailureFilter(task, exception), limit):
             sent, left = self._send_again(some)
             done = done.plus(sent)
             settled: list[FailedTask] = []
@@ -352,7 +341,7 @@ class Failures(CenterPart):
         except EnvelopeError:
             return FailuresRetried(not_kept=1)
         seconds, us = self._runner.client.time()
-        result = again(content, seconds + us / 1e6)
+        result = model.again(content, seconds + us / 1e6)
         token = f"failure {failed.failed_us}"
         headers = content["headers"]
         if "k" in content["properties"]:
@@ -363,7 +352,7 @@ class Failures(CenterPart):
             envelope.pack(content, deflate=True, id=failed.id),
             basis=headers.get("x-slot-basis") or key_in(failed.traits),
             priority=failed.priority,
-            traits=traits_again(failed.traits),
+            traits=model.traits_again(failed.traits),
         )
         put = self._puts.put_named(failed.topic, request, token)
         return result if put.added else FailuresRetried(gone=1)
@@ -380,7 +369,7 @@ class Failures(CenterPart):
     ) -> int:
         """Delete records; return how many. The arguments are those of :meth:`retry`. Dead letters
         stay in DeadQueue, and records of the task library in its history."""
-        away, which = Away(), FailureFilter(task, exception)
+        away, which = Away(), model.FailureFilter(task, exception)
         number = 0
         for some in self._chosen(away, topic, ids, which, limit, parts=_HEAD):
             number += self._forget(some)
@@ -392,7 +381,7 @@ class Failures(CenterPart):
         away: Away,
         topic: str | None,
         ids: Iterable[str] | None,
-        which: FailureFilter,
+        which: model.FailureFilter,
         limit: int | None,
         *,
         parts: int = _WHOLE,
@@ -433,7 +422,7 @@ class Failures(CenterPart):
 def _page(topic: str, raw: list[Any]) -> tuple[bool, list[FailedTask]]:
     more, flat = raw
     read = (
-        read_record(topic, text(flat[i]), int(flat[i + 1]), flat[i + 2])
+        model.read_record(topic, text(flat[i]), int(flat[i + 1]), flat[i + 2])
         for i in range(0, len(flat), 3)
     )
     return bool(more), [one for one in read if one is not None]
@@ -465,13 +454,13 @@ class FailureWriter:
     bounds: of what is kept of all queues
     """
 
-    def __init__(self, failures: Failures, bounds: FailureBounds) -> None:
+    def __init__(self, failures: Failures, bounds: model.FailureBounds) -> None:
         self._failures = failures
         self.bounds = self._share = bounds
         self._sharing: set[str] = set()
         self._shared = float("-inf")
         self._waiting: deque[FailedTask] = deque()
-        self._pace = WritePace()
+        self._pace = model.WritePace()
         self._lock = threading.Lock()
         self._bell = threading.Condition(self._lock)
         self._thread: tuple[int, threading.Thread] | None = None

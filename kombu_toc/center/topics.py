@@ -15,20 +15,10 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from .. import errors
+from ..model import limits as terms
 from ..model import results
 from ..model.keys import check_name
 from ..model.library import check_horizon
-from ..model.limits import (
-    LIBRARY_TERMS,
-    LIMITS,
-    NEEDS,
-    NOTIFIER_TERMS,
-    PRIORITY_STEPS,
-    TERMS,
-    Limits,
-    check_gates,
-    check_steps,
-)
 from ..model.topic import Declaration, Topic, base_of
 from ..scripts.call import ScriptCall, as_bytes, load, microseconds, texts
 from .admin_commands import PURGE_STEP
@@ -148,7 +138,7 @@ class Expiring(CenterPart):
 MAX_STEPS = 30
 
 #: The limits that can be changed while a topic is in use, by name.
-ALTERABLE = (*(name for name in LIMITS if name not in ("slots", "expires")), "steps")
+ALTERABLE = (*(name for name in terms.LIMITS if name not in ("slots", "expires")), "steps")
 
 #: What is far ahead of a topic is counted up to so many in each table of the library.
 MOST_FAR = 100_000
@@ -209,14 +199,14 @@ class Queues(CenterPart):
         found = self._require(topic)
         standing = found.declaration
         in_force = standing.limits(self._context.limits)
-        said = {name: getattr(standing, name) for name in ("retries", *Limits._fields)}
+        said = {name: getattr(standing, name) for name in ("retries", *terms.Limits._fields)}
         limits = {
             name: results.Limit(getattr(in_force, name), results.DEFAULT)
             if value is None
             else results.Limit(value, results.DECLARED)
             for name, value in said.items()
         }
-        for name in (*TERMS, *LIBRARY_TERMS, *NOTIFIER_TERMS):
+        for name in (*terms.TERMS, *terms.LIBRARY_TERMS, *terms.NOTIFIER_TERMS):
             value = getattr(standing, name)
             limits[name] = results.Limit(
                 value, results.DEFAULT if value is None else results.DECLARED
@@ -284,16 +274,16 @@ class Queues(CenterPart):
             fields["retries"] = self._registry.retries
         if "steps" in fields:
             fields.update(self._steps(topic, fields["steps"] or self._registry.steps))
-        for name, needed in NEEDS.items():  # what says nothing any more goes with the other
+        for name, needed in terms.NEEDS.items():  # what says nothing any more goes with the other
             if needed in fields and not fields[needed]:
                 fields.setdefault(name, None)
         if "target" in fields:  # whoever names one wants something sent there
             fields["target_stopped"] = None
         changed = replace(topic.declaration, **fields).with_lanes()
-        if not fields.keys().isdisjoint(LIBRARY_TERMS):
+        if not fields.keys().isdisjoint(terms.LIBRARY_TERMS):
             check_horizon(topic.name, changed)
-        if not fields.keys().isdisjoint(TERMS):
-            check_gates(topic.name, changed, clustered=self._context.clustered)
+        if not fields.keys().isdisjoint(terms.TERMS):
+            terms.check_gates(topic.name, changed, clustered=self._context.clustered)
         return changed
 
     @staticmethod
@@ -301,8 +291,8 @@ class Queues(CenterPart):
         """The fields of a declaration with these steps. Those that it has had stay among those
         that consumers read: messages may be there, and a producer that does not know yet may put
         one there."""
-        steps = check_steps(wanted or PRIORITY_STEPS)
-        before = topic.declaration.steps or {*topic.steps, *PRIORITY_STEPS}
+        steps = terms.check_steps(wanted or terms.PRIORITY_STEPS)
+        before = topic.declaration.steps or {*topic.steps, *terms.PRIORITY_STEPS}
         every = tuple(sorted({*before, *steps}))
         if len(every) > MAX_STEPS:
             raise errors.ConfigurationError(

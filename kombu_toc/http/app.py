@@ -24,22 +24,8 @@ from ..errors import ServerError
 from ..library.opening import center_for
 from ..model.results import Found
 from ..version import __version__
-from . import library, pull, queues, tasks
+from . import fields, library, pull, queues, tasks
 from . import request as asgi
-from .fields import (
-    CONTENT_TYPE,
-    KINDS,
-    SCHEMA,
-    TEXT,
-    Object,
-    Problem,
-    Text,
-    invalid,
-    not_found,
-    problem_of,
-    record,
-    retry_after,
-)
 from .messages import DecompressionBudget, shown_found, shown_masked
 from .page import Mask, Page, PageExtras
 from .pull import LongPolls
@@ -70,7 +56,7 @@ language. Errors are problems (RFC 9457). Times are RFC 3339, durations are seco
 
 def document(router: asgi.Router) -> dict[str, Any]:
     """The document of these operations."""
-    schemas: dict[str, Any] = {"Problem": SCHEMA}
+    schemas: dict[str, Any] = {"Problem": fields.SCHEMA}
     paths: dict[str, dict[str, Any]] = {}
     for one in router.operations:
         if not one.is_shown:
@@ -89,7 +75,7 @@ def document(router: asgi.Router) -> dict[str, Any]:
             "schemas": schemas,
             "responses": {
                 f"Problem{status}": _problem(status, kinds)
-                for status, kinds in asgi.statuses_of(KINDS).items()
+                for status, kinds in asgi.statuses_of(fields.KINDS).items()
             },
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
@@ -98,7 +84,7 @@ def document(router: asgi.Router) -> dict[str, Any]:
 
 def _problem(status: int, kinds: list[str]) -> dict[str, Any]:
     return {
-        "description": " Or: ".join(f"{KINDS[kind][1]}." for kind in kinds),
+        "description": " Or: ".join(f"{fields.KINDS[kind][1]}." for kind in kinds),
         "content": {
             "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
         },
@@ -161,7 +147,7 @@ def _described(one: asgi.Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _schema(fields: Object, schemas: dict[str, Any]) -> dict[str, Any]:
+def _schema(fields: fields.Object, schemas: dict[str, Any]) -> dict[str, Any]:
     if not fields.name:
         return fields.schema()
     schemas[fields.name] = fields.schema()
@@ -268,7 +254,7 @@ class HttpApi:
     async def known_queue(self, queue: str) -> str:
         """A queue that somebody has declared. Raises Problem for any other."""
         if await self.center.registry.declared(queue) is None:
-            raise not_found(f"there is no queue {queue!r}")
+            raise fields.not_found(f"there is no queue {queue!r}")
         return queue
 
     @property
@@ -279,7 +265,7 @@ class HttpApi:
     async def ask_library(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the task library, in a thread. Raises Problem if there is none."""
         if self._recorded is None:
-            raise not_found("there is no task library: set toc_library in the broker's URL")
+            raise fields.not_found("there is no task library: set toc_library in the broker's URL")
         return await asyncio.to_thread(getattr(self._recorded.library, method), *args, **options)
 
     def masking_for(self, token: Token, queue: str | None = None) -> Masking | None:
@@ -355,7 +341,7 @@ class HttpApi:
                 return
             made = asgi.Answer(b"", 408)  # for nobody; but the server wants one
         except Exception as exc:
-            problem = problem_of(exc)
+            problem = fields.problem_of(exc)
             if found is not None and found[1].is_shown and problem.kind in _REFUSALS:
                 self._note_refused(scope, found[0], found[1], problem)
             made = as_answer(problem)
@@ -402,12 +388,12 @@ class HttpApi:
     ) -> tuple[asgi.Request, asgi.Operation, str]:
         """The request, its operation, and its path below where this is mounted. Raises Problem."""
         if sum(len(name) + len(said) for name, said in scope["headers"]) > asgi.MAX_HEADERS:
-            raise Problem("headers-too-large", f"headers may have {asgi.MAX_HEADERS} bytes")
+            raise fields.Problem("headers-too-large", f"headers may have {asgi.MAX_HEADERS} bytes")
         if (
             len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
             > asgi.MAX_TARGET
         ):
-            raise Problem("bad-request", f"path and query may have {asgi.MAX_TARGET} bytes")
+            raise fields.Problem("bad-request", f"path and query may have {asgi.MAX_TARGET} bytes")
         parts, verb = asgi.path_of(scope, self.router.verbs)
         operation = self.router.find(scope["method"], parts, verb)
         request = asgi.Request(scope, receive, asgi.read_parameters(operation, parts))
@@ -430,10 +416,14 @@ class HttpApi:
         if operation.is_shown:
             request.asked = asgi.read_query_of(operation, request.query)
             if request.method not in WITH_BODY and asgi.has_body(scope):
-                raise invalid("body", f"a {request.method} takes none; say it in the URL")
+                raise fields.invalid("body", f"a {request.method} takes none; say it in the URL")
 
     def _note_refused(
-        self, scope: asgi.Scope, request: asgi.Request, operation: asgi.Operation, problem: Problem
+        self,
+        scope: asgi.Scope,
+        request: asgi.Request,
+        operation: asgi.Operation,
+        problem: fields.Problem,
     ) -> None:
         """Log who may not do what."""
         who = "" if request.token is None else _name_of(request.token)
@@ -588,7 +578,7 @@ OPERATIONS = asgi.Operations(
     ),
 )
 
-_STATUS = record("status", status=TEXT)
+_STATUS = fields.record("status", status=fields.TEXT)
 
 
 @OPERATIONS.add(
@@ -627,10 +617,10 @@ async def _readyz(api: HttpApi, request: asgi.Request) -> asgi.Answer:
         elif is_temporary(said):
             detail = "the broker answers, and takes nothing for now"
         else:
-            detail = problem_of(exc).detail
+            detail = fields.problem_of(exc).detail
     else:
         return asgi.answer({"status": "ready"})
-    raise Problem("broker", detail)
+    raise fields.Problem("broker", detail)
 
 
 def _write_nothing(center: TimeoutCenter) -> None:
@@ -650,9 +640,11 @@ def _others_serve(center: TimeoutCenter) -> None:
 @OPERATIONS.add(
     "GET /metrics",
     "Metrics in Prometheus's text format",
-    query={"topic": Text("Only these queues: names, or patterns as mail,sms-*", most=16_000)},
+    query={
+        "topic": fields.Text("Only these queues: names, or patterns as mail,sms-*", most=16_000)
+    },
     about="Of more than 1,000 queues, those that most was put into.",
-    returns=("As celery toc metrics prints them.", TEXT),
+    returns=("As celery toc metrics prints them.", fields.TEXT),
     problems=("not-found",),
     text="text/plain",
 )
@@ -660,7 +652,7 @@ async def _metrics(api: HttpApi, request: asgi.Request) -> asgi.Answer:
     try:
         from ..exporter import metrics_text
     except ImportError:
-        raise not_found(
+        raise fields.not_found(
             "metrics need prometheus-client: pip install 'celery-toc[metrics]'"
         ) from None
     topics = [one for one in request.asked.get("topic", "").split(",") if one]
@@ -730,7 +722,7 @@ class Idempotency:
         Raises Problem if the key was used for something else, or if that is being done just now.
         """
         if not 0 < len(key) <= MAX_KEY or not key.isascii() or not key.isprintable():
-            raise invalid(
+            raise fields.invalid(
                 "idempotency-key", f"it must have 1 to {MAX_KEY} characters of printable ASCII"
             )
         claim = _Claim(
@@ -743,7 +735,7 @@ class Idempotency:
             return _again(found, claim.asked)
         try:
             made = await run()
-        except Problem as problem:
+        except fields.Problem as problem:
             await self._keep(claim, as_answer(problem))
             raise
         except BaseException:
@@ -823,13 +815,13 @@ class Idempotency:
             self._leave(claim)
 
 
-def as_answer(problem: Problem) -> Answer:
-    return Answer(problem.body(), problem.status, CONTENT_TYPE, headers=problem.headers)
+def as_answer(problem: fields.Problem) -> Answer:
+    return Answer(problem.body(), problem.status, fields.CONTENT_TYPE, headers=problem.headers)
 
 
 def _again(entry: dict[str, Any], asked: str) -> Answer:
     if entry["asked"] != asked:
-        raise Problem(
+        raise fields.Problem(
             "key-reused",
             "this Idempotency-Key was used for another request; use a new one for each request, "
             "and the same only to repeat it",
@@ -846,12 +838,12 @@ def _again(entry: dict[str, Any], asked: str) -> Answer:
     )
 
 
-def _busy() -> Problem:
-    return Problem(
+def _busy() -> fields.Problem:
+    return fields.Problem(
         "conflict",
         "a request with this Idempotency-Key is being dealt with; repeat it in a moment",
         "idempotency-key",
-        retry_after(1),
+        fields.retry_after(1),
     )
 
 

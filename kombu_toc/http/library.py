@@ -16,55 +16,36 @@ from ..errors import TocError
 from ..library.records import attributes_of
 from ..model.failures import FailedTask
 from ..model.library import FAILURES, STATUSES, Record
-from .fields import (
-    FLAG,
-    TEXT,
-    TIME,
-    WHOLE,
-    Headers,
-    Listed,
-    Number,
-    Object,
-    Problem,
-    Text,
-    Time,
-    array,
-    described,
-    going_on,
-    invalid,
-    not_found,
-    or_null,
-    record,
-    retry_after,
-    shown_time,
-)
+from . import fields as schema
 from .messages import DecompressionBudget
 from .request import Answer, Operations, Request, answer
 from .tokens import HIDDEN, Mask, Masking
 
 logger = logging.getLogger(__name__)
 
-_RECORD = record(
+_RECORD = schema.record(
     "id queue status createTime",
-    id=TEXT,
-    queue=TEXT,
-    status={**TEXT, "enum": list(STATUSES)},
-    attempts=WHOLE,
-    attributes={"type": "object", "additionalProperties": TEXT},
-    task=TEXT,
-    bizType=TEXT,
-    bizId=TEXT,
-    worker=TEXT,
-    error=TEXT,
-    scheduleTime=TIME,
-    createTime=TIME,
-    updateTime=TIME,
+    id=schema.TEXT,
+    queue=schema.TEXT,
+    status={**schema.TEXT, "enum": list(STATUSES)},
+    attempts=schema.WHOLE,
+    attributes={"type": "object", "additionalProperties": schema.TEXT},
+    task=schema.TEXT,
+    bizType=schema.TEXT,
+    bizId=schema.TEXT,
+    worker=schema.TEXT,
+    error=schema.TEXT,
+    scheduleTime=schema.TIME,
+    createTime=schema.TIME,
+    updateTime=schema.TIME,
 )
-_PAGE = record(
+_PAGE = schema.record(
     "tasks",
-    tasks=array(_RECORD),
-    nextPageToken=or_null(TEXT),
-    away=described(WHOLE, "How many databases do not answer: what they have is not here."),
+    tasks=schema.array(_RECORD),
+    nextPageToken=schema.or_null(schema.TEXT),
+    away=schema.described(
+        schema.WHOLE, "How many databases do not answer: what they have is not here."
+    ),
 )
 
 #: Seconds for which databases are waited for. (KEDA waits for three.)
@@ -92,9 +73,9 @@ def shown_record(record: Record, mask: Mask | Masking | None = None) -> dict[str
         "attributes": None if mask else record.attributes or None,
         "worker": record.worker,
         "error": error,
-        "scheduleTime": shown_time(record.action_us),
-        "createTime": shown_time(record.created_us),
-        "updateTime": shown_time(record.modified_us),
+        "scheduleTime": schema.shown_time(record.action_us),
+        "createTime": schema.shown_time(record.created_us),
+        "updateTime": schema.shown_time(record.modified_us),
     }
     return {name: value for name, value in shown.items() if value is not None}
 
@@ -103,17 +84,17 @@ def shown_record(record: Record, mask: Mask | Masking | None = None) -> dict[str
     "GET /v1/library/tasks",
     "Find tasks in the library",
     query={
-        "bizType": Text("The business type.", most=64),
-        "bizId": Text("The business id.", most=255),
-        "status": Text("Only those of this status.", choices=STATUSES),
-        "task": Text("The name of a task.", most=255),
-        "attributes": Text(
+        "bizType": schema.Text("The business type.", most=64),
+        "bizId": schema.Text("The business id.", most=255),
+        "status": schema.Text("Only those of this status.", choices=STATUSES),
+        "task": schema.Text("The name of a task.", most=255),
+        "attributes": schema.Text(
             "Only those with these attributes: NAME=VALUE, separated by commas.", most=4000
         ),
-        "since": Time("Not before this action time."),
-        "until": Time("Not after this action time."),
-        "limit": Number("How many at most.", least=1, most=1000, whole=True, default=100),
-        "after": Text("The nextPageToken of the page before.", most=4000),
+        "since": schema.Time("Not before this action time."),
+        "until": schema.Time("Not after this action time."),
+        "limit": schema.Number("How many at most.", least=1, most=1000, whole=True, default=100),
+        "after": schema.Text("The nextPageToken of the page before.", most=4000),
     },
     returns=("A page.", _PAGE),
 )
@@ -122,7 +103,7 @@ async def find(api: Any, request: Request) -> Answer:
     asked = request.asked
     which = _filters(asked, read_attributes(asked.get("attributes", "")))
     limit, after = asked.get("limit", 100), asked.get("after")
-    with going_on():
+    with schema.going_on():
         page = await api.ask_library(
             "find", status=asked.get("status"), limit=limit, after=after, **which
         )
@@ -150,7 +131,7 @@ def read_attributes(text: str) -> dict[str, str]:
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
         if not equals:
-            raise invalid("attributes", "write them as NAME=VALUE, separated by commas")
+            raise schema.invalid("attributes", "write them as NAME=VALUE, separated by commas")
         found[name.strip()] = value.strip()
     return _checked(found)
 
@@ -159,29 +140,29 @@ def _checked(attributes: dict[str, str]) -> dict[str, str]:
     try:
         return attributes_of(attributes)
     except ValueError as exc:
-        raise invalid("attributes", str(exc)) from None
+        raise schema.invalid("attributes", str(exc)) from None
 
 
 @OPERATIONS.add(
     "POST /v1/library/tasks:retry",
     "Send again what has failed or is dead, each once",
     role="operate",
-    request=Object(
+    request=schema.Object(
         {
-            "status": Listed(Text(choices=FAILURES), "Those of these.", most=2),
-            "bizType": Text("The business type.", most=64),
-            "bizId": Text("The business id.", most=255),
-            "task": Text("The name of a task.", most=255),
-            "attributes": Headers("Only those with these attributes.", most=50),
-            "since": Time("Not before this action time."),
-            "until": Time("Not after this action time."),
-            "limit": Number("How many at most.", least=1, most=100_000, whole=True),
+            "status": schema.Listed(schema.Text(choices=FAILURES), "Those of these.", most=2),
+            "bizType": schema.Text("The business type.", most=64),
+            "bizId": schema.Text("The business id.", most=255),
+            "task": schema.Text("The name of a task.", most=255),
+            "attributes": schema.Headers("Only those with these attributes.", most=50),
+            "since": schema.Time("Not before this action time."),
+            "until": schema.Time("Not after this action time."),
+            "limit": schema.Number("How many at most.", least=1, most=100_000, whole=True),
         },
         needed=("status",),
     ),
     returns=(
         "How many were sent again, and of how many the messages are not kept.",
-        record("retried notKept", retried=WHOLE, notKept=WHOLE),
+        schema.record("retried notKept", retried=schema.WHOLE, notKept=schema.WHOLE),
     ),
 )
 async def retry(api: Any, request: Request) -> Answer:
@@ -202,7 +183,7 @@ async def history(api: Any, request: Request) -> Answer:
     id = request.segments[0]
     records = await api.ask_library("history", id)
     if not records:
-        raise not_found(f"the library knows no task {id!r}")
+        raise schema.not_found(f"the library knows no task {id!r}")
     mask = api.masking_for(request.token)
     return answer({"tasks": [shown_record(one, mask) for one in records]})
 
@@ -292,36 +273,38 @@ class FarAhead:
 #: Failed tasks that one request retries or deletes, at most.
 MOST_FAILURES = 1000
 
-_FAILURE = record(
+_FAILURE = schema.record(
     "id queue task exception failTime dead retryable",
-    id=TEXT,
-    queue=TEXT,
-    task=TEXT,
-    exception=described(TEXT, "The type of the exception."),
-    failTime=TIME,
-    error=described(TEXT, "The text of the exception and the end of its traceback."),
-    arguments=TEXT,
-    worker=TEXT,
-    runtime=described({"type": "number"}, "Seconds."),
-    retries=WHOLE,
-    dead=described(FLAG, "Its message is a dead letter."),
-    retryable=described(FLAG, "Its message is kept, or it is a dead letter."),
+    id=schema.TEXT,
+    queue=schema.TEXT,
+    task=schema.TEXT,
+    exception=schema.described(schema.TEXT, "The type of the exception."),
+    failTime=schema.TIME,
+    error=schema.described(schema.TEXT, "The text of the exception and the end of its traceback."),
+    arguments=schema.TEXT,
+    worker=schema.TEXT,
+    runtime=schema.described({"type": "number"}, "Seconds."),
+    retries=schema.WHOLE,
+    dead=schema.described(schema.FLAG, "Its message is a dead letter."),
+    retryable=schema.described(schema.FLAG, "Its message is kept, or it is a dead letter."),
 )
-_FAILURES = record(
+_FAILURES = schema.record(
     "failures nextPageToken",
-    failures=array(_FAILURE),
-    nextPageToken=or_null(TEXT),
-    missing=described(TEXT, "What has not answered, if anything: its failures are missing."),
+    failures=schema.array(_FAILURE),
+    nextPageToken=schema.or_null(schema.TEXT),
+    missing=schema.described(
+        schema.TEXT, "What has not answered, if anything: its failures are missing."
+    ),
 )
 
 _WHICH = {
-    "task": Text("Only tasks of this name; * and ? match any.", most=255),
-    "exception": Text("Only with this type of exception.", most=255),
+    "task": schema.Text("Only tasks of this name; * and ? match any.", most=255),
+    "exception": schema.Text("Only with this type of exception.", most=255),
 }
-_CHOSEN = Object(
+_CHOSEN = schema.Object(
     {
-        "ids": Listed(Text(most=2000), "The ids of tasks.", most=MOST_FAILURES),
-        "limit": Number(
+        "ids": schema.Listed(schema.Text(most=2000), "The ids of tasks.", most=MOST_FAILURES),
+        "limit": schema.Number(
             "Instead of ids: so many at most, the latest.", least=1, most=MOST_FAILURES, whole=True
         ),
         **_WHICH,
@@ -329,15 +312,23 @@ _CHOSEN = Object(
     one_of=("ids", "limit"),
     name="FailedTasks",
 )
-_RETRIED = record(
+_RETRIED = schema.record(
     "retried notKept gone",
-    retried=WHOLE,
-    notKept=described(WHOLE, "How many cannot be retried: their messages are not kept."),
-    gone=described(WHOLE, "How many were retried before, or are no dead letters any more."),
-    expires=described(WHOLE, "From how many an expiry that had passed was taken away."),
-    eta=described(WHOLE, "From how many an eta that had passed was taken away."),
-    unique=described(WHOLE, "How many have a unique key, which they do not hold."),
-    chords=described(WHOLE, "How many belong to a group or chord, which stays as it is."),
+    retried=schema.WHOLE,
+    notKept=schema.described(
+        schema.WHOLE, "How many cannot be retried: their messages are not kept."
+    ),
+    gone=schema.described(
+        schema.WHOLE, "How many were retried before, or are no dead letters any more."
+    ),
+    expires=schema.described(
+        schema.WHOLE, "From how many an expiry that had passed was taken away."
+    ),
+    eta=schema.described(schema.WHOLE, "From how many an eta that had passed was taken away."),
+    unique=schema.described(schema.WHOLE, "How many have a unique key, which they do not hold."),
+    chords=schema.described(
+        schema.WHOLE, "How many belong to a group or chord, which stays as it is."
+    ),
 )
 
 FAILED = Operations("failures", problems=("not-found",))
@@ -360,7 +351,7 @@ def shown_failure(failed: FailedTask, masking: Masking | None, reader: Any) -> d
         "queue": failed.topic,
         "task": failed.task,
         "exception": failed.exception,
-        "failTime": shown_time(failed.failed_us),
+        "failTime": schema.shown_time(failed.failed_us),
         "error": error,
         "arguments": arguments,
         "worker": failed.worker,
@@ -387,10 +378,10 @@ async def shown_failures(
     "List failed tasks",
     query={
         **_WHICH,
-        "since": Time("Not failed before."),
-        "until": Time("Not failed after."),
-        "limit": Number("How many at most.", least=1, most=200, whole=True, default=100),
-        "after": Text("The nextPageToken of the page before.", most=4000),
+        "since": schema.Time("Not failed before."),
+        "until": schema.Time("Not failed after."),
+        "limit": schema.Number("How many at most.", least=1, most=200, whole=True, default=100),
+        "after": schema.Text("The nextPageToken of the page before.", most=4000),
     },
     returns=("A page.", _FAILURES),
 )
@@ -400,7 +391,7 @@ async def list_failures(api: Any, request: Request) -> Answer:
     masking = api.masking_for(request.token, queue)
     tools = api.page.tools
     which = {"limit": 100, **request.asked}
-    with going_on():
+    with schema.going_on():
         page, missing = await tools.as_far(
             api.center.failures.find(queue, messages=masking is not None, **which)
         )
@@ -422,8 +413,8 @@ async def show_failure(api: Any, request: Request) -> Answer:
         masking = api.masking_for(request.token, queue)
         return answer(shown_failure(one, masking, api.page.tools.reader))
     if missing:
-        raise Problem("broker", f"no answer from {missing}", headers=retry_after(1))
-    raise not_found(f"no failure of {id!r} is kept")
+        raise schema.Problem("broker", f"no answer from {missing}", headers=schema.retry_after(1))
+    raise schema.not_found(f"no failure of {id!r} is kept")
 
 
 @FAILED.add(
@@ -448,7 +439,7 @@ async def retry_failures(api: Any, request: Request) -> Answer:
     role="operate",
     act="forget",
     request=_CHOSEN,
-    returns=("How many.", record("deleted", deleted=WHOLE)),
+    returns=("How many.", schema.record("deleted", deleted=schema.WHOLE)),
 )
 async def forget(api: Any, request: Request) -> Answer:
     """Forget failed tasks; dead letters stay."""

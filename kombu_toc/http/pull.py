@@ -17,21 +17,7 @@ from ..aio.center import AsyncTimeoutCenter
 from ..errors import ReceiptError
 from ..model.delivery import read_receipt
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Delivery, Found
-from .fields import (
-    TEXT,
-    WHOLE,
-    Flag,
-    Listed,
-    Number,
-    Object,
-    Problem,
-    Text,
-    array,
-    described,
-    invalid,
-    record,
-    retry_after,
-)
+from . import fields as schema
 from .messages import CONTENT, LEASED, LEASED_TASK, DecompressionBudget, content_of, shown_delivery
 from .request import Answer, Gone, Operations, Request, answer, current
 
@@ -42,32 +28,36 @@ MAX_LEASES = 1000
 #: Seconds for which the answer to a lease is kept under an Idempotency-Key.
 KEEP_LEASES = 300.0
 
-_VISIBILITY = Number(
+_VISIBILITY = schema.Number(
     "Seconds that the leases last; what each message says, or its queue, unless given.",
     least=1,
     most=31_536_000,
 )
-_RECEIPTS = Listed(Text(most=10_000), "The receipts of the messages.", most=MAX_LEASES)
+_RECEIPTS = schema.Listed(
+    schema.Text(most=10_000), "The receipts of the messages.", most=MAX_LEASES
+)
 
-LEASE = Object(
+LEASE = schema.Object(
     {
-        "limit": Number("Messages at most.", least=1, most=MAX_LEASES, whole=True, default=1),
-        "wait": Number("Seconds to wait until something is due.", most=MAX_WAIT, default=0),
+        "limit": schema.Number(
+            "Messages at most.", least=1, most=MAX_LEASES, whole=True, default=1
+        ),
+        "wait": schema.Number("Seconds to wait until something is due.", most=MAX_WAIT, default=0),
         "visibility": _VISIBILITY,
     },
     name="Lease",
 )
-SETTLE = Object({"receipts": _RECEIPTS}, needed=("receipts",), name="Receipts")
-EXTEND = Object(
+SETTLE = schema.Object({"receipts": _RECEIPTS}, needed=("receipts",), name="Receipts")
+EXTEND = schema.Object(
     {"receipts": _RECEIPTS, "visibility": _VISIBILITY}, needed=("receipts",), name="Extension"
 )
-REJECT = Object(
+REJECT = schema.Object(
     {
         "receipts": _RECEIPTS,
-        "error": Text("What went wrong; kept with the message.", most=10_000, least=0),
-        "dead": Flag("Whether it goes to the dead messages although it has retries left."),
-        "reason": Text("Why, of a message that dies.", most=1000, least=0),
-        "backoff": Number(
+        "error": schema.Text("What went wrong; kept with the message.", most=10_000, least=0),
+        "dead": schema.Flag("Whether it goes to the dead messages although it has retries left."),
+        "reason": schema.Text("Why, of a message that dies.", most=1000, least=0),
+        "backoff": schema.Number(
             "Seconds until it is due again; as its queue says unless given.", most=31_536_000
         ),
     },
@@ -79,8 +69,10 @@ OPERATIONS = Operations("pull")
 
 
 def _settled(name: str, about: str, **more: Any) -> dict[str, Any]:
-    stale = array(TEXT, "The receipts that came too late.")
-    return record(f"{name} stale", stale=stale, **{name: described(WHOLE, about)}, **more)
+    stale = schema.array(schema.TEXT, "The receipts that came too late.")
+    return schema.record(
+        f"{name} stale", stale=stale, **{name: schema.described(schema.WHOLE, about)}, **more
+    )
 
 
 async def lease_again(api: Any, request: Request, made: Answer) -> Answer:
@@ -107,7 +99,10 @@ async def lease_again(api: Any, request: Request, made: Answer) -> Answer:
     again=lease_again,
     request=LEASE,
     required=False,
-    returns=("The messages; none if nothing has come.", record("tasks", tasks=array(LEASED_TASK))),
+    returns=(
+        "The messages; none if nothing has come.",
+        schema.record("tasks", tasks=schema.array(LEASED_TASK)),
+    ),
     about="With wait, the answer comes as soon as something is due, and is empty after that time. "
     "Clients that wait are served in the order of asking. A message comes back when its lease "
     "ends without an acknowledgement.",
@@ -126,7 +121,7 @@ async def lease(api: Any, request: Request) -> Answer:
         messages = await _unless_gone(request, long_polls, asked)
     if not api.tokens.has(request.token):
         await long_polls.give_back(messages)
-        raise Problem("unauthorized", "this token was removed", "authorization")
+        raise schema.Problem("unauthorized", "this token was removed", "authorization")
     if not messages:
         return answer({"tasks": []}, keep=1.0)
     try:
@@ -190,9 +185,9 @@ def receipts_of(fields: dict[str, Any], queue: str) -> list[str]:
         try:
             topic = read_receipt(receipt)[0]
         except ReceiptError as exc:
-            raise invalid(f"receipts[{place}]", str(exc)) from None
+            raise schema.invalid(f"receipts[{place}]", str(exc)) from None
         if topic != queue:
-            raise invalid(f"receipts[{place}]", f"it is of another queue than {queue!r}")
+            raise schema.invalid(f"receipts[{place}]", f"it is of another queue than {queue!r}")
     return list(dict.fromkeys(receipts))
 
 
@@ -244,7 +239,11 @@ async def extend(api: Any, request: Request) -> Answer:
     request=REJECT,
     returns=(
         "What became of them.",
-        _settled("requeued", "How many wait again.", dead=described(WHOLE, "How many are dead.")),
+        _settled(
+            "requeued",
+            "How many wait again.",
+            dead=schema.described(schema.WHOLE, "How many are dead."),
+        ),
     ),
 )
 async def reject(api: Any, request: Request) -> Answer:
@@ -467,11 +466,11 @@ class LongPolls:
         if line is None:
             opened = sum(line.opened_by == who for line in self._lines.values())
             if opened >= self._share:
-                raise Problem(
+                raise schema.Problem(
                     "rate-limited",
                     f"clients with this token wait for {self._share} queues already; lease "
                     "without wait, or later",
-                    headers=retry_after(SPELL),
+                    headers=schema.retry_after(SPELL),
                 )
             line = self._lines[queue] = Line(self._center, queue, who)
         line.add(ask)

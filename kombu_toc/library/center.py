@@ -16,23 +16,11 @@ from ..model.delivery import name_in
 from ..model.library import BEHIND, OFF, OUTBOX
 from ..model.results import REPLACED, WAITING, Cancelled, Delivery, Found, Put, Rescheduled
 from ..model.topic import Declaration, Topic
-from . import outbox, statuses
+from . import outbox, records, statuses
 from .horizon import FarMessages, is_far, new_time
 from .library import Library, ServerTime
 from .putting import DeadLetters, missing_of
 from .recorder import Recorder, logger
-from .records import (
-    Key,
-    Row,
-    has_worker,
-    identity_of,
-    ids_of,
-    key_of,
-    named,
-    now_us,
-    row_of,
-    stem_of,
-)
 from .retry import FailedRows
 
 #: Microseconds ahead within which a message may have run before its time is changed.
@@ -60,12 +48,12 @@ class OpenLibrary:
 
     # -- what is put
 
-    def putting(self, topic: Topic, requests: Sequence[PutRequest]) -> list[Row | None]:
+    def putting(self, topic: Topic, requests: Sequence[PutRequest]) -> list[records.Row | None]:
         """Messages are about to be put: write their rows, and return that of each, if it has one.
         Raises LibraryError."""
         if topic.declaration.expires or topic.declaration.library in (BEHIND, OFF):
             return []
-        rows: list[Row | None] = [self._row(topic.name, request) for request in requests]
+        rows: list[records.Row | None] = [self._row(topic.name, request) for request in requests]
         if written := [row for row in rows if row is not None]:
             self.recorder.write(written, topic)
         return rows
@@ -74,7 +62,7 @@ class OpenLibrary:
         """A message that is about to be put, with a name that its row is known by."""
         if topic.declaration.expires or topic.declaration.library == OFF:
             return request
-        return named(request)
+        return records.named(request)
 
     def keep_far(self, topic: Topic, requests: Sequence[PutRequest]) -> set[int]:
         """Keep what is too far ahead to be put now, or what is put after the caller's transaction:
@@ -115,18 +103,18 @@ class OpenLibrary:
             row = row._replace(place=statuses.FAR if far else statuses.NOT_PUT)
             self.recorder.write_with(connection, row, topic)
 
-    def withdraw(self, rows: Sequence[Row | None]) -> None:
+    def withdraw(self, rows: Sequence[records.Row | None]) -> None:
         """These were not put."""
         for row in rows:
             if row is not None:
                 self.recorder.withdraw(row)
 
-    def not_put(self, rows: Sequence[Row | None]) -> None:
+    def not_put(self, rows: Sequence[records.Row | None]) -> None:
         """Redis did not answer: these follow when it does, unless they are there."""
         if keys := [row.key for row in rows if row is not None]:
             self.recorder.not_put(keys, noted=False)
 
-    def replaced(self, rows: Sequence[Row | None]) -> None:
+    def replaced(self, rows: Sequence[records.Row | None]) -> None:
         """These have taken the places of others: the rows of those have ended."""
         for row in rows:
             if row is None:
@@ -146,7 +134,7 @@ class OpenLibrary:
                     *(row.id, exc),
                 )
 
-    def repeated(self, rows: Sequence[Row | None]) -> None:
+    def repeated(self, rows: Sequence[records.Row | None]) -> None:
         """These had been put before: what has ended since has no row."""
         some = [row for row in rows if row is not None]
         self.withdraw(missing_of(self._center, some))
@@ -224,7 +212,7 @@ class OpenLibrary:
         if not self._keeps(message.topic):
             return
         topic = self.topic_of(message.topic)
-        key, headers = identity_of(message.topic, message.id, message.body, message.birth)
+        key, headers = records.identity_of(message.topic, message.id, message.body, message.birth)
         self.recorder.note(
             *(key, status),
             attempts=message.failures + 1,
@@ -240,7 +228,7 @@ class OpenLibrary:
         if not bare:
             return list(messages)
         try:
-            names = [(stem_of(one.id)[0], name_in(one.birth), one.topic) for one in bare]
+            names = [(records.stem_of(one.id)[0], name_in(one.birth), one.topic) for one in bare]
             known = [(id, name, topic) for id, name, topic in names if name is not None]
             rows = self.recorder.store.of_ids([id for id, _, _ in names], known)
         except LibraryError as exc:
@@ -252,7 +240,7 @@ class OpenLibrary:
             mine = [
                 row
                 for row in rows
-                if (row.id, row.topic) == (stem_of(one.id)[0], one.topic)
+                if (row.id, row.topic) == (records.stem_of(one.id)[0], one.topic)
                 and name in (None, row.token)
             ]
             taken = [row for row in mine if row.status == statuses.TAKEN] or mine
@@ -271,10 +259,10 @@ class OpenLibrary:
         found = self._kept(found)
         self.deleted(found, revoked)
         there = _names(found)
-        known = [key_of(one) for one in found if one.deleted]
+        known = [records.key_of(one) for one in found if one.deleted]
         left = {one.id for one in found if not one.deleted}
         known += self._keys_of(sorted(left), topic) if left else []
-        only: list[Row] = []
+        only: list[records.Row] = []
         for row in self.recorder.store.of_ids(ids, known):
             is_there = (row.topic, row.id) in there
             if not is_there and row.status == statuses.PENDING and topic in (None, row.topic):
@@ -285,15 +273,15 @@ class OpenLibrary:
         self._center.cancel(self._put_since(only, topic), dead=False)
         return [Cancelled(row.topic, row.id, WAITING, True, False, row.body) for row in only]
 
-    def _put_since(self, rows: Sequence[Row], topic: str | None) -> list[Found]:
+    def _put_since(self, rows: Sequence[records.Row], topic: str | None) -> list[Found]:
         """The messages of rows that were not in Redis: somebody may have put them back between the
         look there and the change of their rows."""
         keys = {row.key for row in rows}
         found = self._center.get([row.id for row in rows], topic=topic)
-        return [one for one in found if not one.far and key_of(one) in keys]
+        return [one for one in found if not one.far and records.key_of(one) in keys]
 
     def deleted(self, found: Sequence[Cancelled], revoked: bool = False) -> None:
-        keys = [key_of(one) for one in self._kept(found) if one.deleted]
+        keys = [records.key_of(one) for one in self._kept(found) if one.deleted]
         self.recorder.end(keys, statuses.of_cancel(revoked))
 
     def rescheduled(
@@ -342,27 +330,27 @@ class OpenLibrary:
         """
         self._moved(moved, found, ())
 
-    def _keys_of(self, ids: Sequence[str], topic: str | None) -> list[Key]:
+    def _keys_of(self, ids: Sequence[str], topic: str | None) -> list[records.Key]:
         """The keys of what there is of some ids in Redis, if there are several shards."""
         if len(self.recorder.store.shards.all) == 1:
             return []
         found = self._center.get(ids, topic=topic)
-        return [key_of(one) for one in found if not one.far]
+        return [records.key_of(one) for one in found if not one.far]
 
     def _moved(
-        self, moved: Sequence[Rescheduled], found: Sequence[Found], known: Sequence[Key]
+        self, moved: Sequence[Rescheduled], found: Sequence[Found], known: Sequence[records.Key]
     ) -> None:
-        keys = {(one.topic, one.id): key_of(one) for one in found if one.body}
+        keys = {(one.topic, one.id): records.key_of(one) for one in found if one.body}
         # Copies are known by the id of the message, a mark, and their token.
         copies: dict[tuple[str, str], list[str]] = {}
         for one in moved:
-            base = stem_of(one.id)[0]
+            base = records.stem_of(one.id)[0]
             if base != one.id:
                 copies.setdefault((one.topic, base), []).append(one.id[len(base) + 1 :])
         for one in moved:
             if not one.moved:
                 continue
-            base = stem_of(one.id)[0]
+            base = records.stem_of(one.id)[0]
             token = one.id[len(base) + 1 :] if base != one.id else None
             if (key := keys.get((one.topic, one.id))) is not None:
                 base, token, _ = key
@@ -374,17 +362,17 @@ class OpenLibrary:
     def purged(self, topic: str) -> None:
         """What waited in a queue was deleted: also what had come back from a worker that is
         gone."""
-        until, limits = now_us(), self._center.limits
+        until, limits = records.now_us(), self._center.limits
         for rows in self.recorder.store.of_topic(topic, until):
             gone = [row.key for row in rows if row.status == statuses.PENDING]
             taken = [row for row in rows if row.status == statuses.TAKEN]
-            lost = [row for row in taken if not has_worker(row, limits, now_us())]
+            lost = [row for row in taken if not records.has_worker(row, limits, records.now_us())]
             gone += [row.key for row in missing_of(self._center, lost)]
             self.recorder.end(gone, statuses.CANCELLED)
 
     def forgotten(self, topic: str) -> None:
         """A queue was deleted, with its schedules, its dead letters, and what workers have."""
-        for rows in self.recorder.store.of_topic(topic, now_us()):
+        for rows in self.recorder.store.of_topic(topic, records.now_us()):
             taken = [row.key for row in rows if row.status == statuses.TAKEN]
             self.recorder.end(taken, statuses.CANCELLED)
         self.recorder.schedules.forget(topic)
@@ -397,7 +385,7 @@ class OpenLibrary:
         off = {name for name, one in known.items() if one and one.declaration.library == OFF}
         if not off:
             return list(found)
-        keys = {id(one): key_of(one) for one in found}
+        keys = {id(one): records.key_of(one) for one in found}
         old = [keys[id(one)] for one in found if one.topic in off]
         rows = {row.key for row in self.recorder.store.of_keys(old)}
         return [one for one in found if one.topic not in off or keys[id(one)] in rows]
@@ -431,16 +419,16 @@ class OpenLibrary:
     def requeued(self, named: Sequence[tuple[str, str]]) -> None:
         DeadLetters(self.recorder.store).requeued(named)
 
-    def _row(self, topic: str, request: PutRequest) -> Row | None:
+    def _row(self, topic: str, request: PutRequest) -> records.Row | None:
         """The row of a message that a center puts; None if what is delivered would not tell whose
         it is."""
-        key, headers = identity_of(topic, request.id, request.body, request.traits)
+        key, headers = records.identity_of(topic, request.id, request.body, request.traits)
         if key[0] != request.id:
             return None
         made = request._replace(token=key[1])
-        return row_of(topic, made, headers, server_us=self.server_time.of(request))
+        return records.row_of(topic, made, headers, server_us=self.server_time.of(request))
 
 
 def _names(found: Sequence[Cancelled] | Sequence[Rescheduled]) -> set[tuple[str, str]]:
     """Queue and id of what there was, and of what it is a copy of."""
-    return {(one.topic, id) for one in found for id in ids_of(one.id)}
+    return {(one.topic, id) for one in found for id in records.ids_of(one.id)}
