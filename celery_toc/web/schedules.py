@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -152,42 +151,25 @@ def shown(found: Schedule, masking: Any = None) -> dict[str, Any]:
         args = args if isinstance(args, list) else [args]
         kwargs = masking.members(kwargs)
     return {
-        "name": found.name,
-        "task": found.task,
-        "schedule": found.text,
-        "timezone": found.timezone,
-        "queue": found.queue,
+        **http.members(found, _SHOWN, queue="queue", schedule="text", **_TIMES),
         "args": args,
         "kwargs": kwargs,
-        "misfire": found.misfire,
         "grace": float(found.grace),
-        "overlap": found.overlap,
         "jitter": float(found.jitter),
-        "maxRuns": found.max_runs,
         "exclude": list(map(str, found.exclude)),
-        "owner": found.owner,
-        "state": found.state,
-        "runs": found.runs,
-        "startTime": _iso(found.start),
-        "endTime": _iso(found.end),
-        "nextTime": _iso(found.next),
-        "lastTime": _iso(found.last),
     }
+
+
+#: Members that a schedule has as attributes, and what its times are called there.
+_TIMES = {"startTime": "start", "endTime": "end", "nextTime": "next", "lastTime": "last"}
+_SHOWN = (
+    *("name", "task", "schedule", "timezone", "queue", "misfire", "overlap", "maxRuns", "owner"),
+    *("state", "runs", *_TIMES),
+)
 
 
 def shown_firing(firing: Firing) -> dict[str, Any]:
-    return {
-        "id": firing.id,
-        "plannedTime": _iso(firing.planned),
-        "startTime": _iso(firing.started),
-        "outcome": firing.outcome,
-        "reason": firing.reason,
-        "byHand": firing.by_hand,
-    }
-
-
-def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat().replace("+00:00", "Z")
+    return http.members(firing, _FIRING["properties"], plannedTime="planned", startTime="started")
 
 
 def when_of(fields: dict[str, Any]) -> Any:
@@ -331,7 +313,7 @@ def operations(app: Celery, allowed: Allowed) -> http.Operations:
         found = await seen(request)
         with refusals(found.name):  # it may have been deleted just now
             firings = await _schedules().history(found.name)
-        edits = [{"time": _iso(one.at), "by": one.by, "what": one.what} for one in found.edits]
+        edits = [http.members(one, _EDIT["properties"], time="at") for one in found.edits]
         return http.answer({"firings": [shown_firing(one) for one in firings], "edits": edits})
 
     @table.add(

@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -66,6 +66,39 @@ def record(needed: str = "", /, **members: Mapping[str, Any]) -> dict[str, Any]:
     """
     made: dict[str, Any] = {"type": "object", "required": needed.split(), "properties": members}
     return {name: said for name, said in made.items() if said}
+
+
+#: Members of answers -> attributes of results that are called otherwise.
+_ATTRIBUTES = {
+    "queue": "topic",
+    "arguments": "args",
+    "scheduleTime": "action_us",
+    "createTime": "created_us",
+    "updateTime": "modified_us",
+    "failTime": "failed_us",
+    "oldestSeconds": "oldest_us",
+    "opensSeconds": "opens_us",
+}
+
+
+def members(result: Any, names: Iterable[str], **attributes: str) -> dict[str, Any]:
+    """Members of an answer, as a result has them: ``maxRuns`` is its `max_runs`, and what is a time
+    or a number of seconds is counted in microseconds there.
+
+    attributes: those of members that are called otherwise
+    """
+    shown = {}
+    for name in names:
+        snake = re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name)
+        value = getattr(result, attributes.get(name) or _ATTRIBUTES.get(name, snake))
+        if isinstance(value, datetime):
+            value = value.isoformat().replace("+00:00", "Z")
+        elif value is not None and name.endswith("Time"):
+            value = shown_time(value)
+        elif name.endswith("Seconds"):
+            value = value / 1e6
+        shown[name] = value
+    return shown
 
 
 # -- what a field of a request may be

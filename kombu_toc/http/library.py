@@ -59,25 +59,11 @@ def shown_record(record: Record, mask: Mask | Masking | None = None) -> dict[str
 
     mask: what is hidden; its arguments are not known here, so of its error only the type is shown
     """
-    error = record.error
-    if mask and error:
-        error = mask.error(error)
-    shown = {
-        "id": record.id,
-        "queue": record.topic,
-        "status": record.status,
-        "attempts": record.attempts,
-        "task": record.task,
-        "bizType": record.biz_type,
-        "bizId": record.biz_id,
-        "attributes": None if mask else record.attributes or None,
-        "worker": record.worker,
-        "error": error,
-        "scheduleTime": schema.shown_time(record.action_us),
-        "createTime": schema.shown_time(record.created_us),
-        "updateTime": schema.shown_time(record.modified_us),
-    }
-    return {name: value for name, value in shown.items() if value is not None}
+    shown = schema.members(record, _RECORD["properties"])
+    if mask:
+        shown["attributes"] = None
+        shown["error"] = record.error and mask.error(record.error)
+    return {name: value for name, value in shown.items() if value not in (None, {})}
 
 
 @OPERATIONS.add(
@@ -340,26 +326,15 @@ def shown_failure(failed: FailedTask, masking: Masking | None, reader: Any) -> d
     masking: None: nothing is hidden. Of a failure whose message was not read, all arguments are
     reader: reads messages without what is hidden
     """
-    error, arguments = failed.error, failed.args
+    shown = schema.members(failed, _FAILURE["properties"])
     if masking is not None and failed.message:
-        shown = reader.read(found_of(failed), 0, DecompressionBudget())
-        error, arguments = shown.error, shown.arguments
+        read = reader.read(found_of(failed), 0, DecompressionBudget())
+        shown |= {"error": read.error, "arguments": read.arguments}
     elif masking is not None:
-        error, arguments = f"{failed.exception}: {HIDDEN}", HIDDEN
-    return {
-        "id": failed.id,
-        "queue": failed.topic,
-        "task": failed.task,
-        "exception": failed.exception,
-        "failTime": schema.shown_time(failed.failed_us),
-        "error": error,
-        "arguments": arguments,
-        "worker": failed.worker,
-        **({} if failed.runtime is None else {"runtime": failed.runtime}),
-        "retries": failed.retries,
-        "dead": failed.dead,
-        "retryable": failed.retryable,
-    }
+        shown |= {"error": f"{failed.exception}: {HIDDEN}", "arguments": HIDDEN}
+    if failed.runtime is None:
+        del shown["runtime"]
+    return shown
 
 
 async def shown_failures(

@@ -197,10 +197,8 @@ async def list_queues(api: Any, request: Request) -> Answer:
     found = await asyncio.gather(*(api.center.queues.summary(name) for name in page))
     queues = [
         {
-            "name": one.topic,
-            "slots": one.slots,
+            **schema.members(one, ("name", "slots", "oldestSeconds"), name="topic"),
             "counts": shown_counts(one.counts),
-            "oldestSeconds": one.oldest_us / 1e6,
         }
         for some in found
         for one in some
@@ -223,14 +221,11 @@ async def _described(api: Any, queue: str) -> dict[str, Any]:
         api.center.queues.describe(queue), api.center.registry.declared(queue)
     )
     return {
-        "name": found.topic,
-        "slots": found.slots,
+        **schema.members(found, ("name", "slots", "paused", "targetStopped"), name="topic"),
         "limits": {
             camel(name): {"value": one.value, "source": one.source}
             for name, one in found.limits.items()
         },
-        "paused": found.paused,
-        "targetStopped": found.target_stopped,
         "counts": await _with_far(api, declared, shown_counts(found.counts)),
         "consumers": [one.name for one in found.consumers],
     }
@@ -355,24 +350,16 @@ async def counts_of(api: Any, queue: str, within: float | None) -> dict[str, int
 async def usage(api: Any, request: Request) -> Answer:
     """What is used of a queue's limits, and what waits because of them."""
     found = await api.center.queues.usage(request.segments[0])
-    return answer(
+    shown = schema.members(found, ("running", "waiting", "keysWaiting", "oldestSeconds"))
+    shown["limits"] = [
         {
-            "limits": [
-                {
-                    "name": camel(one.name),
-                    "value": one.value if one.value is None else str(one.value),
-                    "used": one.used,
-                    "of": one.of,
-                    "opensSeconds": one.opens_us / 1e6,
-                }
-                for one in found.limits
-            ],
-            "running": found.running,
-            "waiting": found.waiting,
-            "keysWaiting": found.keys_waiting,
-            "oldestSeconds": found.oldest_us / 1e6,
+            **schema.members(one, ("used", "of", "opensSeconds")),
+            "name": camel(one.name),
+            "value": one.value if one.value is None else str(one.value),
         }
-    )
+        for one in found.limits
+    ]
+    return answer(shown)
 
 
 def _pausing(verb: str) -> Callable[..., Awaitable[Answer]]:

@@ -426,19 +426,17 @@ _NEW = schema.Object(
 
 JOBS = Operations("jobs", problems=("not-found",))
 
+#: Members that a job has as attributes.
+_OF_JOBS = ("id", "act", "phase", "matching", "looked", "number", "late", "by", "error", "notes")
+
 
 def _shown(job: Job) -> dict[str, Any]:
     return {
-        "id": job.id,
+        **schema.members(job, _OF_JOBS, by="who", error="said"),
         "queue": job.selection.queue,
-        "act": job.act,
         "what": job.selection.described(),
-        **{name: getattr(job, name) for name in ("phase", "matching", "looked", "number", "late")},
-        "by": job.who,
         "time": None if job.at is None else schema.shown_time(round(job.at * 1e6)),
         "slots": job.slots or None,
-        "error": job.said,
-        "notes": job.notes,
         "skipped": [*job.skipped[0]],
     }
 
