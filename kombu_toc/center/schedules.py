@@ -190,7 +190,15 @@ class RecurringCommands:
 
         def parse(raw: list[Any]) -> tuple[int, list[Scheduled], int]:
             now, changed, *rows = raw
-            schedules = [_scheduled(topic.name, *row) for row in rows]
+            schedules = [
+                Scheduled(
+                    *(topic.name, text(name), text(record)),
+                    None if at in (b"inf", b"") else int(float(at)),
+                    *(template, tuple(text(lines).split("\n")[:-1])),
+                    *(_STATES[state], tuple(texts(in_flight))),
+                )
+                for name, at, record, template, lines, state, in_flight in rows
+            ]
             return int(now), schedules, int(float(changed or 0))
 
         return ScriptCall(
@@ -641,28 +649,6 @@ class Places:
 def schedule_position(one: Scheduled) -> tuple[str, str]:
     """Where a schedule is in the order of :meth:`Recurring.page`."""
     return NEVER if one.next_us is None else str(one.next_us), one.name
-
-
-def _scheduled(
-    topic: str,
-    name: bytes,
-    at: bytes,
-    record: bytes,
-    template: bytes,
-    lines: bytes,
-    state: int,
-    in_flight: list[bytes],
-) -> Scheduled:
-    return Scheduled(
-        topic,
-        text(name),
-        text(record),
-        None if at in (b"inf", b"") else int(float(at)),
-        template,
-        tuple(text(lines).split("\n")[:-1]),
-        _STATES[state],
-        tuple(texts(in_flight)),
-    )
 
 
 # -- which edition of a source's schedules is in force

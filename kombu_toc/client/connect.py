@@ -139,19 +139,44 @@ def _over_socket(request: _Request, arguments: dict[str, Any], path: str) -> Any
 
 
 def _sentinel(request: _Request) -> Any:
-    arguments = request.tcp_arguments()
+    """The client of a master that sentinels know. Raises ConfigurationError if it has no name."""
+    address, settings, arguments = request.address, request.settings, request.tcp_arguments()
     most, timeout = _bound(arguments)
-    pool = make_pool(
-        request.address,
-        request.settings,
-        arguments,
-        tls=request.tls,
-        most=most,
-        timeout=timeout,
-        # A sentinel's answers are redis-py's own: nothing of them concerns the center.
-        asking=redis.Redis if request.client is Client else request.client,
-    )
-    return _client(pool, request)
+    if not settings.master_name:
+        raise ConfigurationError(
+            f"toc+sentinel://{_shown(address)}: which master? Name it, as the sentinels do: "
+            "?master_name=mymaster in the URL, or master_name in broker_transport_options"
+        )
+    options = {
+        "socket_timeout": PATIENCE,
+        "socket_connect_timeout": PATIENCE,
+        "socket_keepalive": True,
+        **settings.sentinel_kwargs,
+        "retry": Retry(NoBackoff(), 0),  # other sentinels can be asked
+        "protocol": 2,
+    }
+    if settings.sentinel_ssl:
+        options.setdefault("ssl", True)
+    if options.pop("ssl", False):
+        own = any(name.startswith("ssl_") for name in options)
+        options.update(tls_arguments(options if own else arguments))
+        options["connection_class"] = TLSConnection
+    else:
+        options["connection_class"] = redis.Connection
+        options = {k: v for k, v in options.items() if not k.startswith("ssl_")}
+    # A sentinel's answers are redis-py's own: nothing of them concerns the center.
+    asking = redis.Redis if request.client is Client else request.client
+    sentinels = Sentinels([], settings.min_other_sentinels)
+    sentinels.sentinels = [
+        asking(connection_pool=redis.ConnectionPool(host=host, port=port, **options))
+        for host, port in address.hosts
+    ]
+    arguments["connection_class"] = MasterTLSConnection if request.tls else MasterConnection
+    pool: type[SentinelConnectionPool] = SentinelConnectionPool
+    if most:
+        pool = BoundedMasterPool
+        arguments.update(max_connections=most, timeout=timeout)
+    return _client(pool(settings.master_name, sentinels, **arguments), request)
 
 
 def _cluster(request: _Request) -> Any:
@@ -363,12 +388,8 @@ class MasterTLSConnection(MasterConnection, TLSConnection):
     """The same over TLS."""
 
 
-class MasterPool(SentinelConnectionPool):
-    """A pool of connections to a named master."""
-
-
 class BoundedMasterPool(SentinelConnectionPool, redis.BlockingConnectionPool):
-    """The same with a bound; callers wait for a free connection."""
+    """A pool of connections to a named master, with a bound; callers wait for a free one."""
 
     def disconnect(self, inuse_connections: bool = True) -> None:
         if inuse_connections:
@@ -378,65 +399,6 @@ class BoundedMasterPool(SentinelConnectionPool, redis.BlockingConnectionPool):
         for connection in list(self.pool.queue):
             if connection is not None:
                 connection.disconnect()
-
-
-def make_pool(
-    address: Address,
-    settings: Settings,
-    arguments: dict[str, Any],
-    *,
-    tls: bool,
-    most: int | None = None,
-    timeout: float | None = None,
-    asking: Callable[..., redis.Redis] = redis.Redis,
-) -> redis.ConnectionPool:
-    """A pool of connections to the master.
-
-    arguments: redis-py's, for connections to the master
-    tls: whether the master speaks it
-    most: how many connections; None or 0 for any number
-    timeout: seconds to wait for one of a bounded pool
-    asking: the class of the clients that ask the sentinels
-
-    Raises ConfigurationError if the master has no name.
-    """
-    if not settings.master_name:
-        raise ConfigurationError(
-            f"toc+sentinel://{_shown(address)}: which master? Name it, as the sentinels do: "
-            "?master_name=mymaster in the URL, or master_name in broker_transport_options"
-        )
-    options = {
-        "socket_timeout": PATIENCE,
-        "socket_connect_timeout": PATIENCE,
-        "socket_keepalive": True,
-        **settings.sentinel_kwargs,
-        "retry": Retry(NoBackoff(), 0),  # other sentinels can be asked
-        "protocol": 2,
-    }
-    if settings.sentinel_ssl:
-        options.setdefault("ssl", True)
-    if options.pop("ssl", False):
-        own = any(name.startswith("ssl_") for name in options)
-        options.update(tls_arguments(options if own else arguments))
-        options["connection_class"] = TLSConnection
-    else:
-        options["connection_class"] = redis.Connection
-        options = {k: v for k, v in options.items() if not k.startswith("ssl_")}
-    sentinels = Sentinels([], settings.min_other_sentinels)
-    sentinels.sentinels = [
-        asking(connection_pool=redis.ConnectionPool(host=host, port=port, **options))
-        for host, port in address.hosts
-    ]
-    arguments["connection_class"] = MasterTLSConnection if tls else MasterConnection
-    if most:
-        return BoundedMasterPool(
-            settings.master_name,
-            sentinels,
-            max_connections=int(most),
-            timeout=timeout or 20,
-            **arguments,
-        )
-    return MasterPool(settings.master_name, sentinels, **arguments)
 
 
 def _shown(address: Address) -> str:

@@ -18,7 +18,7 @@ from ..model.failures import FailedTask
 from ..model.library import FAILURES, STATUSES, Record
 from . import fields as schema
 from .messages import DecompressionBudget
-from .request import Answer, Operations, Request, answer
+from .request import Answer, Operations, Request, answer, end
 from .tokens import HIDDEN, Mask, Masking
 
 logger = logging.getLogger(__name__)
@@ -248,9 +248,7 @@ class FarAhead:
 
     async def aclose(self) -> None:
         """End a look that is under way."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
+        await end(self._task)
 
 
 # -- the latest failed tasks: listed, retried, forgotten

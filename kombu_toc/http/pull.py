@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from ..aio.center import AsyncTimeoutCenter
@@ -19,7 +18,7 @@ from ..model.delivery import read_receipt
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Delivery, Found
 from . import fields as schema
 from .messages import CONTENT, LEASED, LEASED_TASK, DecompressionBudget, content_of, shown_delivery
-from .request import Answer, Gone, Operations, Request, answer, current
+from .request import Answer, Gone, Operations, Request, answer, current, end
 
 #: Seconds for which a lease may wait, at most; messages of one lease, and receipts of one request.
 MAX_WAIT = 30
@@ -494,10 +493,7 @@ class LongPolls:
     async def aclose(self) -> None:
         """Answer all who wait, and wait for nothing any more."""
         self._closed = True
-        tasks = [line.task for line in islice(self._lines.values(), None) if line.task]
-        for line in self._lines.values():
+        lines = [*self._lines.values()]
+        for line in lines:
             line.end()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end(*(line.task for line in lines))

@@ -239,6 +239,15 @@ async def discard_body(receive: Receive, seconds: float = BODY_WITHIN) -> None:
         pass
 
 
+async def end(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    left = [task for task in tasks if task is not None]
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left)
+
+
 class Gone(Exception):
     """The client has gone away: nobody waits for an answer."""
 

@@ -350,9 +350,7 @@ class Loader:
             self._putter.put(rows)
 
         try:
-            rows = self._far.put_ahead(
-                *(head.shard, head.topic, ahead.first_us, bound, ahead.number), putting
-            )
+            rows = self._far.put_ahead(head.shard, head.topic, ahead, bound, putting)
         except BaseException:
             self._doubtful(put)
             raise
@@ -376,6 +374,10 @@ BYTES = 8_000_000
 WORTH_A_THREAD = 100
 
 _ORDER = ("action_us", "id", "token")
+
+
+#: Puts the messages of rows into Redis, of which none that is there already is added again.
+PutRows = Callable[[Sequence[Row]], object]
 
 
 class Ahead(NamedTuple):
@@ -471,30 +473,19 @@ class FarStore:
     # -- what is done to it
 
     def put_ahead(
-        self,
-        shard: Shard,
-        topic: str | None,
-        since_us: int,
-        until_us: int,
-        limit: int,
-        put: Callable[[Sequence[Row]], object],
+        self, shard: Shard, topic: str | None, ahead: Ahead, until_us: int, put: PutRows
     ) -> list[Row]:
-        """Have the soonest rows put into Redis that are due from then until then; return them.
+        """Have the soonest rows put into Redis that are due until then; return them.
 
         topic: of a queue; None: of all
         put: puts their messages, of which none that is there already is added again
         """
         table = shard.tables.pending
-        wanted = select(*row_columns(table)).where(*_due(table, topic, since_us, until_us))
-        wanted = wanted.order_by(table.c.action_us, table.c.id).limit(limit)
+        wanted = select(*row_columns(table)).where(*_due(table, topic, ahead.first_us, until_us))
+        wanted = wanted.order_by(table.c.action_us, table.c.id).limit(ahead.number)
         return self._put(shard, shard.database.dialect.locking(wanted), put, {})
 
-    def put_now(
-        self,
-        rows: Sequence[Row],
-        changes: dict[str, Any],
-        put: Callable[[Sequence[Row]], object],
-    ) -> list[Row]:
+    def put_now(self, rows: Sequence[Row], changes: dict[str, Any], put: PutRows) -> list[Row]:
         """Have these rows put into Redis, with other values, such as another action time, as far as
         they are still far ahead; return them as they were."""
         found: list[Row] = []
@@ -505,13 +496,7 @@ class FarStore:
             found += self._put(shard, locked, put, changes)
         return found
 
-    def _put(
-        self,
-        shard: Shard,
-        wanted: Any,
-        put: Callable[[Sequence[Row]], object],
-        changes: dict[str, Any],
-    ) -> list[Row]:
+    def _put(self, shard: Shard, wanted: Any, put: PutRows, changes: dict[str, Any]) -> list[Row]:
         table, database = shard.tables.pending, shard.database
         done = False
 

@@ -115,16 +115,15 @@ class RecordedPublisher(Publisher):
         recorder.write([row], topic)
         try:
             self.run(queue, call)
-        except (NotPermittedError, AlreadyThereError):
-            recorder.withdraw(row)
-            raise
         except ReplicationError:
             raise  # it is put, and on too few replicas
-        except BROKEN:
+        except Exception as exc:
+            if not isinstance(exc, BROKEN) or isinstance(
+                exc, (NotPermittedError, AlreadyThereError)
+            ):
+                recorder.withdraw(row)
+                raise
             recorder.not_put([row.key], noted=False)
-        except Exception:
-            recorder.withdraw(row)
-            raise
 
     @staticmethod
     def _check_outbox(topic: Topic) -> None:

@@ -28,8 +28,8 @@ from ...model.failures import FailureFilter
 from ...model.results import Found
 from ...model.topic import check_slots
 from ..fields import Problem, not_found, problem_of, retry_after
+from ..request import end
 from ..tokens import Audit
-from . import selection as choice
 from . import selection as marks
 from .reading import Reader, state_of
 from .render import iso
@@ -84,7 +84,7 @@ class Job(NamedTuple):
 
     id: str
     act: str
-    selection: choice.Selection
+    selection: marks.Selection
     who: str
     at: float | None = None
     phase: str = COUNTING
@@ -104,7 +104,7 @@ class Job(NamedTuple):
     def is_over(self) -> bool:
         return self.phase in (DONE, STOPPED, FAILED, LOST)
 
-    def plus(self, done: choice.Done, looked: int) -> Job:
+    def plus(self, done: marks.Done, looked: int) -> Job:
         """The job after a step more.
 
         looked: how many the step was about
@@ -126,7 +126,7 @@ class Job(NamedTuple):
     @classmethod
     def of_json(cls, raw: bytes) -> Job:
         said = json.loads(raw)
-        said[2] = choice.Selection(*said[2])
+        said[2] = marks.Selection(*said[2])
         return cls(*said)
 
 
@@ -143,7 +143,7 @@ class Jobs:
 
     _center: AsyncTimeoutCenter
     _reader: Reader
-    _acting: choice.Actions
+    _acting: marks.Actions
     _audit: Audit
     _changed: Callable[[str], None] = lambda queue: None
 
@@ -153,7 +153,7 @@ class Jobs:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def begin(
-        self, act: str, selection: choice.Selection, who: str, at: float | None = None, **how: Any
+        self, act: str, selection: marks.Selection, who: str, at: float | None = None, **how: Any
     ) -> Job:
         """Begin to count what matches, and to do it where nobody is asked: failed tasks, and what
         a reshard moves, are not counted. Raises Problem if too much is under way, and
@@ -165,11 +165,9 @@ class Jobs:
         self._check_room()
         asks, slots = how.pop("asks", True), how.pop("slots", 0)
         id, run = secrets.token_urlsafe(16), self._count if asks else self._count_and_do
-        selection = selection._replace(
-            state=choice.narrowed(choice.EVERY_ACT[act], selection.state)
-        )
+        selection = selection._replace(state=marks.narrowed(marks.EVERY_ACT[act], selection.state))
         job = Job(id, act, selection, who, at, slots=slots)
-        if act in choice.FAILED_ACTS:
+        if act in marks.FAILED_ACTS:
             job, run = job._replace(phase=RUNNING, is_meant=True), self._do_to_failed
         if slots:
             check_slots(selection.queue, slots)
@@ -259,10 +257,7 @@ class Jobs:
         tasks = list(self._tasks.values())
         if tasks:
             await asyncio.wait(tasks, timeout=END_WITHIN)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end(*tasks)
 
     # -- doing
 
@@ -303,7 +298,7 @@ class Jobs:
             return job
 
     async def _count(self, job: Job) -> None:
-        counted = choice.Marks()
+        counted = marks.Marks()
         async for page, looked in self._matching(job):
             left = marks.MOST - job.matching
             if len(page) > left:
@@ -356,7 +351,7 @@ class Jobs:
             done = (
                 await self._acting.run_failed(job.act, asked.queue, ids)
                 if ids
-                else choice.Done(0, 0)
+                else marks.Done(0, 0)
             )
             self._changed(asked.queue)
             job, after = job.plus(done, len(ids)), page.after
@@ -387,7 +382,7 @@ class Jobs:
     async def _do(self, job: Job) -> None:
         for number in range(job.parts):
             raw = await self._redis.hget(self._key(job.id), _part(number))
-            counted = choice.read_part(raw) if raw is not None else []
+            counted = marks.read_part(raw) if raw is not None else []
             done = await self._acting.run(job.act, await self._still(job, counted), job.at)
             self._changed(job.selection.queue)
             job = job.plus(done, len(counted))
@@ -407,8 +402,8 @@ class Jobs:
         ids = [one.id for one in counted]
         found = await self._center.get(ids, topic=job.selection.queue)
         now_us = await self.now_us()
-        states = choice.ACTS[job.act].states
-        there = [one for one in choice.those_of(counted, found) if state_of(one, now_us) in states]
+        states = marks.ACTS[job.act].states
+        there = [one for one in marks.those_of(counted, found) if state_of(one, now_us) in states]
         places = {id: place for place, id in enumerate(ids)}
         return sorted(there, key=lambda one: places[one.id])  # in the order of their times
 
@@ -439,7 +434,7 @@ class Jobs:
         selection = job.selection
         now_us = await self.now_us()
         how = selection.scanned(now_us / 1e6)
-        states = choice.ACTS[job.act].states
+        states = marks.ACTS[job.act].states
         after: str | None = None
         while True:
             page = await self._center.scan(

@@ -20,6 +20,7 @@ from ...model.keys import Slot
 from ...model.results import DEAD, Consumer, Counts, Found
 from ...model.topic import Topic
 from ..fields import Problem, problem_of, retry_after
+from ..request import end
 from .reading import Reader
 from .selection import PAGE_BYTES, Listing, Selection, find, likeness
 
@@ -346,9 +347,7 @@ class SnapshotCache:
 
     async def aclose(self) -> None:
         """End a look that is under way."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
+        await end(self._task)
 
     def drawn(self, of: Any, key: Any, draw: Callable[[], str]) -> str:
         """What is drawn of a look, or of an hour: once for all viewers who see the same.
@@ -387,9 +386,7 @@ class SnapshotCache:
         except Exception as exc:
             self.trouble = self.trouble or _why(exc)  # which is logged once
         finally:
-            if not call.done():
-                call.cancel()
-                await asyncio.wait((call,))
+            await end(None if call.done() else call)
             self._next = max(self._clock() + pause, began + EVERY)
             self._task = None
 
@@ -723,8 +720,4 @@ class SearchCache:
 
     async def aclose(self) -> None:
         """End the looks that are under way."""
-        tasks = [*self._looking.values(), *self._going.values()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end(*self._looking.values(), *self._going.values())
