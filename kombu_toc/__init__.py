@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .client.urls import mask_password as mask_password
     from .client.urls import server_url as server_url
     from .compat.registry import CompatPart as CompatPart
-    from .consumer.policy import WorkerPolicy as WorkerPolicy
+    from .consumer.state import WorkerPolicy as WorkerPolicy
     from .errors import ActionTimeError as ActionTimeError
     from .errors import AlreadyThereError as AlreadyThereError
     from .errors import CompatError as CompatError
@@ -160,7 +160,7 @@ _PLACES = {
         "client.programs": "check_installed",
         "client.urls": "mask_password server_url",
         "compat.registry": "CompatPart",
-        "consumer.policy": "WorkerPolicy",
+        "consumer.state": "WorkerPolicy",
         "errors": (
             "ActionTimeError AlreadyThereError CompatError ConfigurationError ConsumersError "
             "EmbeddedServerError EnvelopeError KeptError LibraryError MessageError "

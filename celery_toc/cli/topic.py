@@ -44,10 +44,7 @@ _queue = click.argument("queue", metavar="QUEUE", shell_complete=cli.complete_qu
 topic = cli.Group(
     "topic",
     help="What queues are declared with: list, show, declare, set, delete.",
-    commands_at={
-        **dict.fromkeys(("list", "show", "declare", "set"), __name__),
-        "delete": "celery_toc.cli.topic",
-    },
+    commands_at=dict.fromkeys(("list", "show", "declare", "set", "delete"), __name__),
 )
 
 

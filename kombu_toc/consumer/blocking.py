@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from ..center.center import TimeoutCenter
     from .dispatcher import Dispatcher
     from .loop import Connection, Wiring
-    from .policy import Sink
-    from .state import Claim
+    from .state import Claim, Sink
 
 
 # -- blocks on the wake indexes of topics, and hands on what it claims there

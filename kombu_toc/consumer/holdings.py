@@ -14,7 +14,7 @@ from ..center.exchanges import Bindings
 from ..model.results import Delivery
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, load
-from .policy import WorkerPolicy
+from .state import WorkerPolicy
 
 # -- the leases of delivered messages that a process holds
 #

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from ..center.center import TimeoutCenter
     from .lease_keeper import LeaseKeeper
     from .loop import Connection
-    from .policy import WorkerPolicy
-    from .state import Claim
+    from .state import Claim, WorkerPolicy
 
 
 # -- acknowledgements and other calls that leave together, and when they leave

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from ..client.options import Settings
     from .lease_keeper import LeaseKeeper
     from .loop import Connection
-    from .policy import Sink
     from .popper import Guarding
-    from .state import Claim, Entry
+    from .state import Claim, Entry, Sink
 
 
 # -- what a consumer reads again now and then

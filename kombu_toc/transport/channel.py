@@ -19,7 +19,7 @@ from ..center.exchanges import Subscription, remember
 from ..compat import kombu_channel
 from ..consumer.connections import BROKEN
 from ..consumer.flights import snapshot
-from ..consumer.policy import DefaultPolicy, WorkerPolicy
+from ..consumer.state import DefaultPolicy, WorkerPolicy
 from ..model import message as envelope
 from ..model.results import Delivery
 from ..model.topic import Topic

@@ -16,8 +16,8 @@ from ..center.calls import RECOVER
 from ..center.center import TimeoutCenter
 from ..center.exchanges import Subscription, first_that_matches
 from ..consumer.lease_keeper import LeaseKeeper
-from ..consumer.policy import WorkerPolicy
 from ..consumer.poller import Poller
+from ..consumer.state import WorkerPolicy
 from ..errors import EnvelopeError
 from ..model import message as envelope
 from ..model.delivery import as_put

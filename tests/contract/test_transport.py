@@ -23,7 +23,7 @@ import kombu_toc
 from kombu_toc import TimeoutCenter
 from kombu_toc.center import registry
 from kombu_toc.center.exchanges import Bindings, binding
-from kombu_toc.consumer.policy import DefaultPolicy
+from kombu_toc.consumer.state import DefaultPolicy
 from kombu_toc.consumer.upkeeper import sweep
 from kombu_toc.model import message as envelope
 from kombu_toc.transport.publisher import BatchPublishError

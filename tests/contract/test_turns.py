@@ -13,7 +13,7 @@ from kombu import Connection, Consumer, Message, Producer, Queue
 from kombu.asynchronous import Hub
 
 from kombu_toc import ConfigurationError, TimeoutCenter
-from kombu_toc.consumer.policy import DefaultPolicy
+from kombu_toc.consumer.state import DefaultPolicy
 
 Connect = Callable[..., Connection]
 

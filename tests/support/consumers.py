@@ -7,8 +7,7 @@ from typing import Any
 
 from kombu_toc.client.options import ROUND_ROBIN
 from kombu_toc.consumer.lease_keeper import LeaseKeeper
-from kombu_toc.consumer.policy import DefaultPolicy
-from kombu_toc.consumer.state import ConsumerState
+from kombu_toc.consumer.state import ConsumerState, DefaultPolicy
 from kombu_toc.model.results import Delivery, Popped
 from kombu_toc.model.topic import Declaration, Topic
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kombu_toc.consumer.policy import DefaultPolicy
+from kombu_toc.consumer.state import DefaultPolicy
 from kombu_toc.transport.receiving import Capacity, capacity_of
 
 from ..support.cases import each

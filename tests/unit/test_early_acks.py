@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from kombu_toc.consumer.holdings import EarlyAcks
-from kombu_toc.consumer.policy import DefaultPolicy
+from kombu_toc.consumer.state import DefaultPolicy
 
 from ..support.consumers import delivery
 

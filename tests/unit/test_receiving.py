@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kombu_toc.center.exchanges import Subscription
-from kombu_toc.consumer.policy import DefaultPolicy
+from kombu_toc.consumer.state import DefaultPolicy
 from kombu_toc.model import message as envelope
 from kombu_toc.model.results import Delivery
 from kombu_toc.transport.receiving import QoS, Receiver

@@ -14,8 +14,8 @@ import redis
 
 from kombu_toc.client.options import ROUND_ROBIN, Settings
 from kombu_toc.consumer.loop import Wiring
-from kombu_toc.consumer.policy import DefaultPolicy
 from kombu_toc.consumer.poller import Poller
+from kombu_toc.consumer.state import DefaultPolicy
 from kombu_toc.model import scores
 from kombu_toc.model.results import Delivery
 
