@@ -134,27 +134,11 @@ class Schedules:
 
         Raises ScheduleError if it makes no sense, and what ``apply_async`` raises for the task.
         """
-        plan = self.plan(
-            name,
-            task,
-            schedule,
-            args=args,
-            kwargs=kwargs,
-            queue=queue,
-            options=options,
-            misfire=misfire,
-            grace=grace,
-            overlap=overlap,
-            jitter=jitter,
-            start=start,
-            end=end,
-            max_runs=max_runs,
-            timezone=timezone,
-            owner=owner,
-            either_day=either_day,
-            exclude=exclude,
+        wanted = Wanted(
+            *(args, kwargs, queue, options, misfire, grace, overlap, jitter, start, end, max_runs),
+            *(timezone, owner, either_day, exclude),
         )
-        return self.keep(plan)
+        return self.keep(self._planned(name, task, schedule, wanted))
 
     def put_many(self, entries: Iterable[Mapping[str, Any]]) -> builtins.list[state.Schedule]:
         """Put many schedules, hundreds in a round trip: for each a mapping of the arguments of
@@ -186,7 +170,9 @@ class Schedules:
 
     def plan(self, name: str, task: Any, schedule: Any, **options: Any) -> Plan:
         """The first half of :meth:`put`: has Celery make the message, and declares its queue."""
-        wanted = Wanted(**options)
+        return self._planned(name, task, schedule, Wanted(**options))
+
+    def _planned(self, name: str, task: Any, schedule: Any, wanted: Wanted) -> Plan:
         return plan_of(self._app, self._channel, name, task, schedule, wanted, self._quick)
 
     def keep(self, plan: Plan) -> state.Schedule:

@@ -988,6 +988,20 @@ def test_delayed_messages_become_due_and_take_their_place_while_all_waits(declar
 # -- an acknowledgement that is late
 
 
+def end(center: TimeoutCenter, running: Delivery, how: str) -> None:
+    """Of what somebody else has said the end of already."""
+    if how == "ack":
+        assert center.ack([running]) == 1
+    elif how == "lease":
+        time_passes(center, "mail", 200)
+    elif how == "dead":
+        assert center.reject(running, requeue=False, reason="its own") == "dead"
+    elif how == "reject":
+        center.reject(running, requeue=True)
+    else:
+        assert center.release([running]) == 0
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize("ends", ["ack", "lease", "reject", "release"])
 @pytest.mark.parametrize("limit", ["concurrency", "key_concurrency", "key_order"])
@@ -1006,14 +1020,7 @@ def test_an_acknowledgement_that_is_late_leaves_the_place_to_who_runs_the_messag
         assert pop(center) == []
     assert center.extend([other]) == []
     assert center.admin.check("mail") == []
-    if ends == "ack":
-        assert center.ack([other]) == 1
-    elif ends == "lease":
-        time_passes(center, "mail", 200)
-    elif ends == "reject":
-        center.reject(other, requeue=True)
-    else:
-        assert center.release([other]) == 0
+    end(center, other, ends)
     # It does not come back.
     assert ids(pop(center)) == ["a1"]
     assert center.counts("mail").waiting == 1
@@ -1037,20 +1044,6 @@ def test_of_a_message_that_has_been_delivered_again_an_early_acknowledgement_fre
     assert pop(center) == []
     assert center.ack([other]) == 1
     assert ids(pop(center)) == ["a1"]
-
-
-def end(center: TimeoutCenter, running: Delivery, how: str) -> None:
-    """Of what somebody else has said the end of already."""
-    if how == "ack":
-        assert center.ack([running]) == 1
-    elif how == "lease":
-        time_passes(center, "mail", 200)
-    elif how == "dead":
-        assert center.reject(running, requeue=False, reason="its own") == "dead"
-    elif how == "reject":
-        center.reject(running, requeue=True)
-    else:
-        assert center.release([running]) == 0
 
 
 LATE = {

@@ -44,6 +44,12 @@ def wait_until_empty(client: redis.Redis) -> None:
     wait_until(lambda: not slot_keys(client), what=lambda: slot_keys(client))
 
 
+def assert_each_ran_once(journal: Journal) -> None:
+    assert Counter(entry["name"] for entry in journal.entries("sent-")) == Counter(
+        ["sent-0", "sent-0-done", "sent-1", "sent-1-done"]
+    )
+
+
 def test_what_processes_were_sent_runs_once_although_their_worker_stops(
     start_workers: StartWorkers,
     app: Celery,
@@ -61,9 +67,7 @@ def test_what_processes_were_sent_runs_once_although_their_worker_stops(
     time.sleep(0.3)  # the worker is shutting down
     send_to_all(processes, signal.SIGCONT)
     worker.teardown()
-    assert Counter(entry["name"] for entry in journal.entries("sent-")) == Counter(
-        ["sent-0", "sent-0-done", "sent-1", "sent-1-done"]
-    )
+    assert_each_ran_once(journal)
     assert slot_keys(client) == []
 
 
@@ -100,9 +104,7 @@ def test_what_processes_were_sent_runs_once_although_the_connection_is_cut(
         send_to_all(processes, end)
     journal.wait_for("sent-", 4)
     wait_until_empty(client)
-    assert Counter(entry["name"] for entry in journal.entries("sent-")) == Counter(
-        ["sent-0", "sent-0-done", "sent-1", "sent-1-done"]
-    )
+    assert_each_ran_once(journal)
 
 
 def test_what_a_killed_process_was_sent_runs_once_although_the_connection_is_cut(
@@ -128,9 +130,7 @@ def test_what_a_killed_process_was_sent_runs_once_although_the_connection_is_cut
     cut_connections(client)
     journal.wait_for("sent-", 4)
     wait_until_empty(client)
-    assert Counter(entry["name"] for entry in journal.entries("sent-")) == Counter(
-        ["sent-0", "sent-0-done", "sent-1", "sent-1-done"]
-    )
+    assert_each_ran_once(journal)
 
 
 def test_a_task_that_ends_while_the_connection_is_given_up_runs_once(
