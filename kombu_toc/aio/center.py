@@ -25,14 +25,13 @@ import redis.asyncio
 
 from ..center.admin_commands import Position
 from ..center.calls import PutRequest
-from ..center.center import TimeoutCenter, make_center
+from ..center.center import TimeoutCenter
 from ..center.consumption import Consumption, Loops, Taken
-from ..client.connect import connect
-from ..client.options import Settings, read
-from ..client.urls import Address, read_url
+from ..client.options import Settings
+from ..client.urls import Address
 from ..errors import ConfigurationError
 from ..library import outbox
-from ..library.opening import attach
+from ..library.opening import attach, open_center
 from ..model.limits import Limits
 from ..model.results import Delivery, Found
 from ..model.topic import Topic
@@ -327,21 +326,8 @@ class AsyncTimeoutCenter:
         Raises ConfigurationError for a URL or an option that makes no sense. It connects when it is
         first used.
         """
-        address = read_url(url)
-        settings = read(address.query, options, of_center=True)
-        client = connect(address, settings, ssl=ssl, classes=(AsyncClient, AsyncClusterClient))
-        center = make_center(client, settings)
-        attach_in_threads(
-            center,
-            settings,
-            address,
-            lambda: make_center(connect(address, settings, ssl=ssl), settings),
-        )
-        if settings.toc_otel:
-            from ..center.traced import trace_center  # it needs an extra
-
-            trace_center(center, settings, address)
-        return cls.over(center)
+        classes = (AsyncClient, AsyncClusterClient)
+        return cls.over(open_center(url, ssl, options, attach_in_threads, classes=classes))
 
     @classmethod
     def over(cls, center: TimeoutCenter) -> AsyncTimeoutCenter:

@@ -191,12 +191,7 @@ class Outbox:
         call = self._center.commands.reject(
             delivery, requeue=requeue, reason=reason, error=error, on_purpose=on_purpose
         )
-        if self._loop.hub is not None:
-            self.settlements.calls.append(call)
-            self._leaves_with_next_turn()
-        else:
-            self._run_or_owe([call])
-            self._loop.nudge()
+        self._settle(call)
 
     def bury(self, delivery: Delivery, reason: str, error: str = "") -> None:
         """Put what was acknowledged before into DeadQueue, as soon as :meth:`ack` acknowledges,
@@ -204,7 +199,9 @@ class Outbox:
         logger.warning("message %s goes to DeadQueue: %s", describe(delivery), reason)
         center = self._center
         topic = center.registry.topic_of(delivery)
-        call = bury_call(center.context, topic, delivery, reason, error)
+        self._settle(bury_call(center.context, topic, delivery, reason, error))
+
+    def _settle(self, call: ScriptCall) -> None:
         if self._loop.hub is not None:
             self.settlements.calls.append(call)
             self._leaves_with_next_turn()

@@ -17,7 +17,7 @@ from ..model import library as model
 from ..model.failures import FailuresRetried
 from ..model.results import Cancelled, OnProgress, Rescheduled, tell_nobody
 from ..scripts.call import Countdown
-from . import migrate, statuses
+from . import migrate, search, statuses
 from .outcomes import DAY_US, KEY
 from .putting import Schedules
 from .rebuild import Comparison, Rebuild
@@ -72,7 +72,8 @@ class Library:
             where["status"] = _numbers(status)
         if not isinstance(limit, int) or limit < 1:
             raise LibraryError(f"limit must be a whole number from 1 on, not {limit!r}")
-        return self.store.find(where, _bounds(between), min(limit, MOST), after, self._ready)
+        shards, most = self.store.shards, min(limit, MOST)
+        return search.find(shards, where, _bounds(between), most, after, self._ready)
 
     def retry(
         self,

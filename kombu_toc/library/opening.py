@@ -170,13 +170,24 @@ def center_for(url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:
     Raises ConfigurationError for a URL or an option that makes no sense. It connects when it is
     first used.
     """
+    return open_center(url, ssl, options, attach)
+
+
+def open_center(
+    url: str, ssl: Any, options: dict[str, Any], attach: Callable[..., Any], **how: Any
+) -> TimeoutCenter:
+    """The center of :func:`center_for`.
+
+    attach: gives it its library: as :func:`attach`
+    how: arguments of :func:`.connect` for its own client; its library's is one that waits
+    """
     address = read_url(url)
     settings = read(address.query, options, of_center=True)
 
-    def make() -> TimeoutCenter:
-        return make_center(connect(address, settings, ssl=ssl), settings)
+    def make(**how: Any) -> TimeoutCenter:
+        return make_center(connect(address, settings, ssl=ssl, **how), settings)
 
-    center = make()
+    center = make(**how)
     attach(center, settings, address, make)
     if settings.toc_otel:
         from ..center.traced import trace_center  # it needs an extra

@@ -46,10 +46,12 @@ def find(
     between: tuple[int | None, int | None],
     limit: int,
     after: str | None,
-    ready: Callable[[list[Database]], None] = lambda databases: None,
+    ready: Callable[[list[Database]], None],
 ) -> RecordPage:
-    """As :meth:`kombu_toc.library.store.Store.find`.
+    """Records by the values of columns, in the order of their action times.
 
+    where: values by the names of columns; of ``status``, several
+    between: microseconds, both inclusive; None: without a bound
     ready: raises LibraryError if these databases cannot be used
     """
     start = None if after is None else _read_after(after)

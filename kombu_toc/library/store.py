@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, delete, select
 
 from ..errors import LibraryError
-from ..model.library import Record, RecordPage
+from ..model.library import Record
 from ..model.topic import Declaration
 from . import outbox, outcomes, search, statuses
 from .locator import Locator, Mover
@@ -621,21 +621,6 @@ class Store:
         far = database.read(sa.select(many).select_from(pending).where(sa.text(IS_FAR)))
         if far[0]["many"]:
             found["far"] += far[0]["many"]
-
-    def find(
-        self,
-        where: Mapping[str, Any],
-        between: tuple[int | None, int | None],
-        limit: int,
-        after: str | None,
-        ready: Callable[[list[Database]], None] = lambda databases: None,
-    ) -> RecordPage:
-        """Records by the values of columns, in the order of their action times.
-
-        where: values by the names of columns; of ``status``, several
-        between: microseconds, both inclusive; None: without a bound
-        """
-        return search.find(self.shards, where, between, limit, after, ready)
 
     def history(self, id: str, known: Iterable[Key] = ()) -> list[Record]:
         """Everything that is known of an id, the oldest first; known: as in :meth:`of_ids`."""
