@@ -68,14 +68,18 @@ def test_what_came_back_goes_before_what_is_due_on_other_nodes(center: TimeoutCe
     assert {first.id, *(message.id for message in others[:2])} == {message.id for message in back}
 
 
-def test_a_slot_with_most_of_what_is_due_gives_most(center: TimeoutCenter) -> None:
-    """However much more than its share a slot has to give, it is all in its turn."""
+def put_mostly_in_one_slot(center: TimeoutCenter) -> None:
     topic = center.queues.declare("mail", slots=8)
     one = next(id for id in IDS if topic.slot_for(id).number == 5)
     for number in range(150):
         center.put("mail", f"n{number}", b"", basis=one)
     for id in IDS:
         center.put("mail", id, b"")
+
+
+def test_a_slot_with_most_of_what_is_due_gives_most(center: TimeoutCenter) -> None:
+    """However much more than its share a slot has to give, it is all in its turn."""
+    put_mostly_in_one_slot(center)
     popped = center.pop("mail", 160)
     assert [message.id for message in popped.messages[:150]] == [f"n{n}" for n in range(150)]
     assert [message.id for message in popped.messages[150:]] == IDS[:10]
@@ -160,12 +164,7 @@ def test_what_a_pop_had_when_it_was_interrupted_is_given_back(
     cluster: Cluster, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupt cannot be timed from outside: it comes with the reply of the first slots."""
-    topic = center.queues.declare("mail", slots=8)
-    one = next(id for id in IDS if topic.slot_for(id).number == 5)
-    for number in range(150):
-        center.put("mail", f"n{number}", b"", basis=one)
-    for id in IDS:
-        center.put("mail", id, b"")
+    put_mostly_in_one_slot(center)
     run_each, rounds = Runner.run_each, 0
 
     def interrupted(self: Runner, calls: Any) -> Any:

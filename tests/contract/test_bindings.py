@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from kombu_toc.transport.queues import TopicExchange
 
 from ..support.fixtures import own_server
 from ..support.inspection import keys_left
+from ..support.waiting import at_once
 
 Connect = Callable[..., Connection]
 
@@ -187,7 +187,6 @@ def test_threads_that_publish_see_each_binding_at_once(
 ) -> None:
     exchange = Exchange("work", "direct")
     connection, other = connect(), connect()
-    failed: list[Any] = []
 
     def run(number: int) -> None:
         for turn in range(20):
@@ -196,15 +195,9 @@ def test_threads_that_publish_see_each_binding_at_once(
                 Queue(name, exchange, name)(channel).declare()
             with other.channel() as channel:
                 Producer(channel, exchange, auto_declare=False).publish("x", routing_key=name)
-            if waiting(center, name) != [1]:
-                failed.append(name)
+            assert waiting(center, name) == [1]
 
-    threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
+    at_once(run, range(4))
 
 
 def test_what_is_kept_of_exchanges_and_routing_keys_is_bounded(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -22,6 +21,7 @@ from ..support.inspection import (
     residue,
     script_calls,
 )
+from ..support.waiting import at_once
 
 HOUR = 3600.0
 
@@ -592,11 +592,7 @@ def test_of_many_that_ensure_at_once_one_adds(center, server):
             if mine.put("mail", f"{id}", b"%d" % number, delay=HOUR, if_exists="keep").added:
                 added.append(id)
 
-    threads = [threading.Thread(target=ensure, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(ensure, range(4))
     assert sorted(added) == list(range(50))
     assert center.counts("mail").scheduled == 50
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from datetime import datetime, timedelta, timezone
 
@@ -17,6 +16,7 @@ from kombu_toc.model import failures as model
 from kombu_toc.model.message import pack
 
 from ..support.inspection import residue
+from ..support.waiting import at_once
 
 BOUNDS = FailureBounds()
 
@@ -167,14 +167,10 @@ def test_many_that_match_are_retried_by_two_at_once_once_each(center: TimeoutCen
     keep(center, *(failure(f"t{n}", exception=("KeyError", "OSError")[n % 2]) for n in range(40)))
     done: list[kombu_toc.FailuresRetried] = []
 
-    def retry() -> None:
-        done.append(center.failures.retry("mail", task="shop.*", exception="OSError"))
+    def retry(task: str) -> None:
+        done.append(center.failures.retry("mail", task=task, exception="OSError"))
 
-    threads = [threading.Thread(target=retry) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(retry, ["shop.*"] * 2)
     assert sum(one.number for one in done) == 20
     assert center.counts("mail").waiting == 20
     assert len(center.failures.find().failures) == 20

@@ -988,6 +988,16 @@ def test_delayed_messages_become_due_and_take_their_place_while_all_waits(declar
 # -- an acknowledgement that is late
 
 
+def late_and_running(center: TimeoutCenter, number: int = 2) -> tuple[Delivery, Delivery]:
+    """So many messages of one key: a delivery whose lease has ended, and the next one."""
+    for one in range(number):
+        put(center, f"a{one}", "a")
+    [late] = pop(center)
+    time_passes(center, "mail", 200)
+    [running] = pop(center)
+    return late, running
+
+
 def end(center: TimeoutCenter, running: Delivery, how: str) -> None:
     """Of what somebody else has said the end of already."""
     if how == "ack":
@@ -1009,11 +1019,7 @@ def test_an_acknowledgement_that_is_late_leaves_the_place_to_who_runs_the_messag
     declare: Any, limit: str, ends: str
 ) -> None:
     center = declare(**{limit: "serial" if limit == "key_order" else 1})
-    for number in range(3):
-        put(center, f"a{number}", "a")
-    [late] = pop(center)
-    time_passes(center, "mail", 200)
-    [other] = pop(center)
+    late, other = late_and_running(center, 3)
     assert other.id == late.id == "a0"
     for _ in range(2):
         assert center.ack([late]) == 1
@@ -1032,11 +1038,7 @@ def test_of_a_message_that_has_been_delivered_again_an_early_acknowledgement_fre
 ) -> None:
     """A worker that was stopped past its lease marks it, and is refused; then it acknowledges."""
     center = declare(key_concurrency=1)
-    for number in range(2):
-        put(center, f"a{number}", "a")
-    [late] = pop(center)
-    time_passes(center, "mail", 200)
-    [other] = pop(center)
+    late, other = late_and_running(center)
     [refused] = center.runner.run_all(mark_calls(center.registry.topic_of, [late]))
     assert refused == [late]
     assert center.ack([late]) == 1
@@ -1059,11 +1061,7 @@ def test_what_is_dead_for_who_is_late_leaves_the_place_to_who_runs_the_message_n
     declare: Any, limit: str, how: str, ends: str
 ) -> None:
     center = declare(**{limit: "serial" if limit == "key_order" else 1})
-    for number in range(2):
-        put(center, f"a{number}", "a")
-    [late] = pop(center)
-    time_passes(center, "mail", 200)
-    [other] = pop(center)
+    late, other = late_and_running(center)
     assert other.id == late.id == "a0"
     assert LATE[how](center, late) == ("dead" if how == "reject" else "a0")
     LATE[how](center, late)  # repeated, for its reply was lost
@@ -1105,11 +1103,7 @@ def test_a_failure_that_is_told_after_an_early_acknowledgement_frees_nothing_eit
 ) -> None:
     """A worker that was stopped past its lease acknowledges, runs the task, and that fails."""
     center = declare(key_concurrency=1)
-    for number in range(2):
-        put(center, f"a{number}", "a")
-    [late] = pop(center)
-    time_passes(center, "mail", 200)
-    [other] = pop(center)
+    late, other = late_and_running(center)
     assert center.ack([late]) == 1
     assert center.runner.run_all(mark_calls(center.registry.topic_of, [other])) == [[]]
     assert center.bury(late, reason="failed") == "a0"
@@ -1154,11 +1148,7 @@ def test_a_full_server_takes_what_is_said_late(
     declare: Any, client: Any, how: str, comes_back: str
 ) -> None:
     center = declare(key_concurrency=1)
-    for number in range(2):
-        put(center, f"a{number}", "a")
-    [late] = pop(center)
-    time_passes(center, "mail", 200)
-    [other] = pop(center)
+    late, other = late_and_running(center)
     client.config_set("maxmemory", "1")
     try:
         center.ack([late]) if how == "ack" else LATE[how](center, late)

@@ -175,6 +175,15 @@ def test_no_more_of_a_key_run_at_once_than_it_may(
     assert set(got.values()) == {1}
 
 
+def comes_in_its_turn(center: TimeoutCenter, id: str, key: str) -> None:
+    put(center, id, key)
+    some: list[Delivery] = []
+    while id not in ids(some):
+        some += center.pop("mail", 1).messages
+        assert len(some) <= 4
+    center.ack(some)
+
+
 @pytest.mark.cluster
 @reshards
 def test_keys_take_turns_before_during_and_after(
@@ -189,12 +198,7 @@ def test_keys_take_turns_before_during_and_after(
         nonlocal number
         for key in KEYS[:3]:
             number += 1
-            put(center, f"s{number}", key)
-            some: list[Delivery] = []
-            while f"s{number}" not in ids(some):
-                some += center.pop("mail", 1).messages
-                assert len(some) <= 4
-            center.ack(some)
+            comes_in_its_turn(center, f"s{number}", key)
 
     small_ones()
     center.ack(pop(center, 50))
@@ -443,13 +447,7 @@ def test_rates_bursts_and_places_are_kept_while_their_slots_move(cluster: Cluste
                 put(center, f"{number} of {key}", key)
         running = pop(center)
         assert len(running) == 2 * len(KEYS)
-        more: list[Delivery] = []
-
-        def meanwhile(over: Callable[[], bool]) -> None:
-            while not over():
-                more.extend(pop(center))
-
-        moves(cluster, center, meanwhile)
+        more = popped_while_it_moves(cluster, center)
         assert more == []  # all places are taken
         center.ack(running)
         more += pop(center)
@@ -471,13 +469,7 @@ def test_what_counts_the_queue_is_kept_while_its_slot_moves(cluster: Cluster, li
             put(center, f"m{number}", KEYS[number])
         running = pop(center, 2)
         assert len(running) == 2
-        more: list[Delivery] = []
-
-        def meanwhile(over: Callable[[], bool]) -> None:
-            while not over():
-                more.extend(pop(center))
-
-        moves(cluster, center, meanwhile)
+        more = popped_while_it_moves(cluster, center)
         more += pop(center)
         assert ids(more) == ["m2"]
         center.ack(running)
@@ -500,14 +492,20 @@ def test_keys_take_turns_while_their_slots_move(cluster: Cluster) -> None:
             while not over() or number < 10:
                 for key in KEYS[:2]:
                     number += 1
-                    put(center, f"s{number}", key)
-                    some: list[Delivery] = []
-                    while f"s{number}" not in ids(some):
-                        some += center.pop("mail", 1).messages
-                        assert len(some) <= 4
-                    center.ack(some)
+                    comes_in_its_turn(center, f"s{number}", key)
 
         moves(cluster, center, meanwhile)
+
+
+def popped_while_it_moves(cluster: Cluster, center: TimeoutCenter) -> list[Delivery]:
+    more: list[Delivery] = []
+
+    def meanwhile(over: Callable[[], bool]) -> None:
+        while not over():
+            more.extend(pop(center))
+
+    moves(cluster, center, meanwhile)
+    return more
 
 
 def moves(

@@ -52,6 +52,17 @@ def dead(center: TimeoutCenter, queue: str = "mail") -> list[Found]:
     return center.scan(queue, state=DEAD).messages
 
 
+def held() -> tuple[threading.Event, Callable[[Received], Reply]]:
+    """What lets a target answer, and how that does."""
+    hold = threading.Event()
+
+    def answer(_: Received) -> Reply:
+        hold.wait(60)
+        return OK
+
+    return hold, answer
+
+
 @pytest.mark.cluster
 def test_a_due_message_is_sent_to_the_target_of_its_queue_and_acknowledged(
     server: Anywhere, center: TimeoutCenter
@@ -551,11 +562,7 @@ def test_a_notifier_is_among_the_consumers_of_the_queues_that_it_sends(
 
 def test_one_that_is_killed_loses_nothing(server: Anywhere, center: TimeoutCenter) -> None:
     """It is killed with requests under way; the other one sends these again."""
-    hold = threading.Event()
-
-    def answer(_: Received) -> Reply:
-        hold.wait(60)
-        return OK
+    hold, answer = held()
 
     with Target(answer) as target:
         center.queues.declare("mail", target=target.url)
@@ -580,11 +587,7 @@ def test_leases_are_short_however_long_a_request_may_take_and_renewed_meanwhile(
     server: Anywhere, center: TimeoutCenter
 ) -> None:
     """So what a killed one had under way comes again soon."""
-    hold = threading.Event()
-
-    def answer(_: Received) -> Reply:
-        hold.wait(60)
-        return OK
+    hold, answer = held()
 
     def left() -> float:
         """Seconds until its lease ends."""
@@ -669,11 +672,7 @@ def test_what_one_has_under_way_it_does_not_send_again_although_its_leases_have_
     server: Anywhere, center: TimeoutCenter, limits: dict[str, Any]
 ) -> None:
     """Others have rolled it back while it stood still, and it is the one that fetches it again."""
-    hold = threading.Event()
-
-    def answer(_: Received) -> Reply:
-        hold.wait(60)
-        return OK
+    hold, answer = held()
 
     def all_are_back() -> bool:
         center.release(center.pop("mail", 1).messages)
@@ -778,11 +777,7 @@ def _is_caught(notifier: NotifierProcess, one: signal.Signals) -> bool:
 
 def test_one_slow_target_does_not_delay_others(server: Anywhere, center: TimeoutCenter) -> None:
     """Also if there are so many queues that one pop waits for several."""
-    hold = threading.Event()
-
-    def answer(_: Received) -> Reply:
-        hold.wait(60)
-        return OK
+    hold, answer = held()
 
     with Target(answer) as slow, Target() as fast:
         queues = [f"fast-{n}" for n in range(60)]
@@ -805,11 +800,7 @@ def test_one_slow_target_does_not_delay_others(server: Anywhere, center: Timeout
 def test_a_slow_target_of_single_messages_does_not_delay_the_others_of_its_queue(
     server: Anywhere, center: TimeoutCenter
 ) -> None:
-    hold = threading.Event()
-
-    def answer(_: Received) -> Reply:
-        hold.wait(60)
-        return OK
+    hold, answer = held()
 
     def to(target: Target, name: str, number: int) -> list[dict[str, Any]]:
         body = pack({"headers": {"x-target": target.url}, "body": b"x"}, deflate=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Iterator
 
@@ -16,6 +15,7 @@ from kombu_toc.errors import ServerError
 
 from ..support.inspection import put_call
 from ..support.servers import Server
+from ..support.waiting import at_once
 
 pytestmark = [pytest.mark.one_server("it looks at the connections to one"), pytest.mark.versions]
 
@@ -86,11 +86,7 @@ def test_threads_have_a_connection_each_and_leave_them_to_whoever_comes_next(
             assert own_center.put("mail", f"{name}{number}", b"").id == f"{name}{number}"
 
     for names in ("abcd", "efgh", "ijkl"):
-        threads = [threading.Thread(target=many, args=(name,)) for name in names]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(many, names)
     assert own_center.counts("mail").waiting == 600
     assert len(_connections(server) - before) <= 5  # one for each, and one of the pool
     own_center.client.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
@@ -23,6 +22,7 @@ from ..support.inspection import (
     residue,
     time_passes,
 )
+from ..support.waiting import at_once
 
 HOUR = 3600.0
 
@@ -416,21 +416,15 @@ def test_of_many_that_want_one_message_one_gets_it(center: TimeoutCenter) -> Non
         center.put("mail", f"m{number}", b"")
     got: list[str] = []
 
-    def take(mine: TimeoutCenter, by_id: bool) -> None:
-        if by_id:
+    def take(number: int) -> None:
+        mine = TimeoutCenter(center.client, grace=0)
+        if number % 2:
             got.extend(ids(mine.pop("mail", ids=[f"m{number}" for number in range(100)])))
         else:
             while found := ids(mine.pop("mail", 7, where=lambda found: True)):
                 got.extend(found)
 
-    threads = [
-        threading.Thread(target=take, args=(TimeoutCenter(center.client, grace=0), number % 2))
-        for number in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(take, range(4))
     assert sorted(got) == sorted(f"m{number}" for number in range(100))
     check_slots(center, "mail")
 

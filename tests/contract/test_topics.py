@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +34,7 @@ from ..support.cluster import Cluster
 from ..support.fixtures import drain
 from ..support.inspection import check_slots, residue
 from ..support.servers import Server
-from ..support.waiting import running
+from ..support.waiting import at_once, running
 
 TOPICS = "toc:{toc}:topics"
 
@@ -129,11 +128,7 @@ def test_what_several_alter_at_once_all_holds(client: redis.Redis) -> None:
         for value in range(10, 31):
             own.queues.alter("mail", **{name: value})
 
-    threads = [threading.Thread(target=alter, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(alter, names)
     assert {name: stored(client)[name] for name in names} == dict.fromkeys(names, 30)
     assert stored(client)["of_tomorrow"] == [1]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
@@ -32,6 +31,7 @@ from ..meta.test_readme import named
 from ..support.cases import each
 from ..support.inspection import check_slots, now_us
 from ..support.servers import Server
+from ..support.waiting import at_once
 from .test_reshard import packed
 
 HOUR = 3600.0
@@ -357,11 +357,7 @@ def test_of_many_that_put_at_once_one_is_added(center, conflict):
             except UniqueError as exc:
                 errors.append(exc)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(run, range(4))
     assert sorted(added) == list(range(50))
     assert len(errors) == (150 if conflict == "raise" else 0)
     assert center.counts("mail").ready == 50
@@ -373,11 +369,7 @@ def test_of_many_that_replace_at_once_the_last_one_stays(center):
         for n in range(50):
             put(center, f"{number}-{n}", conflict="replace", delay=HOUR)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(run, range(4))
     [body] = bodies(center)
     assert body.endswith(b"-49")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -18,6 +17,7 @@ from kombu_toc import DEAD, WAITING
 from ..support.inspection import slot_keys
 from ..support.proxy import Proxy
 from ..support.tasks import make_app
+from ..support.waiting import at_once
 from ..support.workers import Journal, StartWorkers, wait_until
 
 HOUR = 3600
@@ -107,11 +107,7 @@ def test_of_many_that_ensure_a_task_one_sends_it(app: Celery, center: TaskCenter
             if center.ensure_task(signature, task_id=f"order-{order}", countdown=HOUR):
                 sent.append((order, number))
 
-    threads = [threading.Thread(target=ensure, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(ensure, range(4))
     assert sorted(order for order, _ in sent) == list(range(20))
     found = center.tasks(center.scan().messages)
     assert sorted(task.args[0] for task in found) == sorted(f"{o} by {n}" for o, n in sent)

@@ -16,6 +16,8 @@ from kombu_toc.library.rebuild import reading_ahead
 from kombu_toc.library.records import Event, Row, now_us
 from kombu_toc.library.store import Store
 
+from ..support.waiting import at_once
+
 
 def rows(number: int) -> list[Row]:
     now = now_us()
@@ -136,21 +138,12 @@ def test_rows_of_what_has_ended_are_forgotten(store: Store) -> None:
 def test_two_who_end_the_same_messages_do_not_stop_each_other(store: Store) -> None:
     all_ = rows(400)
     store.insert(all_)
-    failed: list[BaseException] = []
 
     def end(some: list[Row]) -> None:
-        try:
-            for start in range(0, len(some), 100):
-                store.record([event(row, statuses.DONE) for row in some[start : start + 100]])
-        except BaseException as exc:
-            failed.append(exc)
+        for start in range(0, len(some), 100):
+            store.record([event(row, statuses.DONE) for row in some[start : start + 100]])
 
-    threads = [threading.Thread(target=end, args=(some,)) for some in (all_, all_[::-1])]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
+    at_once(end, (all_, all_[::-1]))
     assert store.count() == {"done": 400, "not put": 0}
 
 

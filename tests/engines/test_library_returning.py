@@ -254,7 +254,10 @@ def test_a_cancel_before_a_late_put_holds(broker, store, center, recorded, monke
     assert not center.get("order-1")
 
 
-def test_a_put_in_the_middle_of_a_cancel_is_undone(broker, store, center, recorded, monkeypatch):
+def put_in_the_middle(
+    broker: Any, store: Store, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost message comes back just when somebody has looked for its row."""
     row = lost(broker, store, center, "order-1", action_us=now_us() + 60_000_000)
     of_ids = Store.of_ids
 
@@ -265,6 +268,10 @@ def test_a_put_in_the_middle_of_a_cancel_is_undone(broker, store, center, record
         return found
 
     monkeypatch.setattr(Store, "of_ids", put_back)
+
+
+def test_a_put_in_the_middle_of_a_cancel_is_undone(broker, store, center, recorded, monkeypatch):
+    put_in_the_middle(broker, store, center, monkeypatch)
     assert [one.id for one in recorded.cancel("order-1")] == ["order-1"]
     assert not center.get("order-1")
     assert status_of(store, "order-1") == ["cancelled"]
@@ -399,16 +406,7 @@ def test_what_is_not_in_redis_is_rescheduled_in_the_library(
 def test_a_put_in_the_middle_of_a_reschedule_has_the_new_time(
     broker, store, center, recorded, monkeypatch
 ):
-    row = lost(broker, store, center, "order-1", action_us=now_us() + 60_000_000)
-    of_ids = Store.of_ids
-
-    def put_back(self: Store, *given: Any) -> list[Row]:
-        found = of_ids(self, *given)
-        monkeypatch.setattr(Store, "of_ids", of_ids)
-        assert Putter(center, store.topics).put([row]) == 1
-        return found
-
-    monkeypatch.setattr(Store, "of_ids", put_back)
+    put_in_the_middle(broker, store, center, monkeypatch)
     [moved] = recorded.reschedule("order-1", delay=3600)
     [found] = center.get("order-1")
     assert found.time_us > now_us() + 3000_000_000

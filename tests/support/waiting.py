@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 #: Seconds that count at most between two looks: a machine that stands still holds up what is
@@ -21,6 +22,14 @@ def wait_until(holds: Callable[[], Any], seconds: float = 15, what: Any = None) 
         assert time.monotonic() < deadline, what() if callable(what) else what
         time.sleep(0.005)
     return value
+
+
+def at_once(run: Callable[[Any], object], arguments: Iterable[Any]) -> None:
+    """Call it with each of these, in threads; raises what one of the calls does."""
+    given = list(arguments)
+    with ThreadPoolExecutor(len(given)) as pool:
+        for _ in pool.map(run, given):
+            pass
 
 
 def running(seconds: float) -> Iterator[None]:
