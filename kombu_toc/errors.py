@@ -7,31 +7,6 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError
 
-__all__ = (
-    "ActionTimeError",
-    "ConfigurationError",
-    "ConsumersError",
-    "EmbeddedServerError",
-    "EnvelopeError",
-    "LibraryError",
-    "MessageError",
-    "MigrationError",
-    "NotPermittedError",
-    "PartialError",
-    "PriorityStepsError",
-    "ReceiptError",
-    "PutManyError",
-    "RateLimitedError",
-    "ReplicationError",
-    "ReshardError",
-    "ServerError",
-    "SlotCountError",
-    "TocError",
-    "TraitError",
-    "UniqueError",
-    "UnknownTopicError",
-)
-
 
 class TocError(Exception):
     """Parent of every error that this package raises itself."""
