@@ -268,6 +268,7 @@ class Parting:
     def _round(self, way: str, master: Server) -> None:
         others = [one.host for one in self._servers.servers if one is not master]
         others.sort(key=lambda host: host is not self._replica_of(master))
+        since = self._wait_replicated()
         at, masters = time.monotonic(), self._masters()
         try:
             WAYS[way](master.host, others, self._clients)
@@ -281,7 +282,9 @@ class Parting:
         if changes:
             self._outcome.failovers += 1
             queues = [f"{queue}:" for queue in verify.QUEUES]
-            fault = verify.Event(at, "network", verify.FORGOT, target=queues, until=until)
+            fault = verify.Event(
+                at, "network", verify.FORGOT, target=queues, since=since, until=until
+            )
             self._faults.append(fault)
             [folder] = self._history.iterdir()
             with open(folder / "network", "a") as file:
@@ -306,14 +309,19 @@ class Parting:
             return self._servers.is_whole() and self._masters() == seen
 
         self._wait(is_whole, "it does not become whole")
-        # A connection that was cut may be silent for as long again: TCP tries it ever more rarely.
-        number = self._servers.REPLICAS
+        self._wait_replicated()
+        return since, changes
+
+    def _wait_replicated(self) -> float:
+        """Return the time before which nothing was done that a replica does not have. A connection
+        that was cut may be silent for as long again: TCP tries it ever more rarely."""
+        since, number = time.monotonic(), self._servers.REPLICAS
         marks = [(one, replicated(one, number)[0]) for one in self._masters()]
         self._wait(
             lambda: all(replicated(one, number)[1] >= written for one, written in marks),
             "a replica lags behind",
         )
-        return since, changes
+        return since
 
     @staticmethod
     def _wait(holds: Callable[[], bool], what: str) -> None:
@@ -329,7 +337,7 @@ class Parting:
         [folder] = self._history.iterdir()
         history = verify.read(str(folder))
         verdict = verify.judge(history, verify.Rules(verify.LEASE, verify.QUEUES))
-        spans = [(one.at - verify.BEHIND, one.until) for one in self._faults]
+        spans = [(one.since or one.at, one.until) for one in self._faults]
         forgotten = {
             one.id
             for one in history
