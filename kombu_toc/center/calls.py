@@ -670,7 +670,7 @@ class Commands:
                 self._context.pop_bytes,
                 terms_of(limits, own_of(request.visibility, limits)),
                 *((topic.gates, gate.number) if limited else ()),
-                *numbers,
+                *(numbers if limited or request.slots is not None else ()),
             ),
             parse,
             keys_recur=True,

@@ -23,7 +23,7 @@
 -- ARGV[17] seconds for which what it gives is remembered, or 0: see recall.lua
 -- ARGV[18] bytes that the envelopes may have together; the first may have any
 -- ARGV[19] what else holds for the topic's messages, see deliver.lua; mostly ''
--- ARGV[20...] the slot numbers
+-- ARGV[20...] the slot numbers; none: from 0 on
 -- Returns {now in microseconds, 1 if something that is due was left (of a pop that may take nothing:
 --          {step index, store score, ...} of it),
 --          {slot index, step index, id, store score, envelope, ...}}; behind these, unless nothing of it
@@ -49,8 +49,9 @@ local behind = slots * (6 + steps)
 local given, wake = keys[behind + 1], keys[behind + 2]
 local now = clock()
 local now_ms = (now - now % 1000) / 1000
-local soon_us, late_us = now + tonumber(ARGV[4]), now - tonumber(ARGV[6])
-local soon_score, late_score = due_score(soon_us), due_score(late_us)
+local late_us = now - tonumber(ARGV[6])
+local passed = soon > 0 and now + tonumber(ARGV[4]) or late_us
+local horizon, late_score = due_score(passed), due_score(late_us)
 local rolled, died, bare, dropped, expired = {}, {}, {}, {}, {}
 local untried = tonumber(ARGV[8])
 local special = ARGV[19] ~= '' and ARGV[19] ~= 'far,'
@@ -83,8 +84,7 @@ local function know_more()
 
   function more.add(list, number, ids)
     for i = 1, #ids do
-      list[#list + 1] = number - 1
-      list[#list + 1] = ids[i]
+      list[#list + 1], list[#list + 2] = number - 1, ids[i]
     end
   end
 
@@ -129,10 +129,6 @@ if terms and terms.ttl then
   for slot = 1, slots do more.expire_slot(slot, now_ms - terms.ttl) end
 end
 
--- Which steps hold anything: the first nearly always, the others rarely.
-local used = 1
-if steps > 1 and call('EXISTS', unpack(keys, 7 * slots + 1, behind)) > 0 then used = steps end
-
 local most = math.max(soon, late)
 local taken, left = 0, 0
 local tell, told = most == 0 and tonumber(ARGV[14]) or 0, {}
@@ -141,14 +137,12 @@ local order = {nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil, 
 local own = list() -- per slot that something is taken of: the ids, in their order
 
 -- Of each slot: what was last read of its StoreQueue, where in that the next message is, and the score
--- that comes next, or false. Whether any slot has lanes.
-local lists, at, heads, laned = list(), list(), list(), false
+-- that comes next, or false. Whether any slot has lanes; how many steps are looked at.
+local lists, at, heads, laned, used = list(), list(), list(), false, 1
 
-for step = 1, used do
-  local horizon = soon > 0 and soon_score or late_score
-  -- Twice a slot's fair share at a time: seldom is more of one needed. Of one slot, all, and the next.
-  local chunk = slots == 1 and most - taken or math.floor(2 * (most - taken) / slots)
-  chunk = math.max(chunk + 1, tell)
+for step = 1, steps do
+  -- A slot's fair share at a time, and the next: a score is what costs most, more than to ask again.
+  local chunk = math.max(math.floor((most - taken) / slots) + 1, tell)
 
   local got = {} -- of each slot that it was read of again, how much was before
 
@@ -197,11 +191,20 @@ for step = 1, used do
       at[first], heads[first] = i + 2, some[i + 3] + 0
     elseif #some == 2 * chunk then
       got[first] = (got[first] or 0) + chunk
-      read(first, got[first], got[first] + chunk - 1)
+      read(first, string.format('%d', got[first]), string.format('%d', got[first] + chunk - 1))
     else
       heads[first] = false
     end
   end
+
+  -- The first step nearly always has something, the others rarely. They make no difference to a pop that
+  -- may take no more and leaves in each slot what is due.
+  if step == 1 and steps > 1 then
+    local matter = taken < most or tell > 0
+    for slot = 1, slots do matter = matter or not heads[slot] or heads[slot] > horizon end
+    if matter and call('EXISTS', unpack(keys, 7 * slots + 1, behind)) > 0 then used = steps end
+  end
+  if step == used then break end
 end
 
 -- All is read before anything is written, for this may fail. Of the envelopes of a slot, up to three more
@@ -268,8 +271,7 @@ for number = 1, taken do
       old[n + 1], old[n + 2], old[n + 3] = slot, now_ms * 1000 + 32 * (step - 1) + retries, id
     end
   else
-    bare[#bare + 1] = slot - 1
-    bare[#bare + 1] = id
+    bare[#bare + 1], bare[#bare + 2] = slot - 1, id
   end
 end
 if used == 1 and not laned then -- the first ones of each slot
@@ -313,21 +315,20 @@ for slot, part in pairs(leases) do
   in_parts('HSET', key(slot, 6), births[slot])
 end
 
-local passed, horizon = soon > 0 and soon_us or late_us, soon > 0 and soon_score or late_score
 local open -- slots with an announcement up to then that nobody has claimed
 local function is_open(slot, number)
   if not wake then return ARGV[14] == '0' and call('ZCOUNT', key(slot, 1), '-inf', passed) > 0 end
   if not open then
     open = {}
-    local unclaimed = call('ZRANGEBYSCORE', wake, '-inf', passed, 'LIMIT', '0', 4 * slots)
-    for i = 1, #unclaimed do open[string.match(unclaimed[i], '^%d+')] = true end
+    local unclaimed = call('ZRANGEBYSCORE', wake, '-inf', string.format('%d', passed), 'LIMIT', '0', ARGV[1] .. '0')
+    for i = 1, #unclaimed do open[string.match(unclaimed[i], '^%d+') + 0] = true end
   end
-  return open[number]
+  return open[number + 0]
 end
 
 local empty = {}
 for slot = 1, slots do
-  local armed, number = key(slot, 1), ARGV[19 + slot]
+  local armed, number = key(slot, 1), ARGV[19 + slot] or slot - 1
   local first = heads[slot]
   for step = 1, used - 1 do
     local head = tonumber(redis.call('ZRANGE', store(slot, step), 0, 0, 'WITHSCORES')[2])
@@ -357,7 +358,7 @@ if empty[1] then
   for i = 1, #empty do stale[i] = key(empty[i], 1) end
   if call('EXISTS', unpack(stale)) > 0 then
     if not waking then know_wake() end
-    for i = 1, #empty do waking.settle(wake, stale[i], ARGV[19 + empty[i]], '+inf') end
+    for i = 1, #empty do waking.settle(wake, stale[i], ARGV[19 + empty[i]] or empty[i] - 1, '+inf') end
   end
 end
 if wake and not (bare[1] or rolled[1] or died[1] or dropped[1] or expired[1]) then
