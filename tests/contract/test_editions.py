@@ -107,6 +107,17 @@ def test_who_dies_while_it_puts_is_followed_by_another(center, client):
     assert verdict(center, "new", "lives", what="done") == "in force"
 
 
+def test_the_dead_are_followed_although_the_server_s_clock_was_set_back(center, client):
+    put(center, "old")
+    assert verdict(center, "new", "dies") == "put"
+    age(center, client, -30 * 86400)
+    put(center, "new", "lives")
+    age(center, client, -30 * 86400)
+    assert verdict(center, "old", looked=601) == "former"
+    age(center, client, 601)
+    assert verdict(center, "old", looked=601) == "put"
+
+
 def test_who_puts_late_has_the_edition_in_force_put_once_more(center, client):
     assert verdict(center, "old", "stalls") == "put"
     age(center, client, 31)
