@@ -17,7 +17,7 @@ import celery.schedules
 import pytest
 import redis
 from celery import Celery, group
-from celery.schedules import crontab
+from celery.schedules import crontab, solar
 
 import celery_toc
 import kombu_toc
@@ -618,6 +618,7 @@ class MoodyCrontab(crontab):
         ({"start": 2e9, "end": 1e9}, "ends before"),
         ({"schedule": math.nan}, "says nothing of when"),
         ({"schedule": math.inf}, "says nothing of when"),
+        ({"schedule": solar("sunrise", math.nan, 0)}, "latitude nan.*says nothing of when"),
         ({"schedule": 1e300}, "after the year 2255"),
         ({"schedule": timedelta.max}, "after the year 2255"),
         ({"schedule": Moody(60)}, "its class Moody decides"),
