@@ -32,7 +32,7 @@ from ..support.fixtures import own_server
 from ..support.inspection import announced, blocked, check_slots, now_us, time_passes
 from ..support.proxy import Proxy
 from ..support.sentinels import Deployment
-from ..support.servers import Server, SteppedServer
+from ..support.servers import Server
 from ..support.waiting import running, wait_until
 
 HOUR = 3600.0
@@ -406,27 +406,6 @@ def test_who_stands_next_looks_when_the_process_that_looks_is_killed(
         finally:
             process.kill()
     assert [message.id for message in returned[0].messages] == ["m"]
-
-
-@pytest.mark.one_server("its clock is set")
-def test_who_died_while_it_looked_is_followed_although_the_clock_is_set_back(
-    tmp_path: Path,
-) -> None:
-    """Y8: its place would last until the server's clock shows that time again"""
-    server = SteppedServer(tmp_path).start()
-    try:
-        center, other = (TimeoutCenter(server.client(), grace=0) for _ in range(2))
-        look = center.keys.look("mail", 0)
-        center.client.set(look, "dead", px=1500)
-        server.step(-30 * 86400)
-        center.put("mail", "m", b"")
-        held = center.pop("mail", visibility=300).messages
-        with in_thread(other.pop, "mail", wait=25) as returned:
-            wait_until(lambda: center.client.get(look) not in (None, b"dead"))
-            center.extend(held, 0.1)  # nobody is told
-        assert [message.id for message in returned[0].messages] == ["m"]
-    finally:
-        server.stop()
 
 
 # -- faults
