@@ -172,7 +172,7 @@ def reshard(session: Session) -> None:
         done = session.library.reshard(bar)
     session.tell(
         cli.document(done, "rows moved"),
-        f"Moved {counted(done.moved, 'row')}, of {counted(done.of_rows, 'row')}.",
+        f"Moved {counted(done.moved, 'row')}, of {counted(done.rows, 'row')}.",
     )
 
 

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime, timedelta, tzinfo
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import Task
@@ -163,6 +164,11 @@ def _quoted(text: str) -> bytes:
     return json.dumps(text).encode()
 
 
+@lru_cache(maxsize=256)
+def _moment(us: int) -> bytes:
+    return _quoted(rules.to_datetime(us).isoformat())
+
+
 def _apply(
     app: Celery, name: str, task: Any, args: Any, kwargs: Any, options: dict[str, Any]
 ) -> Any:
@@ -211,8 +217,7 @@ def firing_of(
         times.append((_SOME_US + expires_us, (due if late else planned) + expires_us))
     line = line.replace(_quoted(firing_id(name, _SOME_US)), _quoted(id))
     for mark, at in times:
-        moment = rules.to_datetime(at).isoformat()
-        line = line.replace(_quoted(rules.to_datetime(mark).isoformat()), _quoted(moment))
+        line = line.replace(_moment(mark), _moment(at))
     # The last one is a property; what a business id adds is there already.
     before, key, after = line.rpartition(b'"k":"')
     token = b"%08x" % zlib.crc32(id.encode("utf-8", "surrogatepass"))
@@ -298,11 +303,8 @@ def plan_of(
     end_us = rules.read_time(name, "end", wanted.end, zone)
     if start_us is not None and end_us is not None and end_us < start_us:
         raise rules.ScheduleError(f"schedule {name!r}: it ends before it starts")
-    for what, rule, known in (
-        ("misfire", wanted.misfire, state.MISFIRES),
-        ("overlap", wanted.overlap, state.OVERLAPS),
-    ):
-        if rule not in known:
+    for what, known in (("misfire", state.MISFIRES), ("overlap", state.OVERLAPS)):
+        if (rule := getattr(wanted, what)) not in known:
             raise rules.ScheduleError(
                 f"schedule {name!r}: {what}={rule!r}; there are {', '.join(map(repr, known))}"
             )

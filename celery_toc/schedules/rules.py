@@ -386,7 +386,7 @@ def read_schedule(
             raise ScheduleError(f"schedule {name!r}: {given!r} has an empty field; it never fires")
         minutes, hours, days, months, weekdays = numbers
         return Cron(minutes, hours, days, months, weekdays, zone, either_day)
-    if isinstance(given, schedules.solar):
+    if isinstance(given, schedules.solar) and _is_number(given.lat + given.lon):
         return Sun(given.event, float(given.lat), float(given.lon))
     relative = False
     if isinstance(given, schedules.schedule):

@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import date, datetime, time, timezone
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import kombu_toc
@@ -114,7 +114,7 @@ class Record:
 
     def to_text(self, name: str) -> str:
         """As the center keeps it."""
-        said = {k: v for k, v in vars(self).items() if v not in (None, {}, ()) and v is not False}
+        said = {k: v for k, v in vars(self).items() if v or v.__class__ in (int, str)}
         said.pop("rest", None)
         return f"{self.next_id(name)}\n{_encode({**self.rest, **said})}"
 
@@ -124,10 +124,8 @@ class Record:
         for name in ("followed", "filled", "edits"):
             said[name] = tuple(map(tuple, said.get(name, ())))
         said["exclude"] = tuple(said.get("exclude", ()))
-        return cls(
-            **{k: v for k, v in said.items() if k in _KNOWN},
-            rest={k: v for k, v in said.items() if k not in _KNOWN},
-        )
+        said["rest"] = {k: said.pop(k) for k in said.keys() - _KNOWN}
+        return replace(_EMPTY, **said)
 
     # -- when
 
@@ -277,8 +275,9 @@ def replace(record: Record, **changed: Any) -> Record:
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
-#: What a record says beside `rest`.
+#: What a record says beside `rest`; and one that says nothing.
 _KNOWN = {one.name for one in fields(Record)} - {"rest"}
+_EMPTY = Record("", {}, "")
 
 
 @dataclass(frozen=True)
@@ -297,6 +296,7 @@ class Step:
     lines: tuple[str, ...] = ()
 
 
+@lru_cache(maxsize=256)
 def firing_id(name: str, planned: int) -> str:
     """The id of a firing's message, and of its task."""
     moment = rules.to_datetime(planned)
@@ -321,7 +321,7 @@ def line_of(
 ) -> str:
     """A line about a firing."""
     said: list[Any] = [planned, what, at, reason] + ([] if ended is None else [ended])
-    return f"{id}\t{json.dumps(said, separators=(',', ':'))}"
+    return f"{id}\t{_encode(said)}"
 
 
 def read_line(line: str) -> tuple[str, list[Any]]:

@@ -52,6 +52,9 @@ TICK = 0.001
 KEEP = 8
 KEEP_FOR = 30.0
 
+#: Milliseconds for which a place at a topic is kept, at most.
+LONGEST = round(1000 * (pop_wait.LOOK_OF_MANY + pop_wait.PLACE_KEPT))
+
 #: Pops a topic at once; remembers the names of its calls.
 Pop = Callable[[str, "Choice", "Flown"], Popped]
 
@@ -254,9 +257,15 @@ class _Pop:
         """Take a place at a topic unless another process has it; whether it is this one's now."""
         key, looks = self._shared.keys.look(topic, place), self._shared.looks
         kept, runner = round(1000 * looks.place_kept), self._shared.runner
-        take = partial(runner.client.set, key, looks.name, px=kept, nx=not again)
+        take = partial(runner.client.set, key, looks.name, px=kept)
+
+        def ask() -> Any:
+            # The server's clock was set back if a place lasts longer than one can: who had it may
+            # be dead.
+            return take(nx=not again) or (runner.client.pttl(key) > LONGEST and take())
+
         try:
-            return bool(runner.at_home(key, take, lambda _: True))
+            return bool(runner.at_home(key, ask, lambda _: True))
         except ResponseError as exc:  # not permitted, or the memory is full: it looks by itself
             logger.debug("SET %s: %s", key, exc)
             return True

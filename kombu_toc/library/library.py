@@ -293,20 +293,21 @@ class Reshard:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._shards = store.shards
-        self._done = model.LibraryResharded(0, 0, 0)
         self._tell: OnProgress = tell_nobody
+        #: how many rows there were; were told; and were moved
+        self._count = self._told = self._moved = 0
 
     def run(self, on_progress: OnProgress) -> model.LibraryResharded:
         """Move the rows. Raises LibraryError."""
         self._tell = on_progress
         for database in self._shards.databases:
             self._move_shared(database)
-        self._done = self._done._replace(of_rows=self._count())
+        self._count = self._count_rows()
         for _ in range(ROUNDS):
-            before = self._done.moved
+            rows, before = 0, self._moved
             for shard in self._shards.all:
-                self._move(shard)
-            if self._done.moved == before:
+                rows = self._move(shard, rows)
+            if self._moved == before:
                 break
         else:
             raise LibraryError(
@@ -316,9 +317,9 @@ class Reshard:
         for database in self._shards.databases:
             self._move_locator(database)
             self._say_layout(database)
-        return self._done
+        return model.LibraryResharded(rows, self._moved)
 
-    def _count(self) -> int:
+    def _count_rows(self) -> int:
         """How many rows there are."""
         number = 0
         for database in self._shards.databases:
@@ -329,8 +330,11 @@ class Reshard:
                         number += patient.read(many)[0]["many"]
         return number
 
-    def _move(self, shard: Shard) -> None:
-        """Move what does not belong into a shard, and say in the locator where the rest is."""
+    def _move(self, shard: Shard, rows: int) -> int:
+        """Move what does not belong into a shard, and say in the locator where the rest is.
+
+        rows: how many have been found where they belong in this round; returns how many now
+        """
         for table in shard.tables:
             columns = [table.c[name] for name in KEY]
             for page in shard.database.pages(select(*columns), *columns, size=MOVED_TOGETHER):
@@ -339,11 +343,11 @@ class Reshard:
                 if table is shard.tables.history:
                     self._store.locator.owe(keys, now_us())
                     self._store.locator.write()
-                rows = self._done.rows + len(keys)
-                self._done = model.LibraryResharded(
-                    rows, max(self._done.of_rows, rows), self._done.moved + moved
-                )
-                self._tell(rows, self._done.of_rows)
+                self._moved += moved
+                rows += len(keys) - moved
+                self._told = max(self._told, rows)
+                self._tell(self._told, max(self._count, self._told))
+        return rows
 
     def _move_shared(self, database: Database) -> None:
         """Give what a database has of queues and schedules to those that have them from now on."""

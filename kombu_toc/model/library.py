@@ -58,14 +58,13 @@ class RecordPage(NamedTuple):
 
 
 class LibraryResharded(NamedTuple):
-    """What a reshard of a library has done so far.
+    """What a reshard of a library has done.
 
-    rows: how many it has looked at, of about how many
-    moved: how many of them it has moved
+    rows: how many the library has
+    moved: how many of them were moved
     """
 
     rows: int
-    of_rows: int
     moved: int
 
 

@@ -30,7 +30,8 @@ local found = redis.call('HMGET', KEYS[1], 'edition', 'release', 'generation', '
 local force, its, generation = found[1], found[2] or '', tonumber(found[3] or 0)
 local used, till = tonumber(found[5] or 0), tonumber(found[7] or 0)
 local mine = found[6] == process and till > now
-local busy = found[6] ~= process and till > now
+-- If it were longer, the clock was set back, and who puts may be dead.
+local busy = found[6] ~= process and till > now and till <= now + ttl
 
 local function order(text) -- numbers count as numbers; hexadecimal, so that no locale matters
   local padded = string.gsub(text, '%d+', function(digits)
@@ -46,6 +47,7 @@ end
 
 -- Redis refuses what takes memory when it is full, but not after a script's first write.
 redis.call('ZREM', KEYS[2], '')
+if used > now then redis.call('HSET', KEYS[1], 'used', now) end
 if what == 'renew' or what == 'done' then
   if force ~= edition or not mine then
     redis.call('HSET', KEYS[1], 'doubt', 1)
@@ -74,8 +76,7 @@ elseif force and what ~= 'force' then
   local known = redis.call('ZSCORE', KEYS[2], edition)
   local later = one > other or one == other and not known
   if later and known and found[10] and one <= order(found[10]) then later = false end
-  local left = now - used > unused and looked > unused
-  if not later and not left then return answer('former') end
+  if not later and (now - used <= unused or looked <= unused) then return answer('former') end
 end
 if busy then return answer('busy') end
 if force ~= edition then

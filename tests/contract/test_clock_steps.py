@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from kombu_toc import Delivery, verify
 from kombu_toc.transport import publisher
 
 from ..support.servers import SteppedServer
+from ..support.waiting import wait_until
 
 pytestmark = pytest.mark.one_server("its clock is set")
 
@@ -183,6 +185,23 @@ def test_a_dead_workers_message_comes_back_in_time_although_the_clock_is_set_bac
         time.sleep(0.2)
     center.client.close()
     other.client.close()
+
+
+def test_who_died_while_it_looked_for_all_is_followed_although_the_clock_is_set_back(
+    stepped: SteppedServer,
+) -> None:
+    """Y8: its place would be kept until the server's clock shows that time again."""
+    center, other = (kombu_toc.TimeoutCenter(stepped.client(), grace=0) for _ in range(2))
+    look = center.keys.look("mail", 0)
+    center.client.set(look, "dead", px=1500)
+    stepped.step(-30 * 86400)
+    center.put("mail", "m", b"")
+    held = center.pop("mail", visibility=300).messages
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(other.pop, "mail", wait=60)
+        wait_until(lambda: center.client.get(look) not in (None, b"dead"))
+        center.extend(held, 0.1)  # nobody is told
+        assert [one.id for one in waits.result().messages] == ["m"]
 
 
 # -- anything, in any order

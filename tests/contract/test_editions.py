@@ -97,14 +97,24 @@ def test_an_edition_can_be_put_whatever_is_in_force(center):
 
 
 @pytest.mark.cluster
-def test_who_dies_while_it_puts_is_followed_by_another(center, client):
+@pytest.mark.parametrize("passed", [31, -30 * 86400], ids=["in time", "the clock is set back"])
+def test_who_dies_while_it_puts_is_followed_by_another(center, client, passed):
     assert verdict(center, "new", "dies") == "put"
-    age(center, client, 31)
+    age(center, client, passed)
     assert verdict(center, "new", "lives") == "put"
     assert verdict(center, "new", "dies", what="renew") == "busy"
     # What the first one put late may be anything: the second has to put all of it once more.
     assert verdict(center, "new", "lives", what="done") == "put"
     assert verdict(center, "new", "lives", what="done") == "in force"
+
+
+def test_a_former_edition_comes_back_although_the_clock_was_set_back(center, client):
+    put(center, "old")
+    put(center, "new")
+    age(center, client, -30 * 86400)
+    assert verdict(center, "old", looked=601) == "former"
+    age(center, client, 601)
+    assert verdict(center, "old", looked=601) == "put"
 
 
 def test_who_puts_late_has_the_edition_in_force_put_once_more(center, client):

@@ -455,7 +455,7 @@ def test_a_library_gets_another_layout_while_it_is_used(server, broker, options,
                 new.cancel(late[3])
 
         done = library.reshard(on_progress)
-        assert done.moved and seen[-1] == done.rows >= done.of_rows > 0
+        assert done.moved and seen[-1] >= done.rows > 0 and seen == sorted(seen)
         other.default_channel.recorder.flush()
         lie(changed)
         ids = {*waiting, *after, *late, *(f"meanwhile-{n}" for n in range(10))}
