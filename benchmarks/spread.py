@@ -5,10 +5,11 @@
     python -m benchmarks.spread --nodes 1,2,4
 
 A number of messages are put, popped and acknowledged through the center by one process, and a
-number of tasks are sent to and run by a worker; the queue has 64 slots. Of each node, what it says
-of itself is taken before and after: the scripts it has run (``INFO commandstats``: EVALSHA) and its
-processor time (``INFO cpu``), by which a message costs so many microseconds. The node that has
-``{toc}``, the keys of no single slot, has more to do: it is marked with a star.
+number of tasks are sent to and run by a worker, of one queue or several; a queue has 64 slots. Of
+each node, what it says of itself is taken before and after: the scripts it has run (``INFO
+commandstats``: EVALSHA) and its processor time (``INFO cpu``), by which a message costs so many
+microseconds. The node that has ``{toc}``, the keys of no single slot, has more to do: it is marked
+with a star.
 
 The worst is the most that a node has, by the mean of all nodes.
 """
@@ -72,8 +73,10 @@ class Load:
         print(flush=True)
 
 
-def slots_by_node(cluster: Any, topic: str) -> list[int]:
-    nodes = [cluster.node_of(f"{{{topic}:{number}}}") for number in range(SLOTS)]
+def slots_by_node(cluster: Any, *topics: str) -> list[int]:
+    nodes = [
+        cluster.node_of(f"{{{topic}:{number}}}") for topic in topics for number in range(SLOTS)
+    ]
     return [nodes.count(node) for node in cluster.primaries()]
 
 
@@ -98,9 +101,10 @@ def through_center(cluster: Any, messages: int, topic: str) -> None:
     center.client.close()
 
 
-def through_worker(cluster: Any, messages: int, directory: Path) -> None:
+def through_worker(cluster: Any, messages: int, number_of_queues: int, directory: Path) -> None:
     from tests.support.servers import Server
 
+    queues = ["celery", *(f"queue-{number}" for number in range(1, number_of_queues))]
     with ExitStack() as stack:
         folder = directory / "journal"
         folder.mkdir()
@@ -116,7 +120,7 @@ def through_worker(cluster: Any, messages: int, directory: Path) -> None:
             "PYTHONWARNINGS": "ignore",
         }
         command = [sys.executable, "-m", "celery", "-A", "tests.support.tasks", "worker"]
-        command += ["-c", "2", "-n", "w@spread", "-l", "INFO"]
+        command += ["-c", "2", "-n", "w@spread", "-l", "INFO", "-Q", ",".join(queues)]
         with open(log, "ab") as output:
             worker = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=output, stderr=output
@@ -131,12 +135,12 @@ def through_worker(cluster: Any, messages: int, directory: Path) -> None:
         options = {"broker_transport_options": {"toc_slots": SLOTS}}
         app = make_app(cluster.toc_url, "disabled://", **options)
         center = center_for(cluster.toc_url)
-        slots, load = slots_by_node(cluster, "celery"), Load(cluster)
+        slots, load = slots_by_node(cluster, *queues), Load(cluster)
         for number in range(messages):
-            app.tasks["e2e.add"].delay(number, 1)
-        while (left := center.counts("celery")).waiting or left.in_flight:
+            app.tasks["e2e.add"].apply_async((number, 1), queue=queues[number % len(queues)])
+        while any((left := center.counts(q)).waiting or left.in_flight for q in queues):
             time.sleep(0.1)  # they are run in other processes
-        load.show("sent to and run by a worker", messages, slots)
+        load.show(f"sent to and run by a worker, {len(queues)} queues", messages, slots)
         center.client.close()
         app.close()
 
@@ -152,6 +156,7 @@ def main() -> int:
     parser.add_argument("--nodes", default="1,2,4", help="numbers of nodes (1,2,4)")
     parser.add_argument("--messages", type=int, default=20_000, help="through the center (20000)")
     parser.add_argument("--tasks", type=int, default=4000, help="through a worker (4000)")
+    parser.add_argument("--queues", type=int, default=1, help="of the worker (1)")
     options = parser.parse_args()
     for number in map(int, options.nodes.split(",")):
         with tempfile.TemporaryDirectory() as folder:
@@ -159,7 +164,7 @@ def main() -> int:
             cluster = Cluster(directory / "cluster", primaries=number).start()
             try:
                 through_center(cluster, options.messages, "mail")
-                through_worker(cluster, options.tasks, directory)
+                through_worker(cluster, options.tasks, options.queues, directory)
             finally:
                 cluster.stop()
     return 0

@@ -18,7 +18,7 @@ from ..client.cluster import is_passing
 from ..client.errors import translated
 from ..errors import ServerError
 from ..model.results import Delivery, Popped
-from ..scripts.call import as_bytes, pack_command
+from ..scripts.call import as_bytes, pack_command, text
 from .calls import Commands
 from .runner import BROKEN, Runner
 
@@ -363,6 +363,8 @@ class WakeConnection:
         topics, self._topics = self._topics, {}
         if not reply:
             return None
+        if self._clustered:
+            self._center_client.claimed[text(reply[0]), text(reply[1])] = True
         slot, _, us = reply[1].decode().partition(":")
         return topics[reply[0]], int(slot), int(us)
 

@@ -195,7 +195,7 @@ class ClusterExecutor:
 
     def announce(self, announced: Iterable[Announced]) -> None:
         """Write into wake indexes what scripts have announced."""
-        commands = write_announcements(announced)
+        commands = write_announcements(announced, self._client.claimed)
         wakes = [command[3 if command[0] == "EVAL" else 1] for command in commands]
         packed = [pack_command(*command) for command in commands]
         _without_errors(self._client.run_keyed(list(zip(wakes, packed, strict=True)))[0])

@@ -626,14 +626,11 @@ class Upkeep:
     def _keep(self, parts: list[Part]) -> bool:
         """Keep these parts in order; return whether there is more to do at once."""
         if not self._context.clustered:
-            return self._ask(parts, [parts])
+            return self._ask([parts])
         now = self.clock()
-        places = {part: self._place(part) for part in parts}
-        return self._ask(
-            parts, [[part] for part in parts if self._resting.get(places[part], 0.0) <= now]
-        )
+        return self._ask([[p] for p in parts if self._resting.get(self._place(p), 0.0) <= now])
 
-    def _ask(self, parts: list[Part], groups: list[list[Part]]) -> bool:
+    def _ask(self, groups: list[list[Part]]) -> bool:
         calls = [keep(self._context, [(p, self._may(p)) for p in group]) for group in groups]
         sent = self.clock()
         try:
@@ -676,12 +673,9 @@ class Upkeep:
     def _apart(self, parts: list[Part], error: ResponseError) -> None:
         """A call was refused: ask for each slot alone, so that a broken one delays no other."""
         if len(parts) > 1:
-            for part in parts:
-                self._ask([part], [[part]])
+            self._ask([[part] for part in parts])
         elif len(parts[0].numbers) > 1:
-            for number in parts[0].numbers:
-                part = Part(parts[0].topic, (number,))
-                self._ask([part], [[part]])
+            self._ask([[Part(parts[0].topic, (number,))] for number in parts[0].numbers])
         else:
             self.refused[parts[0].topic.name] = error
 
@@ -697,10 +691,7 @@ class Upkeep:
         return self._runner.executor.place_of(part.topic.slot(part.numbers[0]).announced_times)
 
     def _watch(self, place: Hashable) -> Watch:
-        found = self._watches.get(place)
-        if found is None:
-            found = self._watches[place] = Watch()
-        return found
+        return self._watches.setdefault(place, Watch())
 
 
 # -- looks at leases, and rolls back those that have ended

@@ -160,6 +160,8 @@ class ClusterClient(redis.Redis):
         #: node that did not answer -> monotonic seconds until which the others are asked first
         self._unreachable: dict[Place, float] = {}
         self._asked = 0.0
+        #: wake index and announcement of those that were claimed here, and are not there any more
+        self.claimed: dict[tuple[str, str], bool] = {}
         # The pool is not used for connections; redis-py reads the encoding of replies from it.
         super().__init__(connection_pool=self.client_at(self._seeds[0]).connection_pool)
 

@@ -11,6 +11,7 @@ from redis.exceptions import ResponseError
 
 from ..center import exchanges
 from ..client.cluster import is_passing
+from ..scripts.call import text
 from .connections import BROKEN, SLOW, Waiting
 from .loop import TICK, Alarm, Loop, end_wait
 from .state import WakeTopics
@@ -141,8 +142,9 @@ class WakeListener(BlockingReader):
         )
 
     def _on_reply(self, reply: Any) -> None:
-        claim = self.topics.received(reply)
-        if claim is not None:
+        if reply and self._center.clustered:
+            self._center.client.claimed[text(reply[0]), text(reply[1])] = True
+        if (claim := self.topics.received(reply)) is not None:
             self._on_claim(claim)
 
 

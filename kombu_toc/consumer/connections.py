@@ -528,7 +528,7 @@ class ClusterConnections:
     def _announce(self) -> None:
         """Write into wake indexes what the scripts have announced whose replies have been read:
         all at once, for the node that has them wakes all workers."""
-        commands = write_announcements(self._announced)
+        commands = write_announcements(self._announced, self._client.claimed)
         self._announced.clear()
         try:
             self.send([(command,) for command in commands])

@@ -162,7 +162,7 @@ class Addresses:
         return ""
 
 
-_ALLOWED = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*)):([0-9]{1,5})")
+_ALLOWED = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]*)):([0-9]{1,5})")
 
 
 def read_allowed(text: str) -> tuple[Network, int | None]:

@@ -166,9 +166,14 @@ class Announced(NamedTuple):
     settled: Sequence[int]
 
 
-def write_announcements(announced: Iterable[Announced]) -> list[tuple[Any, ...]]:
+def write_announcements(
+    announced: Iterable[Announced], claimed: dict[tuple[str, str], bool]
+) -> list[tuple[Any, ...]]:
     """Commands that write what scripts have announced into each wake index. The last change of an
     announcement wins.
+
+    claimed: wake index and announcement of those that are not there; what is written or settled is
+        removed from it
 
     Plain commands, for they take the node that wakes all workers a tenth of what a script takes;
     but for an index that expires.
@@ -180,9 +185,11 @@ def write_announcements(announced: Iterable[Announced]) -> list[tuple[Any, ...]]
         for is_settled, pairs in zip((True, False), reversed(changes), strict=True):
             for slot, us in rows(pairs, 2):
                 written[wake, expires][f"{slot}:{us}"] = None if is_settled else us
+    if len(claimed) > 1000:  # of others that have died
+        claimed.clear()
     commands: list[tuple[Any, ...]] = []
     for (wake, expires), times in written.items():
-        settled = [member for member, us in times.items() if us is None]
+        settled = [m for m, us in times.items() if not claimed.pop((wake, m), us is not None)]
         flat = [part for member, us in times.items() if us is not None for part in (us, member)]
         if settled:
             commands.append(("ZREM", wake, *settled))

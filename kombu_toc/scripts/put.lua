@@ -94,8 +94,11 @@ if due > us then us = due end
 
 if announced and announced <= us then
   local slot = announced < now - 100000 and string.match(armed, ':(%d+)}')
-  if not wake then return {id, 1, now, slot and {tonumber(slot), announced} or {}, {}} end
-  -- Who has claimed it died, unless it is announced still.
+  -- Who has claimed it died, unless it is announced still: there may be a backlog. Where it takes a command
+  -- to the node that wakes all workers, not each put into a backlog says it, but those of a fifth of a second.
+  if not wake then
+    return {id, 1, now, slot and (now - announced) % 1000000 < 200000 and {tonumber(slot), announced} or {}, {}}
+  end
   if slot then redis.call('ZADD', wake, 'NX', first, slot .. ':' .. first) end
   return {id, 1, now}
 end

@@ -175,20 +175,17 @@ for topic = 1, tonumber(ARGV[1]) do
   terms.limited = ARGV[arg + 10] ~= '-'
   local gates = ARGV[arg + 10] ~= '-' and read_gates(ARGV[arg + 10])
   local width = 7 + steps + (gates and LANE_KEYS or 0)
-  local behind = at + slots * width
+  local behind, found = at + slots * width, {}
+  for base = at, behind - 1, width do
+    if redis.call('EXISTS', unpack(KEYS, base + 1, base + width)) > 0 then found[#found + 1] = base end
+  end
+  if found[1] then holding[#holding + 1] = topic - 1 end
   local gate = gates and gate_at(behind, ARGV[arg + 11])
   if gates then behind = behind + 3 end
   local whole, earliest = gates and (gates.most or gates.rate), nil
   local wake = wake_is_here and KEYS[behind + 1] or nil
-  local found = false
-  -- Lua unpacks some thousands of values and then fails.
-  for from = at + 1, at + slots * width, 1000 do
-    local to = math.min(from + 999, at + slots * width)
-    found = found or redis.call('EXISTS', unpack(KEYS, from, to)) > 0
-  end
-  if found then holding[#holding + 1] = topic - 1 end
-  for slot = 1, found and slots or 0 do
-    local base, number = at + (slot - 1) * width, ARGV[arg + 11 + slot]
+  for _, base in ipairs(found) do
+    local number = ARGV[arg + 12 + (base - at) / width]
     local slot = slot_from(base + 1, steps, number)
     local leave
     if gates then

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import redis
@@ -20,7 +20,7 @@ from kombu_toc.center.schedules import RecurringCommands
 from kombu_toc.metrics import Metrics
 
 from ..support.cases import each, night
-from ..support.inspection import put_call
+from ..support.inspection import commands_run, put_call
 from ..support.servers import Server
 
 pytestmark = pytest.mark.one_server("MONITOR tells of one")
@@ -55,26 +55,8 @@ def center(client: redis.Redis) -> TimeoutCenter:
 
 
 @pytest.fixture
-def watch(server: Server) -> Iterator[Callable[..., object]]:
-    with server.client() as watching, server.client() as marking, watching.monitor() as monitor:
-
-        @contextmanager
-        def commands() -> Iterator[list[list[str]]]:
-            """What the server runs meanwhile."""
-            found: list[list[str]] = []
-            marking.echo("begin")
-            yield found
-            marking.echo("end")
-            started = False
-            while True:
-                command = monitor.next_command()["command"]
-                if command == "ECHO end":
-                    return
-                if started:
-                    found.append(command.split(" "))
-                started = started or command == "ECHO begin"
-
-        yield commands
+def watch(server: Server) -> Callable[..., object]:
+    return partial(commands_run, server)
 
 
 def fill(center: TimeoutCenter, others: int, **limits: object) -> None:

@@ -14,12 +14,12 @@ from ..support.cases import each
 from ..support.fixtures import own_server
 from ..support.inspection import (
     announced,
+    calls_of,
     check_slots,
     keys_left,
     now_us,
     put_call,
     residue,
-    script_calls,
 )
 from ..support.waiting import at_once
 
@@ -228,7 +228,7 @@ def test_each_topic_is_asked_once_for_an_id(server, client, topics, most):
         assert call("none") == []  # a server that has not the script yet is asked twice
         client.config_resetstat()
         assert [one.id for one in call("x")] == ["x"]
-        assert script_calls(client) <= most
+        assert calls_of(client) <= most
 
 
 def test_a_first_slot_basis_is_known_to_who_looks_from_then_on(center, client):

@@ -29,7 +29,7 @@ from kombu_toc.model import message as envelope
 
 from ..support.cases import each
 from ..support.fixtures import own_server
-from ..support.inspection import check_slots, residue, script_calls
+from ..support.inspection import calls_of, check_slots, residue
 from ..support.proxy import Proxy
 from ..support.servers import Server
 from .test_center_delivery import AT, fill, placed
@@ -315,7 +315,7 @@ def test_a_slot_takes_one_call_and_all_leave_together(center, client):
     center.put_many("mail", numbered(10))
     client.config_resetstat()
     center.put_many("mail", [NewMessage(f"n{n}", b"", delay=n) for n in range(1000)])
-    assert script_calls(client) == 4
+    assert calls_of(client) == 4
     assert client.info("commandstats")["cmdstat_hset"]["calls"] == 4
     slots = map(center.registry.topic("mail").slot, range(4))
     assert sum(client.hlen(slot.body) for slot in slots) == 1010
@@ -557,5 +557,5 @@ def test_many_are_acknowledged_in_calls_of_a_bounded_size(center, client):
     assert center.ack(center.pop("mail", 1).messages) == 1  # the script is known
     client.config_resetstat()
     assert center.ack(messages) == 4999
-    assert script_calls(client) == 5
+    assert calls_of(client) == 5
     assert residue(client) == []

@@ -27,9 +27,11 @@ from ..support.inspection import (
     put_call,
     residue,
     slot_keys,
+    time_passes,
 )
 from ..support.ports import free_port
 from ..support.servers import Server
+from ..support.waiting import wait_until
 
 HOUR = 3600.0
 
@@ -377,13 +379,14 @@ def test_what_comes_back_is_announced(one, requeue):
 
 
 def test_what_a_consumer_claimed_and_then_died_is_announced_again(one, client):
-    """Y4, W5; sleeps, for a claim counts as lost once it is overdue by 100 ms"""
-    one.put("one", "x", b"")
+    """Y4, W5; on a Cluster, by a put in a certain part of a second"""
+    one.put("one", "x", b"", delay=60)
     client.zpopmin(one.keys.wake("one"))
-    one.put("one", "y", b"")
+    one.put("one", "y", b"", delay=HOUR)
     assert announced(one, "one") == set()
-    time.sleep(0.11)
-    one.put("one", "z", b"")
+    time_passes(one, "one", 61)
+    names = map(str, itertools.count())
+    wait_until(lambda: one.put("one", next(names), b"") and announced(one, "one"))
     assert len(announced(one, "one")) == 1
 
 

@@ -34,9 +34,20 @@ from ..support.cases import night
 from ..support.cluster import Cluster
 from ..support.fixtures import drain, failure
 from ..support.http_server import HttpServer
-from ..support.inspection import check_slots, keys_left, pop_call, slot_keys
+from ..support.inspection import (
+    announced,
+    calls_of,
+    check_slots,
+    commands_run,
+    keys_left,
+    pop_call,
+    put_call,
+    slot_keys,
+    time_passes,
+)
 from ..support.ports import free_port
 from ..support.servers import Server
+from ..support.waiting import wait_until
 from .test_migrate import at, hold, send, source_keys
 from .test_reshard import Killed
 from .test_schedule_commands import APART
@@ -215,21 +226,50 @@ def test_an_announcement_of_another_node_is_no_script_on_the_one_that_wakes_all(
     slots = {n for n in range(16) if cluster.node_of(f"{{mail:{n}}}") is not home}
     ids = [id for id in map(str, range(400)) if zlib.crc32(id.encode()) % 16 in slots]
     with home.client() as client:
-
-        def scripts() -> int:
-            stats = client.info("commandstats")
-            return sum(
-                stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha")
-            )
-
-        before = scripts()
+        before = calls_of(client)
         for id in ids:
             center.put("mail", id, b"")
         assert client.zcard(center.keys.wake("mail")) == len(slots)
-        assert scripts() - before < len(slots)
+        assert calls_of(client) - before < len(slots)
         popped = center.pop("mail", limit=len(ids)).messages
         assert len(popped) == center.ack(popped) == len(ids)
         assert not client.exists(center.keys.wake("mail"))
+
+
+def test_what_a_worker_has_claimed_is_not_taken_out_of_the_wake_index_again(
+    cluster: Cluster, center: TimeoutCenter
+) -> None:
+    """A command for each task less, on the node that wakes all workers (K8)."""
+    got = Mock(side_effect=lambda body, message: message.ack())
+    with Connection(cluster.toc_url) as one, Consumer(one, [Queue("mail")], callbacks=[got]):
+        headers = {"x-delay": 5000}  # longer than it takes until the consumer claims it
+        Producer(one).publish("x", routing_key="mail", headers=headers)
+        with commands_run(cluster.node_of("{toc}")) as found:
+            one.drain_events(timeout=30)
+    got.assert_called_once()
+    about = [words[0] for words in found if center.keys.wake("mail") in words]
+    assert "BZPOPMIN" in about and "ZREM" not in about
+
+
+def test_few_of_the_puts_into_a_backlog_announce_it_again(
+    cluster: Cluster, center: TimeoutCenter
+) -> None:
+    """Each that does is a command more for the node that wakes all workers (K8)."""
+    topic = center.queues.declare("mail", slots=1)
+    center.put("mail", "x", b"", delay=60)
+    time_passes(center, "mail", 61)
+    [(slot, due)] = announced(center, "mail")
+    told: set[bool] = set()
+
+    def put() -> bool:
+        name = str(time.time_ns())
+        call = put_call(center, topic, name, b"", publish=("producer", name))
+        [reply] = center.runner.executor.replies([call])
+        told.add(again := (reply[2] - due) % 1_000_000 < 200_000)
+        assert reply[3] == ([slot, due] if again else [])
+        return len(told) == 2
+
+    wait_until(put)
 
 
 def test_operations_wait_while_what_they_need_is_at_two_nodes(cluster: Cluster) -> None:

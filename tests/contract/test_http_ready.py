@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from ..support.http_server import HttpServer
+from ..support.inspection import commands_run
 from ..support.servers import Server
 
 pytestmark = pytest.mark.one_server("a server of its own is stopped, demoted and watched")
@@ -90,20 +91,13 @@ def test_to_be_alive_asks_nothing_of_the_broker_and_to_be_ready_one_command(
     server: Server, api: HttpServer
 ) -> None:
     """Probes come every few seconds, from every node."""
-    with server.client() as client, server.client() as watching, watching.monitor() as monitor:
 
-        def asked(path: str, times: int) -> list[str]:
-            client.echo("begin")
+    def asked(path: str, times: int) -> list[str]:
+        with commands_run(server) as found:
             for _ in range(times):
                 assert api.get(path).status == 200
-            client.echo("end")
-            while monitor.next_command()["command"] != "ECHO begin":
-                pass
-            found = []
-            while (command := monitor.next_command()["command"]) != "ECHO end":
-                found.append(command.split(" ")[0].upper())
-            return found
+        return [command[0].upper() for command in found]
 
-        assert asked("/readyz", 3).count("ZREM") == 3
-        # The process writes down what it has counted, once in a while.
-        assert len(asked("/healthz", 200)) < 20
+    assert asked("/readyz", 3).count("ZREM") == 3
+    # The process writes down what it has counted, once in a while.
+    assert len(asked("/healthz", 200)) < 20

@@ -15,6 +15,7 @@ from kombu_toc import LibraryError, TimeoutCenter, center_for
 from kombu_toc.http.library import FarAhead
 
 from ..support.http_server import HttpServer
+from ..support.inspection import commands_run
 from ..support.library import close_libraries
 from ..support.servers import Server
 
@@ -41,17 +42,10 @@ def test_a_storm_that_comes_is_counted_and_not_read(server: Server) -> None:
         def ask(coming: int) -> list[str]:
             """Ask twice; return the names of the commands that this takes."""
             assert api.get("/scale/mail").status == 200  # scripts and declaration are known
-            found: list[str] = []
-            with server.client() as watching, watching.monitor() as monitor:
-                client.echo("begin")
+            with commands_run(server) as found:
                 assert api.get("/scale/mail").json["value"] == 30
                 assert api.get("/scale/mail?within=300").json["value"] == 30 + coming
-                client.echo("end")
-                while monitor.next_command()["command"] != "ECHO begin":
-                    pass
-                while (command := monitor.next_command()["command"]) != "ECHO end":
-                    found.append(command.split(" ")[0].upper())
-            return found
+            return [command[0].upper() for command in found]
 
         def storm(numbers: range) -> None:
             for due in (200, 400):

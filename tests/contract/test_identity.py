@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
@@ -21,6 +20,7 @@ from ..support.fixtures import drain, own_server
 from ..support.inspection import check_slots, residue
 from ..support.proxy import Proxy
 from ..support.servers import Server
+from ..support.waiting import wait_until
 
 HOUR = 3600.0
 
@@ -411,10 +411,7 @@ def test_an_ack_that_is_owed_and_has_run_is_repeated_without_harm(
     heartbeat = LeaseKeeper(lambda: TimeoutCenter(client))
     marker = deliver(center, b"", "said after it")
     heartbeat.retry_later([*owed, *center.commands.ack([marker])])
-    deadline = time.monotonic() + 10
-    while center.get(marker.id, topic="mail"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # another thread brings it about
+    wait_until(lambda: not center.get(marker.id, topic="mail"))
     assert state(center) == [(WAITING, b"retry")]
 
 
@@ -450,10 +447,7 @@ def test_a_retry_is_not_lost_to_the_repeated_ack_of_the_run_before(
                     headers = {"id": "x", "eta": soon.isoformat()}
                     other.Producer().publish("again", routing_key="mail", headers=headers)
                 client.slowlog_reset()
-                deadline = time.monotonic() + 10
-                while not acks_of(client, "x"):
-                    assert time.monotonic() < deadline
-                    time.sleep(0.01)  # the heartbeat says what is owed
+                wait_until(lambda: acks_of(client, "x"))
                 assert [found.state for found in center.get("x", topic="mail")] == [WAITING]
     finally:
         client.config_set("slowlog-log-slower-than", 10_000)

@@ -25,7 +25,7 @@ from kombu_toc.http.tokens import NOBODY
 from ..support.cluster import Cluster
 from ..support.fixtures import own_server
 from ..support.http_server import HttpServer
-from ..support.inspection import script_calls
+from ..support.inspection import calls_of
 from ..support.page_visitor import Visitor, wait_for
 from ..support.servers import Server
 
@@ -217,12 +217,12 @@ def test_many_viewers_are_one_to_the_broker(
         center.queues.declare(queue)
     with HttpServer(server.toc_url) as made, ThreadPoolExecutor(8) as pool:
         assert made.get("/page/").status == 200
-        began, before = time.monotonic(), script_calls(client)
+        began, before = time.monotonic(), calls_of(client)
         replies = list(pool.map(lambda _: made.get("/page/").status, range(300)))
         took = time.monotonic() - began
         assert replies == [200] * 300
         # One script for each slot of a queue, and one for what comes due of those with something.
-        assert script_calls(client) - before <= (took + 2) * 2 * 2 * 8
+        assert calls_of(client) - before <= (took + 2) * 2 * 2 * 8
 
 
 @pytest.mark.cluster
@@ -270,14 +270,14 @@ def test_many_viewers_of_a_filter_are_about_one_to_the_broker(
     view = "/page/queue?queue=mail&text=nobody"
     with HttpServer(server.toc_url) as made, ThreadPoolExecutor(8) as pool:
         made.get(f"{view}-else")  # the scripts are loaded
-        before = script_calls(client)
+        before = calls_of(client)
         assert made.get(view).status == 200
-        one = script_calls(client) - before
+        one = calls_of(client) - before
         assert one >= 5  # pages of 100
         sent = {"x-toc-live": "1"}
         replies = list(pool.map(lambda _: made.get(view, headers=sent).status, range(20)))
         assert replies == [200] * 20
-        assert script_calls(client) - before <= 5 * one  # and not 21
+        assert calls_of(client) - before <= 5 * one  # and not 21
 
 
 @pytest.mark.cluster

@@ -17,7 +17,7 @@ from kombu_toc import RateLimitedError, TimeoutCenter, UnknownTopicError, Usage
 
 from ..support.cluster import Cluster
 from ..support.fixtures import own_server
-from ..support.inspection import script_calls
+from ..support.inspection import calls_of
 from ..support.servers import Server
 
 pytestmark = pytest.mark.cluster
@@ -144,9 +144,9 @@ def test_it_takes_as_many_calls_whatever_waits(center: TimeoutCenter) -> None:
     center.queues.usage("mail")  # a server that has not seen a script yet is asked twice
     for number in (1, 300):
         center.put_many("mail", [(f"m-{number}-{n}", b"") for n in range(number)])
-        before = script_calls(center.client)
+        before = calls_of(center.client)
         center.queues.usage("mail")
-        assert script_calls(center.client) - before == 8
+        assert calls_of(center.client) - before == 8
 
 
 # -- metrics

@@ -29,7 +29,7 @@ from kombu_toc.scripts.call import load
 
 from ..support.cluster import Cluster
 from ..support.fixtures import own_server
-from ..support.inspection import announced, blocked, check_slots, now_us, time_passes
+from ..support.inspection import announced, blocked, calls_of, check_slots, now_us, time_passes
 from ..support.proxy import Proxy
 from ..support.sentinels import Deployment
 from ..support.servers import Server
@@ -298,12 +298,6 @@ def test_a_process_that_is_killed_with_claims_delays_its_messages_by_moments(
 
 
 # -- cost
-
-
-def calls_of(client: redis.Redis, *names: str) -> int:
-    """How many of these commands the server has run since its statistics were reset."""
-    stats = client.info("commandstats")
-    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in names)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from kombu_toc.scripts.call import load
 
 from ..support.inspection import (
     announced,
+    calls_of,
     check_slots,
     keys_left,
     now_us,
@@ -63,11 +64,6 @@ class Fleet:
                 thread.join()
 
 
-def scripts_run(client: redis.Redis) -> int:
-    stats = client.info("commandstats")
-    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
-
-
 def send(connection: Connection, number: int, first: float, step: float) -> None:
     now = time.time()
     producer = Producer(connection)
@@ -92,12 +88,12 @@ def test_each_action_time_wakes_about_one_consumer(connect: Connect, client: red
     with fleet.running():
         time.sleep(1.5)  # the fleet's start is over
         send(connect(), 200, first=0.5, step=0.02)
-        before, began = scripts_run(client), time.monotonic()
+        before, began = calls_of(client), time.monotonic()
         while len(fleet.got) < 200:
             assert time.monotonic() - began < 20, len(fleet.got)
             time.sleep(0.01)  # the consumers are threads of their own
         seconds = time.monotonic() - began
-        used = scripts_run(client) - before
+        used = calls_of(client) - before
     # Every consumer looks into all slots once a second; on a Cluster a script can do no more than
     # one of the eight.
     looks = 20 * (seconds + 1) * (8 if hasattr(client, "run_keyed") else 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +12,7 @@ from kombu import Connection, Consumer, Producer, Queue
 from kombu_toc import TimeoutCenter
 
 from ..support.inspection import now_us
+from ..support.waiting import wait_until
 
 Connect = Callable[..., Connection]
 
@@ -75,9 +75,6 @@ def test_a_consumer_leaves_nothing_behind(
     for number in range(12):
         headers = {"x-slot-basis": f"m{number}", "x-delay": 60_000}
         sender.publish(number, routing_key="mail", headers=headers)
-    deadline = time.monotonic() + 10
-    while client.zcard(center.keys.wake("mail")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not client.zcard(center.keys.wake("mail")))
     zone.end()
     assert client.zcard(center.keys.wake("mail")) >= 8  # all is announced again

@@ -24,7 +24,7 @@ from kombu_toc.scripts.call import load
 
 from ..support import nursery
 from ..support.fixtures import own_server
-from ..support.inspection import script_calls, slot_keys
+from ..support.inspection import calls_of, slot_keys
 from ..support.nodes import ROOT
 from ..support.ports import free_port
 from ..support.proxy import Proxy
@@ -112,7 +112,7 @@ def test_a_revoke_asks_each_queue_once(server: Any, client: Any, queues: int, mo
     for id in (sent.id, "none"):
         client.config_resetstat()
         app.control.revoke(id)
-        assert script_calls(client) <= most
+        assert calls_of(client) <= most
     assert sent.state == states.REVOKED
     assert slot_keys(client) == []
     app.close()

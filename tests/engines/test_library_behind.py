@@ -38,6 +38,7 @@ from kombu_toc.library.recorder import Recorder
 from kombu_toc.library.shards import Database
 
 from ..support.library import consume, publish, status_of
+from ..support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -841,10 +842,7 @@ def test_a_consumer_writes_what_waits_meanwhile(mail, store, monkeypatch):
     publish(mail, "order-1", **LATER)
     publish(mail, "order-2")
     consume(mail, 1)
-    deadline = time.monotonic() + 30
-    while not store.of_ids(["order-1"]):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: store.of_ids(["order-1"]), 30)
 
 
 @pytest.mark.parametrize("room", [200_000, 20])
@@ -866,10 +864,7 @@ def test_with_one_database_locked_the_rows_of_the_other_are_written(
         return sum(len(database.read(one.tables.pending.select())) for one in shards)
 
     def wait_for(holds: Any) -> None:
-        deadline = time.monotonic() + 60
-        while not holds():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(holds, 60)
 
     other = sqlite3.connect(path, isolation_level=None)
     how = {**options, "toc_library_timeout": 0.5}

@@ -26,6 +26,7 @@ from kombu_toc.library.store import Store
 
 from ..support.library import be_old, consume, end, publish, status_of
 from ..support.ports import free_port
+from ..support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -64,10 +65,7 @@ ORDER = sqlalchemy.text("INSERT INTO orders (id) VALUES (:id)")
 
 
 def wait_for(center: TimeoutCenter, id: str) -> None:
-    deadline = time.monotonic() + 30
-    while not center.get(id):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # a thread puts it
+    wait_until(lambda: center.get(id), 30)
 
 
 @pytest.mark.parametrize("how", ["connection", "session"])
@@ -131,10 +129,7 @@ def test_what_is_far_ahead_is_there_after_the_commit_and_only_then(broker, store
     assert store.of_ids(["order-1"]) == []
     [row] = store.of_ids(["order-2"])
     assert row.place == statuses.FAR
-    deadline = time.monotonic() + 30
-    while "mail" not in store.topics():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # a thread writes it
+    wait_until(lambda: "mail" in store.topics(), 30)
     assert store.topics()["mail"].horizon == 60
     assert not center.get("order-2")
 
@@ -182,10 +177,7 @@ def test_a_unique_task_is_sent_with_the_transaction_and_kept_back_if_another_has
     assert not center.get("order-0")
     with database.begin() as connection, outbox(connection):
         publish(broker, "order-2", **unique)
-    deadline = time.monotonic() + 30
-    while status_of(store, "order-2") != ["cancelled"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # a thread puts it
+    wait_until(lambda: status_of(store, "order-2") == ["cancelled"], 30)
     assert not center.get("order-2")
     with pytest.raises(LibraryError, match="declared with library='outbox'"):
         publish(broker, "order-3", **unique)
@@ -234,10 +226,7 @@ def test_who_cannot_put_a_message_keeps_it_from_nobody(
         recorder = away.default_channel.recorder
         keep = recorder._keep
         monkeypatch.setattr(recorder, "_keep", lambda: (keep(), tried.append(time.monotonic())))
-        deadline = time.monotonic() + 30
-        while len(tried) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)  # its thread tries
+        wait_until(lambda: len(tried) >= 3, 30)
         recorder.close()
     assert claims == []
     [row] = store.of_ids(["order-42"])

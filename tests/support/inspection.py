@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -12,6 +14,8 @@ from kombu_toc.center.calls import PopRequest, PutRequest
 from kombu_toc.model import scores
 from kombu_toc.model.topic import base_of
 from kombu_toc.scripts.call import ScriptCall
+
+from .servers import Server
 
 
 def put_call(center: TimeoutCenter, topic: Topic, id: str, body: bytes, **how: Any) -> ScriptCall:
@@ -130,10 +134,25 @@ def birth_of(delivery: Delivery) -> str:
     return found[0]
 
 
-def script_calls(client: redis.Redis) -> int:
-    """How many scripts the server has run since its statistics were reset."""
-    stats = client.info("commandstats")
-    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
+def calls_of(client: redis.Redis, *names: str) -> int:
+    """How many of these commands, or else of scripts, the server has run since its statistics were
+    reset."""
+    stats, names = client.info("commandstats"), names or ("eval", "evalsha")
+    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in names)
+
+
+@contextmanager
+def commands_run(server: Server) -> Iterator[list[list[str]]]:
+    """The commands that a server runs meanwhile, each with its arguments; known at the end."""
+    found: list[list[str]] = []
+    with server.client() as watching, server.client() as marking, watching.monitor() as monitor:
+        marking.echo("begin")
+        yield found
+        marking.echo("end")
+        while monitor.next_command()["command"] != "ECHO begin":
+            pass
+        while (command := monitor.next_command()["command"]) != "ECHO end":
+            found.append(command.split(" "))
 
 
 def time_passes(center: TimeoutCenter, topic: str, seconds: float) -> None:

@@ -237,7 +237,7 @@ def test_a_network_may_be_named_at_one_port() -> None:
     "network",
     [
         *("10.1.0.1/16", "localhost", "10.1", "", "10.0.0.0/33"),
-        *("10.1.0.1:0", "10.1.0.1:70000", "localhost:80", "[fd00::1]:", ":80"),
+        *("10.1.0.1:0", "10.1.0.1:70000", "localhost:80", "[fd00::1]:", ":80", "[]:80"),
     ],
 )
 def test_what_is_no_network_is_refused(network: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import redis
@@ -67,6 +67,8 @@ class Pipeline:
 
 class Nodes(Client):
     """A client of a Cluster."""
+
+    claimed: ClassVar[dict[tuple[str, str], bool]] = {}
 
     def place_of(self, key: str) -> tuple[str, int]:
         return ("node", len(key))
