@@ -28,9 +28,9 @@ from ..support import nursery
 from ..support.databases import ENGINES, DatabaseServer
 from .brokers import HASH_SLOTS, Single
 from .deaths import DEATHS
-from .modes import MODES, by_id
+from .modes import MODES
 from .run import ROOT, Fault, Run, Worker, schedule
-from .verdict import NETWORK, Event, Report
+from .verdict import NETWORK, Event, Report, by_id
 
 #: Seconds that a statement may take.
 TIMEOUT = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from kombu_toc import verify
 
 from .app_queues import LIMITED
+
+Steps = Mapping[str, Sequence[dict[str, Any]]]
 
 #: Seconds; the same for the product and its peers.
 VISIBILITY_TIMEOUT = 5.0
@@ -180,11 +182,17 @@ class Report:
         return "\n".join(lines)
 
 
-def judge(report: Report, entries: list[dict[str, Any]], events: list[Event]) -> Report:
-    """Fill in what the ledger tells, given what the harness did."""
+def by_id(entries: Sequence[dict[str, Any]]) -> Steps:
+    """What was written down of each task, in order."""
     steps: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for entry in sorted(entries, key=lambda entry: entry["at"]):
         steps[entry["id"]].append(entry)
+    return steps
+
+
+def judge(report: Report, entries: list[dict[str, Any]], events: list[Event]) -> Report:
+    """Fill in what the ledger tells, given what the harness did."""
+    steps = by_id(entries)
     report.faults = Counter(event.what for event in events if event.family)
     if puts := sum(entry["what"] == "put" for entry in entries):
         report.counted[PUTS] = puts
@@ -314,7 +322,7 @@ def _starved(waits: list[Wait]) -> list[str]:
     return found
 
 
-def _history(told: list[dict[str, Any]], events: list[Event]) -> list[str]:
+def _history(told: Sequence[dict[str, Any]], events: list[Event]) -> list[str]:
     """What happened to a task, and around it."""
     first, last = told[0]["at"], told[-1]["at"]
     lines = []
