@@ -52,15 +52,20 @@ Without: a worker whose connections break as soon as they are made tries five ti
 A cold shutdown gives back what nobody has begun before it waits (`soft-shutdown`).
 
 Touches: ``WorkController.wait_for_soft_shutdown`` of Celery 5.5 and later, which is replaced on the
-worker.
+worker, ``TaskPool.stop`` and ``on_apply``, which are replaced on its pool of processes,
+``celery.worker.state.maybe_shutdown``, which is replaced until that pool has stopped, and which of
+the functions ``_write_job``, ``_recv_message`` and ``_flush_outqueue`` has been interrupted.
 
 Why: a cold shutdown happens within a signal handler, in which Celery sleeps for as long as tasks
 may still end, and waits for the pool. The signal ``worker_shutting_down`` comes before that, and
-tells nothing of who else may be stopped by then.
+tells nothing of who else may be stopped by then. If the handler has interrupted the pool, a task is
+written half or a result half read: the process takes what tells it to end for the rest of the task,
+or waits until its result is read, and Celery waits for the process.
 
 Read in Celery 5.5.3, 5.6.3 and 5.7.0; 5.3 and 5.4 have no soft shutdown.
 
-Without: what a worker has fetched and not begun comes back when its leases end.
+Without: what a worker has fetched and not begun comes back when its leases end; and a worker that
+was busy may end half a minute later, or never.
 
 An acknowledgement leaves when a task says so (`acks-at-once`).
 
@@ -162,10 +167,12 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
+from traceback import walk_stack
 from typing import Any
 from weakref import ref
 
@@ -294,25 +301,52 @@ def install_connect_pause(consumer: Any, maybe_shutdown: Callable[[], None]) -> 
 
 SOFT_SHUTDOWN = CompatPart(
     "soft-shutdown",
-    touches="Celery's WorkController.wait_for_soft_shutdown",
-    lost="what a worker has fetched comes back from a cold shutdown when its leases end",
+    touches="Celery's WorkController.wait_for_soft_shutdown, TaskPool.stop",
+    lost="a cold shutdown may hang, and what a worker has fetched comes back when its leases end",
     check=lambda worker: [],  # Celery before 5.5 has none, and needs none
 )
 
 
 def install_soft_shutdown(worker: Any, before: Callable[[], None]) -> None:
-    """Have a worker call `before` when its soft shutdown begins."""
-    wait = getattr(worker, "wait_for_soft_shutdown", None)
-    if wait is None or hasattr(wait, "is_ours") or not SOFT_SHUTDOWN.usable(worker):
+    """Have a worker call `before` when its soft shutdown begins, and stop its pool of processes
+    between the pool's reads and writes, not within one of them."""
+    from celery.worker import state
+
+    wait, pool = getattr(worker, "wait_for_soft_shutdown", None), worker.pool
+    if wait is None or not SOFT_SHUTDOWN.usable(worker):
         return
+    stop, maybe_shutdown = pool.stop, state.maybe_shutdown
 
     def wait_for_soft_shutdown() -> None:
         before()
         wait()
 
-    ours: Any = wait_for_soft_shutdown
-    ours.is_ours = True
-    worker.wait_for_soft_shutdown = ours
+    def stop_between() -> None:
+        if any(_is_half_done(frame) for frame, _ in walk_stack(sys._getframe())):
+            # What has been interrupted goes on; nothing else begins.
+            state.maybe_shutdown = stop_first
+            pool.on_apply = lambda *_, **__: None
+            pool._pool.outbound_buffer.clear()
+            return
+        if getattr(pool._pool, "_active_writers", None):
+            pool.flush()
+        stop()
+
+    def stop_first() -> None:
+        state.maybe_shutdown = maybe_shutdown
+        stop_between()
+        maybe_shutdown()
+
+    worker.wait_for_soft_shutdown = wait_for_soft_shutdown
+    if in_event_loop(pool):
+        pool.stop = stop_between
+
+
+def _is_half_done(frame: Any) -> bool:
+    """Whether a pool is just reading a result there, or writing a task of which all is known."""
+    name = frame.f_code.co_name
+    reads = name in ("_recv_message", "_flush_outqueue")
+    return reads or (name == "_write_job" and "Hw" in frame.f_locals)
 
 
 # -- requests of a worker: from a message that is delivered to the end of its task
@@ -579,19 +613,15 @@ def _check_processes(pool: Any) -> list[str]:
 
     behind = getattr(pool, "_pool", None)
     job = ApplyResult({}, None)
-    processes = list(getattr(behind, "_pool", ()))
+    processes = list(getattr(behind, "_pool", ()))[:1]
     return [
         *CompatPart.missing(pool, "_pool", "flush"),
         *CompatPart.missing(behind, "_cache", "_pool", "outbound_buffer", "mark_as_worker_lost"),
         *CompatPart.missing(job, "_callback", "_write_to", "_scheduled_for", "_accepted", "_job"),
         *CompatPart.missing(job, "discard", "ready"),
         *CompatPart.missing(Request, "_apply_result"),
-        *(
-            name
-            for process in processes[:1]
-            for name in CompatPart.missing(process, "_is_alive", "inq")
-        ),
-        *(name for process in processes[:1] for name in CompatPart.missing(process.inq, "_reader")),
+        *(name for one in processes for name in CompatPart.missing(one, "_is_alive", "inq")),
+        *(name for one in processes for name in CompatPart.missing(one.inq, "_reader")),
     ]
 
 
@@ -646,25 +676,29 @@ class SentTasks:
         self._pool = pool
         #: requests whose messages were kept because a process was sent them
         self._promised: list[Any] = []
-        if pool.flush is not None and not isinstance(pool.flush, FlushesWhatWasNotSent):
-            pool.flush = FlushesWhatWasNotSent(pool, self._promised)
+        if pool.flush is not None:
+            pool.flush = _flush_what_was_not_sent(pool, self._promised)
 
     def keeps(self, message: Any) -> bool:
-        """Whether a process has this message's task and has not said yet that it starts it; then
-        the message is kept."""
-        request = sent_request(self._pool, message)
-        if request is None:
-            return False
-        self._promised.append(request)
-        return True
+        """Whether a process that lives was written this message's task and has not said yet that it
+        starts it; then the message is kept. One whose process died waits for another."""
+        for job, request in self._jobs(message):
+            if _was_sent(self._pool._pool, job):
+                self._promised.append(request)
+                return True
+        return False
 
     def executed(self, message: Any) -> Any:
         """The request of a message whose task a process executes, or None."""
+        jobs = self._jobs(message)
+        return next((request for job, request in jobs if job._accepted and not job.ready()), None)
+
+    def _jobs(self, message: Any) -> Iterator[tuple[Any, Any]]:
+        # The pool's own jobs are asked: Celery may have forgotten the request already.
         for job in tuple(self._pool._pool._cache.values()):
             request = getattr(getattr(job, "_callback", None), "__self__", None)
-            if getattr(request, "message", None) is message and job._accepted and not job.ready():
-                return request
-        return None
+            if getattr(request, "message", None) is message:
+                yield job, request
 
     def executes(self, request: Any) -> bool:
         """Whether a process still executes a request's task.
@@ -673,21 +707,6 @@ class SentTasks:
         """
         job = None if request is None else _job(request)
         return job is not None and not job.ready()
-
-
-def sent_request(pool: Any, message: Any) -> Any:
-    """The request of a message whose task was written to a process of the pool that lives, or
-    None.
-
-    One whose process died before it started is sent to another, and waits for that.
-    """
-    pool = pool._pool
-    # The pool's own jobs are asked: Celery may have forgotten the request already.
-    for job in tuple(pool._cache.values()):
-        request = getattr(getattr(job, "_callback", None), "__self__", None)
-        if getattr(request, "message", None) is message and _was_sent(pool, job):
-            return request
-    return None
 
 
 def missing_of(pool: Any) -> Callable[[], int]:
@@ -729,38 +748,35 @@ def time_limits(pool: Any) -> list[Any]:
     return list(pool._pool._tref_for_id.values())
 
 
-class FlushesWhatWasNotSent:
-    """The pool's `flush`, when the connection is lost or the worker stops.
+def _flush_what_was_not_sent(tasks: Any, promised: list[Any]) -> Callable[[], Any]:
+    """Return the `flush` of a pool, when the connection is lost or the worker stops.
 
-    promised: requests whose messages were kept because a process was sent them
+    tasks: Celery's pool; promised: requests whose messages were kept because a process was sent
+        them
     """
+    flush: Callable[[], Any] = tasks.flush
 
-    def __init__(self, pool: Any, promised: list[Any]) -> None:
-        self._pool = pool
-        self._flush: Callable[[], Any] = pool.flush
-        self._promised = promised
-
-    def __call__(self) -> Any:
-        pool = self._pool._pool
+    def flush_the_rest() -> Any:
+        pool = tasks._pool
         jobs = tuple(pool._cache.values())
         sent = [job for job in jobs if _was_sent(pool, job)]
         executing = [job for job in jobs if getattr(job, "_accepted", False)]
         for job in sent:
-            job.discard = _nothing
+            job.discard = lambda: None
         # Asked now: later, a job's process may be one that only has the file descriptor of its own.
         sent_to = [(job, job._write_to) for job in sent]
         for process in tuple(pool._pool):
             if not process._is_alive():
                 # Its pipe goes to the process that comes next: not with tasks in it.
                 _empty(process.inq._reader)
-        while self._promised:
-            request = self._promised.pop()
+        while promised:
+            request = promised.pop()
             job = _job(request)
             accepted = job is not None and job._accepted
             if not (accepted or _was_sent(pool, job) or request.message.acknowledged):
                 request.message.requeue_lost()  # its process has been killed since
         try:
-            return self._flush()
+            return flush()
         finally:
             for job in sent:
                 del job.discard
@@ -773,6 +789,8 @@ class FlushesWhatWasNotSent:
                 if process not in pool._pool and not (job._accepted or job.ready()):
                     job.discard()
                     _give_back(job)
+
+    return flush_the_rest
 
 
 def _remember(pool: Any, job: Any) -> None:
@@ -790,10 +808,6 @@ def _give_back(job: Any) -> None:
     request = getattr(job._callback, "__self__", None)
     if request is not None and not request.message.acknowledged:
         request.message.requeue_lost()
-
-
-def _nothing() -> None:
-    pass
 
 
 def _empty(reader: Any) -> None:

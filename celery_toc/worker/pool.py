@@ -16,7 +16,6 @@ from celery.worker import state
 
 import kombu_toc
 
-from ..compat import worker
 from ..compat import worker as compat
 
 # -- pools of threads, of greenlets, and of one thread
@@ -80,14 +79,7 @@ def watch(pool: Any, submitted: SubmittedRequests) -> None:
             # connection.
             request = compat.request_of(callback)
             if request is None:
-                return apply(
-                    target,
-                    args,
-                    kwargs,
-                    callback=callback,
-                    accept_callback=accept_callback,
-                    **options,
-                )
+                return apply(target, args, kwargs, callback, accept_callback, **options)
 
             def accepted(*when: Any) -> None:
                 if not submitted.accept(request):
@@ -112,7 +104,7 @@ def watch(pool: Any, submitted: SubmittedRequests) -> None:
             if request.message.given_back:  # it was waiting for its rate limit
                 return None
             submitted.add(request, time.monotonic(), starts=pool.is_green)
-            return apply(run, args, kwargs, callback=ended, accept_callback=accepted, **options)
+            return apply(run, args, kwargs, ended, accepted, **options)
 
         return on_apply
 
@@ -231,7 +223,7 @@ class PoolPolicy:
         self._seen: set[Any] = set()
         self._sent = compat.SentTasks(pool) if compat.in_event_loop(pool) else None
         self.flush_pool = compat.send_now_of(pool)
-        self.before_delivery = state.maybe_shutdown
+        self.before_delivery = lambda: state.maybe_shutdown()  # it may be replaced
 
     @property
     def prefetches(self) -> bool:
@@ -332,7 +324,7 @@ class SubmittedRequests:
         self._started: set[Any] = set()
         #: held while it is decided whether one is begun or its message given back
         self.deciding = threading.Lock()
-        self._references = worker.references(state.reserved_requests, state.active_requests)
+        self._references = compat.references(state.reserved_requests, state.active_requests)
 
     def add(self, request: Any, now: float, *, starts: bool) -> None:
         """The pool is about to be given it.

@@ -30,7 +30,6 @@ import kombu_toc
 
 from .. import compat
 from ..app.broker import visibility_warnings
-from ..compat.worker import install_soft_shutdown
 from . import failures, pool, schedules
 from .pool import Pace, PoolPolicy, SubmittedRequests
 from .schedules import BeatSchedule
@@ -235,7 +234,7 @@ class Shutdown:
         """Be told when the worker is to end although its loop does not turn."""
         signals.worker_shutting_down.connect(self._on_signal)
         if not self._consumer.pool.is_green:
-            install_soft_shutdown(self._consumer.controller, self._on_soft_shutdown)
+            compat.worker.install_soft_shutdown(self._consumer.controller, self._on_soft_shutdown)
 
     def finish(self, policy: PoolPolicy) -> None:
         """The loop turns no more, but the pool may work on for as long as its tasks take."""

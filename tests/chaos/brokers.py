@@ -92,11 +92,8 @@ class Single:
             self._proxy.freeze_replies_after(fault.dice % 40)
             later(fault.seconds, self._proxy.cut)
         elif fault.family == "restart":
-            if fault.what == "crash":
-                self._server.kill()
-            else:
-                self._server.stop()
-            later(fault.seconds, lambda: self._server.start() and None)
+            (self._server.kill if fault.what == "crash" else self._server.stop)()
+            later(fault.seconds, lambda: self._start_again(event))
         elif fault.what == "server frozen":
             os.kill(self._server.pid, signal.SIGSTOP)
             self._frozen = True
@@ -111,6 +108,10 @@ class Single:
         elif fault.what == "flush":
             with self._server.client() as client:
                 client.script_flush()
+
+    def _start_again(self, event: Event) -> None:
+        self._server.start()
+        event.until = time.time()  # it has read its file
 
     def _thaw(self) -> None:
         self._frozen = False

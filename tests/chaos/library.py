@@ -28,9 +28,9 @@ from ..support import nursery
 from ..support.databases import ENGINES, DatabaseServer
 from .brokers import HASH_SLOTS, Single
 from .deaths import DEATHS
-from .modes import MODES, by_id
+from .modes import MODES
 from .run import ROOT, Fault, Run, Worker, schedule
-from .verdict import NETWORK, Event, Report
+from .verdict import NETWORK, Event, Report, by_id
 
 #: Seconds that a statement may take.
 TIMEOUT = 1.0
@@ -203,13 +203,9 @@ class LibraryRun(Run):
             self._produce(str(len(self._producers)), str(self._seed), "20", rate)
 
     def _hit(self, fault: Fault) -> bool:
-        if fault.family in ("lost", "alone"):
-            return self._lose(fault)
-        if fault.family == "database":
-            return self._take_away(fault)
-        if fault.family == "keeper":
-            return self._kill_keeper(fault)
-        return super()._hit(fault)
+        ours = {"database": self._take_away, "keeper": self._kill_keeper}
+        ours |= dict.fromkeys(("lost", "alone"), self._lose)
+        return ours.get(fault.family, super()._hit)(fault)
 
     def _kill_keeper(self, fault: Fault) -> bool:
         """Kill the worker that looks after the library: it loads, records and compares."""

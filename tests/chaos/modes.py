@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,10 @@ from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
 from .app_queues import HORIZON, LIMITED, QUEUES
-from .verdict import Report
+from .verdict import Report, Steps
 
 if TYPE_CHECKING:
     from .library import LibraryRun
-
-Steps = Mapping[str, Sequence[dict[str, Any]]]
 
 #: Seconds after which a row is written behind its message, while somebody does that and can.
 WRITTEN = 3.0
@@ -130,9 +127,7 @@ class Behind(Mode):
         name = "longest without a row (ms)"
         counted[name] = max(counted.get(name, 0), round(oldest * 1000))
         if oldest > WRITTEN and not self._is_excused(now - oldest, now):
-            self.broken.append(
-                f"what was sent {oldest:.1f} s ago has no row, and nothing is broken"
-            )
+            self.broken += [f"what was sent {oldest:.1f} s ago has no row, and nothing is broken"]
         return oldest
 
     def _is_excused(self, since: float, until: float) -> bool:
@@ -262,8 +257,7 @@ class Far(Mode):
                     self.broken.append(f"{id} was far ahead, and {late[id]:.1f} s late")
         report.counted["further than the horizon"] = len(late) + forgotten
         report.counted["  lost, and nobody rebuilt"] = forgotten
-        worst = max(late.values(), default=0.0)
-        report.counted["  latest of the others (ms)"] = round(worst * 1000)
+        report.counted["  latest of the others (ms)"] = round(max(late.values(), default=0) * 1000)
 
     def _is_put_late(self, eta: float) -> bool:
         """Whether it was in Redis when that lost everything, and nobody rebuilt it: what is missing
@@ -273,18 +267,5 @@ class Far(Mode):
         )
 
 
-MODES: dict[str, type[Mode]] = {
-    "through": Mode,
-    "outbox": Outbox,
-    "behind": Behind,
-    "guard": Guard,
-    "far": Far,
-}
-
-
-def by_id(entries: Sequence[dict[str, Any]]) -> Steps:
-    """What was written down of each task, in order."""
-    steps: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for entry in sorted(entries, key=lambda entry: entry["at"]):
-        steps[entry["id"]].append(entry)
-    return steps
+MODES: dict[str, type[Mode]] = {"through": Mode, "outbox": Outbox, "behind": Behind}
+MODES |= {"guard": Guard, "far": Far}

@@ -158,9 +158,8 @@ class Worker:
         self.number = number
         self.pool, concurrency = pool
         self._directory = directory
-        self._command = [python, "-m", "celery", "-A", "tests.chaos.app", "worker"]
+        self._command = [python, "-m", "celery", "-A", "tests.chaos.app", "worker", "-l", "INFO"]
         self._command += ["-n", f"w{number}@chaos", "-P", self.pool, "-c", concurrency]
-        self._command += ["-l", "INFO"]
         self._environment = environment
         self._launched = 0
         self.incarnation = ""
@@ -398,8 +397,7 @@ class Run:
             if worker is None:
                 return False
             event.worker = worker.incarnation
-            ends_tasks = ("kill worker", "kill process", "stop long", "quit")
-            event.explains = fault.what in ends_tasks
+            event.explains = fault.what in ("kill worker", "kill process", "stop long", "quit")
             if fault.what == "kill process":
                 children = worker.pool_processes()
                 if not children:
@@ -540,8 +538,7 @@ class Run:
     def _keys(self) -> list[str]:
         """Keys that hold messages."""
         if self._transport == "toc":
-            found = (key for client in self._broker.clients() for key in _slot_keys(client))
-            return sorted(set(found))
+            return sorted({key for client in self._broker.clients() for key in _slot_keys(client)})
         names = [key.decode() for client in self._broker.clients() for key in client.keys("*")]
         return sorted(name for name in names if "binding" not in name and "pidbox" not in name)
 

@@ -76,8 +76,9 @@ class SoakRun(LibraryRun):
     def _ask(self) -> None:
         """Until it is over, and until what was put has been leased."""
         number, end = 0, float("inf")
-        while time.monotonic() < end and not (self._is_over.is_set() and self._has_leased()):
-            if self._is_over.is_set():
+        is_over = self._is_over.is_set
+        while time.monotonic() < end and not (is_over() and self._accepted <= self._leased):
+            if is_over():
                 end = min(end, time.monotonic() + 60)
             else:
                 number += 1
@@ -93,9 +94,6 @@ class SoakRun(LibraryRun):
             if tasks:
                 receipts = [one["receipt"] for one in tasks]
                 self._request("POST", "/v1/queues/http:ack", {"receipts": receipts})
-
-    def _has_leased(self) -> bool:
-        return self._accepted <= self._leased
 
     def _request(self, method: str, path: str, document: Any = None) -> Any:
         try:

@@ -345,12 +345,10 @@ def main() -> int:
             if database:
                 database.stop()
     print(f"messages     {found.sent}, in {found.seconds:.0f} s, seed {chosen.seed}")
-    print(f"lost         {len(found.lost)} {found.lost[:3]}")
-    print(f"run twice    {found.again}, unexplained {len(found.unexplained)}")
-    print(f"             {found.unexplained[:3]}")
-    print(f"early        {len(found.early)} {found.early[:3]}")
-    print(f"left         {len(found.left)} {found.left[:3]}")
-    print(f"broken       {len(found.broken)} {found.broken[:3]}")
+    print(f"run twice    {found.again}")
+    for what in ("lost", "unexplained", "early", "left", "broken"):
+        listed = getattr(found, what)
+        print(f"{what:12} {len(listed)} {listed[:3]}")
     for what, number in found.counted.items():
         print(f"{what:12} {number}")
     print(f"Redis lost   {found.losses}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from kombu_toc import verify
 
 from .app_queues import LIMITED
+
+Steps = Mapping[str, Sequence[dict[str, Any]]]
 
 #: Seconds; the same for the product and its peers.
 VISIBILITY_TIMEOUT = 5.0
@@ -43,6 +45,10 @@ STEPPING, ON_ITS_WAY = 0.3, 1.0
 
 #: Seconds by which what a task writes down of its start may be behind what its worker knows.
 NOTED = 0.05
+
+#: What a report has of tasks whose histories it shows, and what else should be empty.
+SHOWN = ("lost", "early", "starved", "crowded", "disordered", "unexplained")
+NAMED = ("stuck", "keys_left", "broken")
 
 #: What is counted of tasks that put their own jobs.
 PUTS = "put again by their tasks"
@@ -137,17 +143,7 @@ class Report:
 
     @property
     def faultless(self) -> bool:
-        return not (
-            self.lost
-            or self.early
-            or self.starved
-            or self.crowded
-            or self.disordered
-            or self.unexplained
-            or self.stuck
-            or self.keys_left
-            or self.broken
-        )
+        return not any(getattr(self, name) for name in (*SHOWN, *NAMED))
 
     def table(self) -> str:
         rows = [
@@ -178,19 +174,25 @@ class Report:
             ("late p99 (ms)", f"{self.late_p99 * 1000:.1f}"),
         ]
         lines = [f"{name:<28} {value:>10}" for name, value in rows]
-        for name in ("stuck", "keys_left", "broken"):
+        for name in NAMED:
             lines += [f"{name}: {item}" for item in getattr(self, name)]
-        for name in ("lost", "early", "starved", "crowded", "disordered", "unexplained"):
+        for name in SHOWN:
             for id in getattr(self, name):
                 lines += ["", f"{name}: {id}", *self.histories[id]]
         return "\n".join(lines)
 
 
-def judge(report: Report, entries: list[dict[str, Any]], events: list[Event]) -> Report:
-    """Fill in what the ledger tells, given what the harness did."""
+def by_id(entries: Sequence[dict[str, Any]]) -> Steps:
+    """What was written down of each task, in order."""
     steps: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for entry in sorted(entries, key=lambda entry: entry["at"]):
         steps[entry["id"]].append(entry)
+    return steps
+
+
+def judge(report: Report, entries: list[dict[str, Any]], events: list[Event]) -> Report:
+    """Fill in what the ledger tells, given what the harness did."""
+    steps = by_id(entries)
     report.faults = Counter(event.what for event in events if event.family)
     if puts := sum(entry["what"] == "put" for entry in entries):
         report.counted[PUTS] = puts
@@ -219,8 +221,7 @@ def judge(report: Report, entries: list[dict[str, Any]], events: list[Event]) ->
     report.gone = [id.partition("+")[0] for id in verdict.gone]
     report.explained = verdict.explained
     report.broken += [str(one) for one in verdict.broken if one.promise == verify.HISTORY]
-    shown = (report.lost, report.early, report.starved, report.unexplained)
-    for id in {*report.crowded, *report.disordered, *(id for some in shown for id in some)}:
+    for id in {id for name in SHOWN for id in getattr(report, name)}:
         report.histories[id] = _history(steps[id], events)
     if late := verdict.lateness:
         report.late_p50, report.late_p99 = late[len(late) // 2], late[len(late) * 99 // 100]
@@ -267,9 +268,9 @@ def history(entries: Sequence[dict[str, Any]], events: Sequence[Event]) -> list[
             case "put off":
                 put_off.add(id)
             case "started":
-                # What was put off is delivered again without anything that explains it.
-                told = {"redelivered": entry["redelivered"] and id not in put_off}
-                note(f"{entry['worker']}/{pid}", verify.RUN, verify.ASKED, name, **told)
+                # What was put off says so, and whether anything else has happened tells nobody.
+                told = None if entry["redelivered"] and id in put_off else entry["redelivered"]
+                note(f"{entry['worker']}/{pid}", verify.RUN, verify.ASKED, name, redelivered=told)
             case "finished":
                 note(f"{entry['worker']}/{pid}", verify.RUN, verify.DONE, name)
                 if retrying.pop((id, pid), None) == retries + 1:
@@ -315,14 +316,13 @@ def _starved(waits: list[Wait]) -> list[str]:
         if one.began - one.due < STARVED:
             continue
         meanwhile = [w for w in waits if one.due < w.began < one.began - 1.0]
-        if any(w.queue == one.queue for w in meanwhile):
-            continue
-        if sum(w.due > one.due for w in meanwhile) >= OVERTAKEN:
+        own = any(w.queue == one.queue for w in meanwhile)
+        if not own and sum(w.due > one.due for w in meanwhile) >= OVERTAKEN:
             found.append(one.id)
     return found
 
 
-def _history(told: list[dict[str, Any]], events: list[Event]) -> list[str]:
+def _history(told: Sequence[dict[str, Any]], events: list[Event]) -> list[str]:
     """What happened to a task, and around it."""
     first, last = told[0]["at"], told[-1]["at"]
     lines = []

@@ -53,6 +53,11 @@ AT_ONCE = 1.0
 #: Before 5.5, Celery acknowledges what a cold shutdown killed, as it does a lost process's task.
 KILLED_RETURNS = hasattr(celery.worker.WorkController, "wait_for_soft_shutdown")
 
+COLD_AT_NIGHT = pytest.mark.nightly(
+    guarded_by="tests/e2e/test_shutdown.py::"
+    "test_a_cold_shutdown_gives_back_at_once_what_was_not_begun"
+)
+
 SOFT = pytest.mark.skipif(not KILLED_RETURNS, reason="Celery has a soft shutdown since 5.5")
 
 
@@ -192,13 +197,32 @@ def test_a_cold_shutdown_gives_back_at_once_what_was_not_begun(
 
 
 @SOFT
+def test_a_cold_shutdown_ends_although_a_process_has_been_written_half_a_task(
+    start_workers: StartWorkers, app: Celery, journal: Journal, client: redis.Redis
+) -> None:
+    """What it is told next it would take for the other half, and wait for the rest."""
+    worker = start(start_workers, "-c", "1", task_acks_late=True)
+    app.tasks["e2e.told"].delay("first")
+    [entry] = journal.wait_for("first-done", 1)
+    wait_until(lambda: slot_keys(client) == [])
+    os.kill(entry["pid"], signal.SIGSTOP)
+    app.tasks["e2e.told"].delay(f"large-{'x' * 200_000}")
+    wait_until(lambda: worker.logs().count(" received") == 2)
+    # Its event loop answers when it has written what a pipe holds.
+    assert app.control.ping([worker.hostname()], timeout=10)
+    tell(worker, signal.SIGQUIT)
+    wait_until(lambda: "Ctrl+C" in worker.logs())
+    os.kill(entry["pid"], signal.SIGCONT)
+    assert ended(worker)
+    start(start_workers, "-P", "solo")
+    wait_until(lambda: slot_keys(client) == [])
+    assert_each_once(journal)
+
+
+@SOFT
 @pytest.mark.parametrize("pool", [pytest.param("gevent", marks=pytest.mark.every_pool), "eventlet"])
 def test_a_greenlet_that_a_cold_shutdown_kills_is_not_acknowledged(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    client: redis.Redis,
-    pool: str,
+    start_workers: StartWorkers, app: Celery, journal: Journal, client: redis.Redis, pool: str
 ) -> None:
     """The signal is handled in whichever greenlet runs: most of the time one of the tasks."""
     worker = start(start_workers, *POOLS[pool])
@@ -213,10 +237,7 @@ def test_a_greenlet_that_a_cold_shutdown_kills_is_not_acknowledged(
 
 
 @SOFT
-@pytest.mark.nightly(
-    guarded_by="tests/e2e/test_shutdown.py::"
-    "test_a_cold_shutdown_gives_back_at_once_what_was_not_begun"
-)
+@COLD_AT_NIGHT
 @pytest.mark.parametrize("pool", QUEUING)
 def test_a_soft_shutdown_gives_back_at_once_what_was_not_begun(
     start_workers: StartWorkers,
@@ -243,10 +264,7 @@ def test_a_soft_shutdown_gives_back_at_once_what_was_not_begun(
 
 
 @SOFT
-@pytest.mark.nightly(
-    guarded_by="tests/e2e/test_shutdown.py::"
-    "test_a_cold_shutdown_gives_back_at_once_what_was_not_begun"
-)
+@COLD_AT_NIGHT
 @pytest.mark.parametrize("remap", [False, True], ids=["SIGQUIT", "REMAP_SIGTERM"])
 def test_a_task_that_has_succeeded_does_not_run_again_after_a_cold_shutdown(
     start_workers: StartWorkers,
@@ -271,10 +289,7 @@ def test_a_task_that_has_succeeded_does_not_run_again_after_a_cold_shutdown(
 
 
 @SOFT
-@pytest.mark.nightly(
-    guarded_by="tests/e2e/test_shutdown.py::"
-    "test_a_cold_shutdown_gives_back_at_once_what_was_not_begun"
-)
+@COLD_AT_NIGHT
 def test_a_second_ctrl_c_gives_back_what_was_begun_too(
     start_workers: StartWorkers,
     app: Celery,

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..chaos.library import LostEvent
-from ..chaos.modes import ELECTED, MODES, WRITTEN, Behind, Far, Guard, Outbox, by_id
-from ..chaos.verdict import Event, Report, judge
+from ..chaos.modes import ELECTED, MODES, WRITTEN, Behind, Far, Guard, Outbox
+from ..chaos.verdict import Event, Report, by_id, judge
 from ..support.cases import each
 from .test_chaos_verdict import run, task
 

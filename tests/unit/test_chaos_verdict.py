@@ -73,6 +73,15 @@ def test_a_task_that_was_killed_when_it_had_put_itself_runs_twice_more() -> None
     assert report.faultless and report.explained == {QUIT: 1}
 
 
+def test_a_task_that_was_put_off_may_run_again_after_a_cold_stop_that_it_is_told_of() -> None:
+    quit = [Event(1.05, "quit", "term", "w", explains=True)]
+    put_off, begun = (0.1, "put off", {}), (1, "started", {"redelivered": True})
+    report = verdict(task("a", put_off, begun, *run(2, redelivered=True)), events=quit)
+    assert report.faultless and report.explained == {QUIT: 1}
+    assert verdict(task("a", put_off, begun, *run(2)), events=quit).unexplained == ["a"]
+    assert verdict(task("a", put_off, begun, *run(2, redelivered=True))).unexplained == ["a"]
+
+
 def test_a_run_before_its_time_is_early_unless_the_servers_clock_was_set_forward() -> None:
     early = task("a", *run(4), eta=10.0)
     assert verdict(early).early == ["a"]

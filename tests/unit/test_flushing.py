@@ -9,8 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.concurrency.prefork import TaskPool
+from celery.worker import state
 
-from celery_toc.compat.worker import SentTasks
+from celery_toc.compat.worker import SentTasks, install_soft_shutdown
 
 
 class Process:
@@ -82,12 +84,17 @@ class Pool:
         job._write_to = successor
 
 
+def make_pool(notices: Any = lambda: None) -> tuple[Pool, Any, SentTasks]:
+    """Billiard's pool, Celery's, and what is known of it."""
+    behind, pool = Pool(notices), TaskPool(1, threads=False)
+    vars(pool).update(_pool=behind, flush=behind.flush)
+    return behind, pool, SentTasks(pool)
+
+
 @pytest.mark.parametrize("asked", [True, False], ids=["kept before", "not asked for"])
 def test_what_a_process_had_that_is_found_dead_meanwhile_is_given_back(asked: bool) -> None:
     """Its place is taken at once: nothing of the job tells any more that it was another's."""
-    behind = Pool(lambda: behind.replace(behind._pool[0], killed))
-    pool = SimpleNamespace(_pool=behind, flush=behind.flush)
-    tasks = SentTasks(pool)
+    behind, pool, tasks = make_pool(lambda: behind.replace(behind._pool[0], killed))
     killed, lives = (Job(behind._cache, n, behind._pool[n]) for n in range(2))
     if asked:
         assert tasks.keeps(killed.message) and tasks.keeps(lives.message)
@@ -98,9 +105,7 @@ def test_what_a_process_had_that_is_found_dead_meanwhile_is_given_back(asked: bo
 
 def test_what_was_kept_for_a_process_that_has_died_since_is_given_back() -> None:
     """The channel has let go of it, and the pool forgets it."""
-    behind = Pool()
-    pool = SimpleNamespace(_pool=behind, flush=behind.flush)
-    tasks = SentTasks(pool)
+    behind, pool, tasks = make_pool()
     kept = Job(behind._cache, 0, behind._pool[0])
     assert tasks.keeps(kept.message)
     behind._pool[0].alive = False
@@ -109,9 +114,7 @@ def test_what_was_kept_for_a_process_that_has_died_since_is_given_back() -> None
 
 
 def test_what_a_process_executes_that_is_found_dead_meanwhile_is_the_pools_concern() -> None:
-    behind = Pool(lambda: behind.replace(behind._pool[0], killed))
-    pool = SimpleNamespace(_pool=behind, flush=behind.flush)
-    tasks = SentTasks(pool)
+    behind, pool, tasks = make_pool(lambda: behind.replace(behind._pool[0], killed))
     killed = Job(behind._cache, 0, behind._pool[0])
     killed._accepted = True
     assert tasks.keeps(killed.message)
@@ -121,11 +124,28 @@ def test_what_a_process_executes_that_is_found_dead_meanwhile_is_the_pools_conce
 
 
 def test_what_was_not_written_is_forgotten() -> None:
-    behind = Pool()
-    pool = SimpleNamespace(_pool=behind, flush=behind.flush)
-    tasks = SentTasks(pool)
+    behind, pool, tasks = make_pool()
     waits = Job(behind._cache, 0, behind._pool[0])
     behind.outbound_buffer.append(waits)
     assert not tasks.keeps(waits.message)
     pool.flush()
     assert behind._cache == {}
+
+
+def test_a_pool_stops_when_what_a_signal_has_interrupted_is_done() -> None:
+    _, pool, _ = make_pool()
+    stopped: list[bool] = []
+    pool.stop = lambda: stopped.append(True)
+    install_soft_shutdown(SimpleNamespace(pool=pool, wait_for_soft_shutdown=print), print)
+
+    def _recv_message() -> None:
+        pool.stop()
+
+    def _write_job(Hw: int) -> None:
+        pool.stop()
+
+    for interrupted in (_recv_message, lambda: _write_job(0)):
+        interrupted()
+        assert not stopped
+        state.maybe_shutdown()
+        assert stopped.pop()
