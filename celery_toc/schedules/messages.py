@@ -16,6 +16,7 @@ from celery import Task
 from celery.canvas import Signature
 from celery.local import maybe_evaluate
 from celery.utils.time import maybe_iso8601
+from kombu import Queue
 from kombu.utils import json as kombu_json
 
 import kombu_toc
@@ -311,9 +312,14 @@ def plan_of(
     max_runs = wanted.max_runs
     if max_runs is not None and (not isinstance(max_runs, int) or max_runs < 1):
         raise rules.ScheduleError(f"schedule {name!r}: max_runs={max_runs!r} is not 1 or more")
+    if not isinstance(wanted.options, (Mapping, type(None))):
+        raise rules.ScheduleError(f"schedule {name!r}: options={wanted.options!r} is no mapping")
     given = dict(wanted.options or {})
     if wanted.queue is not None:
         given["queue"] = wanted.queue
+    for what, value in (("queue", given.get("queue")), ("owner", wanted.owner)):
+        if not isinstance(value, (str, Queue, type(None))):
+            raise rules.ScheduleError(f"schedule {name!r}: {what}={value!r} is no name")
     expires = given.get("expires")
     if expires is None:
         expires = getattr(_registered(app, task), "expires", None)

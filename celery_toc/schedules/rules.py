@@ -386,14 +386,14 @@ def read_schedule(
             raise ScheduleError(f"schedule {name!r}: {given!r} has an empty field; it never fires")
         minutes, hours, days, months, weekdays = numbers
         return Cron(minutes, hours, days, months, weekdays, zone, either_day)
-    if isinstance(given, schedules.solar) and _is_number(given.lat + given.lon):
+    if isinstance(given, schedules.solar) and is_number(given.lat + given.lon):
         return Sun(given.event, float(given.lat), float(given.lon))
     relative = False
     if isinstance(given, schedules.schedule):
         relative, given = given.relative, given.run_every
     if isinstance(given, timedelta):
         period = given // MICROSECOND
-    elif _is_number(given):
+    elif is_number(given):
         period = round(given * 1_000_000)
     else:
         raise ScheduleError(
@@ -424,7 +424,7 @@ def _floor(now: int, period: int, zone: str) -> int:
     return to_us(local.replace(second=0) if period >= 60_000_000 else local)
 
 
-def _is_number(given: Any) -> TypeGuard[float]:
+def is_number(given: Any) -> TypeGuard[float]:
     """Whether it is a number that a time can be counted with."""
     return isinstance(given, int | float) and not isinstance(given, bool) and abs(given) <= 1e300
 
@@ -437,7 +437,7 @@ def read_time(name: str, what: str, given: Any, zone: str) -> int | None:
     if isinstance(given, datetime):
         with suppress(OverflowError):  # the first and the last year
             us = to_us(given if given.tzinfo else given.replace(tzinfo=zone_of(zone)))
-    elif _is_number(given):
+    elif is_number(given):
         us = round(given * 1_000_000)
     if us is not None and 0 <= us <= LAST_US:
         return us
@@ -451,7 +451,7 @@ def read_seconds(name: str, what: str, given: Any) -> int:
     """A number of seconds, or a timedelta, in microseconds; not negative."""
     if isinstance(given, timedelta):
         given = given.total_seconds()
-    if _is_number(given) and 0 <= given < 1e10:
+    if is_number(given) and 0 <= given < 1e10:
         return round(given * 1_000_000)
     raise ScheduleError(
         f"schedule {name!r}: {what}={given!r} is no duration; give a number of seconds"

@@ -21,7 +21,7 @@ import kombu_toc
 from ..compat.sending import QuickMessages
 from . import state
 from .messages import Plan, Wanted, firing_of, plan_of
-from .rules import ScheduleError, UnknownScheduleError, read_time, to_datetime
+from .rules import ScheduleError, UnknownScheduleError, is_number, read_time, to_datetime
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -450,11 +450,11 @@ class Schedules:
 
         Raises ScheduleError for a range that is not in the past, or has more times.
         """
-        if not 0 < rate <= 1000:
+        if not (is_number(rate) and 0 < rate <= 1000):
             raise ScheduleError(
                 f"schedule {name!r}: rate={rate!r} is not above 0, to 1000 a second"
             )
-        if not 0 < limit <= MAX_FILLED:
+        if not (isinstance(limit, int) and 0 < limit <= MAX_FILLED):
             raise ScheduleError(f"schedule {name!r}: limit={limit!r} is not 1 to {MAX_FILLED}")
         ids: builtins.list[str] = []
         began = left = tries = 0

@@ -619,6 +619,10 @@ class MoodyCrontab(crontab):
         ({"options": {"eta": 1}}, "eta"),
         ({"options": {"countdown": 1}}, "countdown"),
         ({"task": 7}, "neither a task"),
+        ({"queue": 7}, "queue=7 is no name"),
+        ({"options": {"queue": b"mail"}}, "queue=b'mail' is no name"),
+        ({"owner": b"me"}, "owner=b'me' is no name"),
+        ({"options": 7}, "options=7 is no mapping"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -914,6 +918,9 @@ def test_a_range_of_the_past_is_back_filled_once_and_at_a_rate(center: TaskCente
     start = now - 300 * 3600
     with pytest.raises(ScheduleError, match="more than 100 times"):
         center.schedules.backfill("a", start, limit=100)
+    for how in ({"rate": "fast"}, {"rate": math.nan}, {"limit": "all"}, {"limit": 0}):
+        with pytest.raises(ScheduleError, match=f"{next(iter(how))}="):
+            center.schedules.backfill("a", start, **how)
     assert len(waiting(center)) == 1
     began = time.monotonic()
     ids = center.schedules.backfill("a", start, rate=1000)
