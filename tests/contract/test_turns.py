@@ -179,7 +179,7 @@ def test_a_queue_is_served_at_once_although_another_has_a_backlog(
 ) -> None:
     filler = connect()
     fill(filler, "full", 1500)
-    # It looks into all queues once in half a minute: what it has not heard of comes last.
+    # It looks into all queues once in half a minute: what it does not ask about comes last.
     seldom = {"toc_poll_interval": 30}
     one = taker(["full", "late"], prefetch, early=early, loop=True, options=seldom)
     one.take(50)
