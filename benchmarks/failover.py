@@ -38,7 +38,7 @@ from typing import Any
 import redis
 from redis.crc import key_slot
 
-from kombu_toc.model.limits import DEFAULT_SLOTS
+from kombu_toc.model.limits import CLUSTER_SLOTS
 from kombu_toc.model.topic import slot_of
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +68,7 @@ class OfCluster:
     def parts(self) -> list[list[int]]:
         """The queue's slots, by node."""
         by_node: dict[Any, list[int]] = {}
-        for number in range(DEFAULT_SLOTS):
+        for number in range(CLUSTER_SLOTS):
             by_node.setdefault(self._cluster.node_of(f"{{celery:{number}}}"), []).append(number)
         return list(by_node.values())
 
@@ -102,7 +102,7 @@ class OfSentinel:
         self.stop = self._deployment.stop
 
     def parts(self) -> list[list[int]]:
-        return [list(range(DEFAULT_SLOTS))]
+        return [list(range(CLUSTER_SLOTS))]
 
     def kill(self, kind: str) -> tuple[float, list[int]]:
         self._victim = self._deployment.acting()
@@ -135,7 +135,7 @@ def ids(part: list[int], number: int) -> list[str]:
     found: list[str] = []
     while len(found) < number:
         made = str(uuid.uuid4())
-        if slot_of(made, DEFAULT_SLOTS) in part:
+        if slot_of(made, CLUSTER_SLOTS) in part:
             found.append(made)
     return found
 

@@ -202,9 +202,9 @@ def client(server: Server | Cluster) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def center(client: redis.Redis) -> TimeoutCenter:
-    """A timeout center on the shared server, which is empty; it knows that this is there all the
-    time, and rolls a lease back when it has ended."""
-    return TimeoutCenter(client, grace=0)
+    """A center on the shared, empty server, which it knows to be there always: leases that end
+    are rolled back. Its queues have several slots, unlike those of workers and connections."""
+    return TimeoutCenter(client, grace=0, slots=8)
 
 
 @pytest.fixture(scope="session")

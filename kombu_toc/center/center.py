@@ -15,7 +15,7 @@ from ..client.options import Settings
 from ..errors import ConfigurationError, NotPermittedError
 from ..metrics import Metrics
 from ..model.keys import Keys
-from ..model.limits import DEFAULT_SLOTS, LIMITS, Limits, Number
+from ..model.limits import CLUSTER_SLOTS, DEFAULT_SLOTS, LIMITS, Limits, Number
 from ..model.scores import MAX_RETRIES
 from ..scripts.call import ScriptCall, commands_of, load, texts
 from .admin_commands import AdminCommands
@@ -121,7 +121,7 @@ class TimeoutCenter:
     prefix: what every key begins with
     steps: priority steps of topics that this center declares; None leaves the default, and
         agrees with whatever a topic was declared with
-    slots: slot count of a topic that is used before anyone has declared it
+    slots: slot count of a topic that is declared without one; 1 unless given, 8 on a Cluster
     retries: redeliveries of a message, in topics that are declared without a number
     limits: hold for topics whose declarations do not say
     wait_replicas: how many replicas must have a message before its put returns
@@ -153,7 +153,7 @@ class TimeoutCenter:
         prefix: str = "toc:",
         *,
         steps: Sequence[int] | None = None,
-        slots: int = DEFAULT_SLOTS,
+        slots: int | None = None,
         retries: int = MAX_RETRIES,
         limits: Limits = Limits(),  # noqa: B008 - it is immutable
         wait_replicas: int = 0,
@@ -164,7 +164,7 @@ class TimeoutCenter:
     ) -> None:
         _check(client, prefix, limits, metrics)
         for name, value in (
-            ("slots", slots),
+            *([] if slots is None else [("slots", slots)]),
             ("retries", retries),
             ("wait_replicas", wait_replicas),
             ("wait_timeout", wait_timeout),
@@ -183,6 +183,7 @@ class TimeoutCenter:
             wait_timeout=wait_timeout,
         )
         self.clustered = runner.clustered
+        slots = slots or (CLUSTER_SLOTS if runner.clustered else DEFAULT_SLOTS)
         self.context = context = Context(
             keys, runner.clustered, limits.checked("limits"), pop_bytes, self.metrics.counts
         )
@@ -272,7 +273,7 @@ def make_center(client: redis.Redis, settings: Settings) -> TimeoutCenter:
         client,
         settings.prefix,
         steps=settings.priority_steps,
-        slots=settings.slots,
+        slots=settings.toc_slots,
         retries=settings.toc_retries,
         limits=settings.limits,
         wait_replicas=settings.toc_wait_replicas,

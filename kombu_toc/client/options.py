@@ -17,7 +17,7 @@ from redis.connection import URL_QUERY_ARGUMENT_PARSERS
 
 from ..errors import ConfigurationError
 from ..model.failures import FailureBounds
-from ..model.limits import DEFAULT_SLOTS, LIMITS, MAX_SLOTS, Flag, Limits, Number, check_steps
+from ..model.limits import LIMITS, MAX_SLOTS, Flag, Limits, Number, check_steps
 from ..model.scores import MAX_RETRIES
 from ..model.topic import Declaration
 from .tls import read_requirement
@@ -348,7 +348,7 @@ class Settings:
     queue_order_strategy: str = _option(ROUND_ROBIN, _strategy)
     #: the prefix of every key
     toc_prefix: str = _option("toc:", _text)
-    #: slot count of topics that are declared without one; None: the default
+    #: slot count of topics that are declared without one; None: 1, and 8 on a Cluster
     toc_slots: int | None = _option(None, LIMITS["slots"].read)
     #: redeliveries of a message, in topics that are declared without a number
     toc_retries: int = _option(MAX_RETRIES, LIMITS["retries"].read)
@@ -467,10 +467,6 @@ class Settings:
     @property
     def prefix(self) -> str:
         return self.global_keyprefix + self.toc_prefix
-
-    @property
-    def slots(self) -> int:
-        return self.toc_slots or DEFAULT_SLOTS
 
     @property
     def failures(self) -> FailureBounds:

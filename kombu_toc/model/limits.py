@@ -183,8 +183,9 @@ def _pairs(value: Any) -> dict[Any, Any]:
 #
 # URLs, transport options, arguments of queues and declarations are all checked by these rows.
 
-#: Slots of a topic that is declared without a number.
-DEFAULT_SLOTS = 8
+#: Slots of a topic that is declared without a number: on one server, where each costs something
+#: and gains nothing, and on a Cluster.
+DEFAULT_SLOTS, CLUSTER_SLOTS = 1, 8
 
 #: More slots than this cost every idle consumer time and gain nothing.
 MAX_SLOTS = 512

@@ -15,7 +15,7 @@ from ..errors import ConfigurationError
 from .keys import Slot
 from .library import BEHIND, OFF, log_bound
 from .limits import (
-    DEFAULT_SLOTS,
+    CLUSTER_SLOTS,
     LIMITS,
     PRIORITIES,
     PRIORITY_STEPS,
@@ -96,7 +96,7 @@ class Declaration:
     is why they are more than fifteen.
     """
 
-    slots: int = DEFAULT_SLOTS
+    slots: int = CLUSTER_SLOTS
     retries: int = MAX_RETRIES
     visibility: float | None = None
     expires: int | None = None

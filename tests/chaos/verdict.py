@@ -31,7 +31,7 @@ PROMISES = {
 #: Faults that end or silence connections: a publish may be repeated because of them.
 NETWORK = ("cut", "freeze", "restart", "frozen")
 
-#: Slots of a queue, as it is declared by default.
+#: Slots of a queue on a Cluster. A single server has one, of which what is said of all holds too.
 SLOTS = 8
 
 #: Seconds that a queue's tasks may wait without one of them being started, while so many are

@@ -23,11 +23,8 @@ IDS = [f"m{number}" for number in range(60)]
 
 
 @pytest.fixture
-def center(cluster: Cluster) -> TimeoutCenter:
-    """A center on the shared cluster, which is empty."""
-    with cluster.client() as client:
-        client.flushall()
-    return center_for(cluster.toc_url)
+def center(across: TimeoutCenter) -> TimeoutCenter:
+    return across
 
 
 def order(popped: Popped) -> list[tuple[int, int]]:

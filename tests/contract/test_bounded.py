@@ -51,7 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def center(client: redis.Redis) -> TimeoutCenter:
     """It counts nothing: counters are sent when it is time to, with whatever is done then."""
-    return TimeoutCenter(client, grace=0, metrics=Metrics(active=False))
+    return TimeoutCenter(client, grace=0, slots=8, metrics=Metrics(active=False))
 
 
 @pytest.fixture

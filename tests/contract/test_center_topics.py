@@ -41,7 +41,7 @@ HOUR = 3600.0
 
 def test_threads_may_use_a_topic_while_others_have_it_read_anew(server, client):
     """Each hour of this center's clock lasts for one look at it: what it knows is always old."""
-    center = TimeoutCenter(client)
+    center = TimeoutCenter(client, slots=8)
     center.queues.declare("mail")
     hours = itertools.count(1)
 
@@ -60,9 +60,10 @@ def test_threads_may_use_a_topic_while_others_have_it_read_anew(server, client):
     assert center.registry.topic("mail").slots == 8
 
 
-def test_a_topic_has_eight_slots_unless_somebody_says_otherwise(center, client):
+def test_a_topic_has_one_slot_and_eight_on_a_cluster_unless_somebody_says_otherwise(client):
     """A1"""
-    assert center.registry.topic("mail").slots == 8
+    center = TimeoutCenter(client)
+    assert center.registry.topic("mail").slots == (8 if center.clustered else 1)
     assert TimeoutCenter(client, slots=32).registry.topic("other").slots == 32
     assert center.queues.names() == ["mail", "other"]
 
@@ -80,16 +81,11 @@ def test_another_slot_count_is_an_error_that_names_both_and_the_remedy(center, c
 
 
 def test_what_a_declaration_leaves_out_agrees_with_any(center, client):
-    """A1"""
+    """A1, A2: whatever the default is; a message that one puts is popped by the other"""
     center.queues.declare("mail", slots=16, retries=3, visibility=90)
-    other = TimeoutCenter(client).queues.declare("mail")
-    assert (other.slots, other.declaration.retries, other.declaration.visibility) == (16, 3, 90)
-
-
-def test_centers_with_different_defaults_use_one_slot_count(center, client):
-    """A1, A2: a message that one puts is popped by the other"""
-    center.queues.declare("mail", slots=2)
     other = TimeoutCenter(client, slots=64)
+    topic = other.queues.declare("mail")
+    assert (topic.slots, topic.declaration.retries, topic.declaration.visibility) == (16, 3, 90)
     for number in range(20):
         other.put("mail", f"{number}", b"")
     assert len(center.pop("mail", 50).messages) == 20

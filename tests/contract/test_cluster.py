@@ -54,11 +54,8 @@ from .test_schedule_commands import APART
 
 
 @pytest.fixture
-def center(cluster: Cluster) -> TimeoutCenter:
-    """A center on the shared cluster, which is empty."""
-    with cluster.client() as client:
-        client.flushall()
-    return center_for(cluster.toc_url)
+def center(across: TimeoutCenter) -> TimeoutCenter:
+    return across
 
 
 def crossed(cluster: Cluster) -> int:
@@ -272,11 +269,10 @@ def test_few_of_the_puts_into_a_backlog_announce_it_again(
     wait_until(put)
 
 
-def test_operations_wait_while_what_they_need_is_at_two_nodes(cluster: Cluster) -> None:
+def test_operations_wait_while_what_they_need_is_at_two_nodes(
+    cluster: Cluster, center: TimeoutCenter
+) -> None:
     """Some keys of a slot are here and some there: nobody can run a script until it is over."""
-    with cluster.client() as client:
-        client.flushall()
-    center = center_for(cluster.toc_url)
     center.queues.declare("one", slots=1)
     slot = cluster.slot_of(center.registry.topic("one").slot(0).body)
     home = cluster.owner(slot)
@@ -864,12 +860,11 @@ def test_a_wrong_password_is_an_error_that_does_not_print_it(
     refused(wrong.replace(":wr0ng-pw@", ""), "uthentication")
 
 
-def test_a_lease_is_renewed_while_its_slot_is_about_to_move(cluster: Cluster) -> None:
+def test_a_lease_is_renewed_while_its_slot_is_about_to_move(
+    cluster: Cluster, center: TimeoutCenter
+) -> None:
     """A key that lost its only member for a moment would be gone from the node, and not be let in
     again: the message would be in no queue."""
-    with cluster.client() as client:
-        client.flushall()
-    center = center_for(cluster.toc_url)
     center.queues.declare("one", slots=1)
     slot = cluster.slot_of(center.registry.topic("one").slot(0).body)
     home = cluster.owner(slot)

@@ -48,20 +48,20 @@ def sizes(center: TimeoutCenter, limit: int = 100) -> list[list[int]]:
 
 
 def test_a_pop_delivers_so_many_bytes_and_the_next_one_the_rest(client: redis.Redis) -> None:
-    center = TimeoutCenter(client, pop_bytes=1000)
+    center = TimeoutCenter(client, pop_bytes=1000, slots=8)
     fill(center, [400, 400, 300, 700, 0, 1, 1000, 1])
     assert sizes(center) == [[400, 400], [300, 700, 0], [1], [1000], [1]]
     assert residue(client) == []
 
 
 def test_what_is_larger_than_a_pop_may_be_is_delivered_alone(client: redis.Redis) -> None:
-    center = TimeoutCenter(client, pop_bytes=1000)
+    center = TimeoutCenter(client, pop_bytes=1000, slots=8)
     fill(center, [5000, 1, 5000, 5000, 1])
     assert sizes(center) == [[5000], [1], [5000], [5000], [1]]
 
 
 def test_what_is_smaller_does_not_overtake_what_does_not_fit(client: redis.Redis) -> None:
-    center = TimeoutCenter(client, pop_bytes=1000)
+    center = TimeoutCenter(client, pop_bytes=1000, slots=8)
     center.queues.declare("mail", slots=4)
     for number, (size, priority) in enumerate([(900, 0), (200, 0), (1, 0), (1, 9)]):
         center.put("mail", f"{number}", b"x" * size, priority=priority)
@@ -185,7 +185,7 @@ def test_what_is_cancelled_is_read_in_bounded_parts_and_what_is_purged_is_not(
 
 
 def test_check_looks_at_few_large_messages_at_a_time(client: redis.Redis) -> None:
-    center = TimeoutCenter(client, pop_bytes=10_000)
+    center = TimeoutCenter(client, pop_bytes=10_000, slots=8)
     fill(center, [5000] * 600)
     sizes: list[int] = []
     run = center.runner.run
@@ -205,7 +205,7 @@ def test_check_looks_at_few_large_messages_at_a_time(client: redis.Redis) -> Non
 
 @pytest.mark.one_server("messages are not moved from node to node")
 def test_messages_are_moved_in_bounded_parts(client: redis.Redis) -> None:
-    center = TimeoutCenter(client, pop_bytes=10_000)
+    center = TimeoutCenter(client, pop_bytes=10_000, slots=8)
     fill(center, [4000] * 30, slots=8)
     moved: list[int] = []
     done = reshard_topic(

@@ -469,14 +469,11 @@ def killed_between_two_nodes(cluster, monkeypatch, topic: str, slots: int) -> No
 
 
 @pytest.mark.parametrize("what", ["get", "cancel", "reschedule"])
-def test_what_is_between_two_nodes_is_found_by_its_id(cluster, monkeypatch, what):
-    with cluster.client() as client:
-        client.flushall()
-    center = center_for(cluster.toc_url)
-    center.queues.declare("mail", slots=8)
+def test_what_is_between_two_nodes_is_found_by_its_id(cluster, across, monkeypatch, what):
+    across.queues.declare("mail", slots=8)
     ids = [f"{i}" for i in range(30)]
     for id in ids:
-        center.put("mail", id, packed(id), delay=HOUR)
+        across.put("mail", id, packed(id), delay=HOUR)
     killed_between_two_nodes(cluster, monkeypatch, "mail", 1)
     center = center_for(cluster.toc_url)
     assert center.counts("mail").scheduled < 30
@@ -491,15 +488,12 @@ def test_what_is_between_two_nodes_is_found_by_its_id(cluster, monkeypatch, what
     assert center.queues.counts("mail").scheduled == (0 if what == "cancel" else 30)
 
 
-def test_what_is_between_two_nodes_keeps_its_queue_and_arrives_once(cluster, monkeypatch):
+def test_what_is_between_two_nodes_keeps_its_queue_and_arrives_once(cluster, across, monkeypatch):
     """Also if its resharder dies when it has arrived, and it is done with when somebody sees it."""
-    with cluster.client() as client:
-        client.flushall()
-    center = center_for(cluster.toc_url)
-    source = center.queues.declare("mail", slots=8).slot_for("x")
+    source = across.queues.declare("mail", slots=8).slot_for("x")
     assert source.number
     for number in range(5):
-        center.put("mail", f"{number}", b"", basis="x")
+        across.put("mail", f"{number}", b"", basis="x")
     killed_between_two_nodes(cluster, monkeypatch, "mail", 1)
     center = center_for(cluster.toc_url)
     assert center.counts("mail").ready == 0
@@ -515,13 +509,10 @@ def test_what_is_between_two_nodes_keeps_its_queue_and_arrives_once(cluster, mon
         assert slot_keys(client) == []
 
 
-def test_a_unique_key_is_held_by_what_is_between_two_nodes(cluster, monkeypatch):
-    with cluster.client() as client:
-        client.flushall()
-    center = center_for(cluster.toc_url)
-    center.queues.declare("mail", slots=8)
+def test_a_unique_key_is_held_by_what_is_between_two_nodes(cluster, across, monkeypatch):
+    across.queues.declare("mail", slots=8)
     for number in range(30):
-        center.put("mail", f"{number}", packed(f"{number}"), delay=HOUR, unique=f"key-{number}")
+        across.put("mail", f"{number}", packed(f"{number}"), delay=HOUR, unique=f"key-{number}")
     killed_between_two_nodes(cluster, monkeypatch, "mail", 1)
     center = center_for(cluster.toc_url)
     for number in range(30):

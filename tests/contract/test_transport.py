@@ -699,6 +699,19 @@ def test_an_auto_delete_queue_goes_after_its_last_consumer(
     assert keys_left(client) == []
 
 
+def test_a_queue_keeps_its_slots_whatever_a_connection_gives_to_new_ones(
+    connect: Connect, center: TimeoutCenter
+) -> None:
+    """A1: also one with the default of a Cluster, or of an earlier release"""
+    center.queues.declare("mail", slots=16)
+    channel = connect().default_channel
+    for queue, slots in (("mail", 16), ("news", 8 if center.clustered else 1)):
+        channel.queue_declare(queue)
+        assert (center.queues.describe(queue).slots, channel.ignored[queue]) == (slots, [])
+    with pytest.raises(kombu_toc.SlotCountError, match=r"16 slots, not 2.*reshard mail --slots 2"):
+        connect(toc_slots=2).default_channel.queue_declare("mail")
+
+
 @pytest.mark.parametrize("how", ["auto_delete", "exclusive"])
 def test_a_queue_that_was_declared_to_stay_stays_whoever_declares_it_otherwise(
     connect: Connect, client: redis.Redis, how: str

@@ -70,7 +70,7 @@ def test_what_was_passed_on_goes_with_its_topic(client: redis.Redis, center: Tim
 def test_a_consumer_leaves_nothing_behind(
     connect: Connect, client: redis.Redis, center: TimeoutCenter
 ) -> None:
-    zone = Zone(connect(toc_prefer_slots="0-3"))
+    zone = Zone(connect(toc_slots=8, toc_prefer_slots="0-3"))
     sender = Producer(connect().default_channel)
     for number in range(12):
         headers = {"x-slot-basis": f"m{number}", "x-delay": 60_000}

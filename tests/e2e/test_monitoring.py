@@ -112,7 +112,7 @@ def test_inspect_toc_tells_what_a_worker_holds_serves_and_has_counted(
     assert report["paused"] is False
     topics = report["topics"]
     assert set(topics) == {"celery", "urgent", "news", "one-slot"}
-    assert (topics["celery"]["slots"], topics["one-slot"]["slots"]) == (8, 1)
+    assert (topics["celery"]["slots"], topics["one-slot"]["slots"]) == (1, 1)
     assert topics["celery"]["counts"]["delivered"] == 2
     assert 0 < topics["celery"]["late_p50"] < 10
     assert abs(report["clock_ahead"]) < 1
@@ -199,9 +199,9 @@ def test_a_worker_says_at_its_start_what_it_serves(start_workers: StartWorkers) 
     assert where.startswith("toc+redis://127.0.0.1")
     what_holds = "visibility timeout 60 s, 16 retries"
     assert set(re.findall(r"\S+ \(.*?\)", served)) == {
-        f"celery (8 slots, {what_holds})",
-        f"urgent (8 slots, {what_holds})",
-        f"news (8 slots, {what_holds})",
+        f"celery (1 slot, {what_holds})",
+        f"urgent (1 slot, {what_holds})",
+        f"news (1 slot, {what_holds})",
         f"one-slot (1 slot, {what_holds})",
     }
     assert "Without effect" not in worker.logs()
@@ -240,7 +240,7 @@ def test_a_worker_says_at_its_start_what_has_no_effect(
     [worker] = start_workers(1, "-P", "solo", *ALONE, broker_transport_options=options)
     [line] = re.findall(r"Timeout center at .*", worker.logs())
     assert "celery (4 slots, visibility timeout 20 s, 2 retries)" in line
-    assert "urgent (8 slots, visibility timeout 60 s, 16 retries)" in line
+    assert "urgent (1 slot, visibility timeout 60 s, 16 retries)" in line
     [line] = re.findall(r"WARNING/MainProcess\] Without effect: (.*)", worker.logs())
     assert line == (
         "the broker's options 'visibilty_timeout' (no such option; did you mean "

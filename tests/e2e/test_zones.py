@@ -25,7 +25,7 @@ def test_each_zone_starts_its_own_on_time_and_one_takes_over_from_the_other(
     """D9"""
     workers = {
         zone: start_workers(
-            1, "-P", "prefork", "-c", "2", broker_transport_options={"toc_prefer_slots": slots}
+            1, "-c", "2", broker_transport_options={"toc_slots": 8, "toc_prefer_slots": slots}
         )[0]
         for zone, slots in (("A", "0-3"), ("B", "4-7"))
     }

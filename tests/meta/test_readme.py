@@ -68,7 +68,7 @@ def test_the_example_of_zones_sends_to_slots_of_the_zone(app: Celery, client: re
     @app.task(name="shop.remind", shared=False)
     def remind(order: int) -> None: ...
 
-    exec(named("docs/options.md", '{"toc_prefer_slots": "0-3"}'), {"app": app})
+    exec(named("docs/options.md", '"toc_prefer_slots": "0-3"}'), {"app": app})
     names: dict[str, Any] = {"remind": remind}
     for _ in range(20):
         exec(named("docs/options.md", "def basis_in("), names)

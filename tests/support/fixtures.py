@@ -13,7 +13,7 @@ import redis
 from celery import Celery
 from kombu import Connection
 
-from kombu_toc import TimeoutCenter
+from kombu_toc import TimeoutCenter, center_for
 from kombu_toc.http import new_token
 
 from .cluster import Cluster
@@ -34,6 +34,14 @@ def one(center: TimeoutCenter) -> TimeoutCenter:
     """A center with a topic 'one' of a single slot."""
     center.queues.declare("one", slots=1)
     return center
+
+
+@pytest.fixture
+def across(cluster: Cluster) -> TimeoutCenter:
+    """A center on the shared Cluster, which is empty."""
+    with cluster.client() as client:
+        client.flushall()
+    return center_for(cluster.toc_url)
 
 
 @pytest.fixture

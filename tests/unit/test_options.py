@@ -40,7 +40,7 @@ def settings(url_query=None, **options) -> Settings:
 def test_without_options_everything_has_its_default():
     made = settings()
     assert made == Settings()
-    assert (made.visibility_timeout, made.prefix, made.slots) == (60.0, "toc:", 8)
+    assert (made.visibility_timeout, made.prefix, made.toc_slots) == (60.0, "toc:", None)
 
 
 def test_a_url_may_say_what_the_transport_options_may():
@@ -63,7 +63,7 @@ def test_a_url_may_say_what_the_transport_options_may():
     assert made.visibility_timeout == 30
     assert made.prefix == "app:toc:"
     assert made.priority_steps == (0, 5)
-    assert (made.toc_slots, made.slots, made.toc_retries) == (16, 16, 3)
+    assert (made.toc_slots, made.toc_retries) == (16, 3)
     assert made.toc_deflate is False
     assert made.toc_poll_interval == 0.5
     assert made.limits == Limits(30.0, 2.0, 60.0, 3600.0, 50)
@@ -71,7 +71,7 @@ def test_a_url_may_say_what_the_transport_options_may():
 
 
 def test_the_url_goes_before_the_transport_options():
-    assert settings({"toc_slots": "4"}, toc_slots=16).slots == 4
+    assert settings({"toc_slots": "4"}, toc_slots=16).toc_slots == 4
 
 
 def test_limits_per_topic_are_checked_and_the_topic_named():
