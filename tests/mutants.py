@@ -421,7 +421,7 @@ MUTANTS = [
     ),
     Mutant(
         "what has ended begins again in the backlog",
-        "kombu_toc/library/notes.py",
+        "kombu_toc/library/recorder.py",
         "            event = before  # what has ended does not begin again\n",
         "            pass\n",
         "tests/engines/test_library_backlog.py::test_what_has_ended_does_not_begin_again",

@@ -21,7 +21,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, NoPermissionError, ResponseError
 
-from ..center.pop_wait import WakeConnection
+from ..center.waiting import WakeConnection
 from ..client.cluster import ClusterClient, Place, with_short_timeouts
 from ..client.connect import POOL_TIMEOUT
 from ..client.errors import is_demoted, server_of, translated

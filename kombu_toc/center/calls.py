@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
@@ -13,21 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..errors import MessageError, RateLimitedError
 from ..metrics import TopicCounts, count_first
-from ..model import scores
+from ..model import results, scores
 from ..model.keys import Keys, Slot
 from ..model.limits import Limits
-from ..model.results import (
-    DEAD,
-    OUTCOMES,
-    STATES,
-    WAITING,
-    Delivery,
-    Lost,
-    Popped,
-    Put,
-    PutTogether,
-    Settled,
-)
+from ..model.results import Delivery, Popped, Put
 from ..model.topic import Topic
 from ..scripts.call import (
     Countdown,
@@ -277,6 +266,35 @@ class PopRequest(NamedTuple):
     heads: int = 0
 
 
+#: Expired leases that one pop rolls back per slot, at most.
+RECOVER = 100
+
+#: Messages that a predicate is asked about, unless the caller says.
+LOOK = 1000
+
+
+class Choice(NamedTuple):
+    """What a pop asks for: the arguments of :meth:`.pop.Deliveries.pop`.
+
+    ahead_us: its `ahead`, in microseconds
+    """
+
+    limit: int | None = None
+    ids: str | Iterable[str] | None = None
+    where: Callable[[results.Found], Any] | None = None
+    early: bool = False
+    look: int = LOOK
+    visibility: float | None = None
+    slots: Collection[int] | None = None
+    recover: int = RECOVER
+    ahead_us: int = 0
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it asks for certain messages, and not for the next ones."""
+        return self.ids is not None or self.where is not None or self.early
+
+
 # -- reads the replies of the scripts of producers and consumers, and counts what they have done
 
 
@@ -314,26 +332,26 @@ def read_put(counts: TopicCounts, raw: list[Any]) -> Put:
     """The result of a put."""
     id, outcome, now, *_ = raw
     counts.put += now > 0
-    return Put(text(id), OUTCOMES[outcome], int(now) or None)
+    return Put(text(id), results.OUTCOMES[outcome], int(now) or None)
 
 
-def read_settled(counts: TopicCounts, counter: str, raw: list[Any]) -> Settled:
+def read_settled(counts: TopicCounts, counter: str, raw: list[Any]) -> results.Settled:
     """The result of an ack or a release; `counter` counts what was there."""
-    return Settled(count_first(counts, counter, raw), [number - 1 for number in raw[1]])
+    return results.Settled(count_first(counts, counter, raw), [number - 1 for number in raw[1]])
 
 
-def read_put_many(counts: TopicCounts, number: int, raw: list[Any]) -> PutTogether:
+def read_put_many(counts: TopicCounts, number: int, raw: list[Any]) -> results.PutTogether:
     """The result of a call that puts so many messages."""
     now, there, taken, *_ = raw
     counts.put += number - len(there) - len(taken)
-    return PutTogether(int(now), there, taken)
+    return results.PutTogether(int(now), there, taken)
 
 
 def read_reject(counts: TopicCounts, counter: str, raw: list[Any]) -> str | None:
     """The state that a rejected message is in now; `counter` counts it if it comes back."""
     count_first(counts, counter, [raw[0] == 1])
     counts.dead += raw[0] == 2
-    return {1: WAITING, 2: DEAD, 3: DEAD}.get(raw[0])
+    return {1: results.WAITING, 2: results.DEAD, 3: results.DEAD}.get(raw[0])
 
 
 # -- how many messages may be put
@@ -355,7 +373,7 @@ def read_limited_put(topic: Topic, counts: TopicCounts, raw: list[Any]) -> Put |
 
 def read_limited_put_many(
     topic: Topic, counts: TopicCounts, number: int, raw: list[Any]
-) -> PutTogether:
+) -> results.PutTogether:
     """The result of a call that puts so many messages into such a topic."""
     now, there, taken, flat, *_ = raw
     refused = {at: _refused(topic, wait_us, kind) for at, wait_us, kind in rows(flat, 3)}
@@ -439,7 +457,7 @@ def read_call(
         gone, more, found = raw
         entries = []
         for name, what, id, state, step, score, body, token in rows(found, 8):
-            now = (STATES.get(state, ""), step, int(float(score)), body, text(token))
+            now = (results.STATES.get(state, ""), step, int(float(score)), body, text(token))
             entries.append(Entry(text(name), text(what), text(id), *now))
         return Read(entries, gone, bool(more))
 
@@ -469,9 +487,6 @@ def logs_of(topic: Topic) -> list[Slot]:
 #
 # Nothing here asks a server or reads a clock. A call is run by a :class:`.runner.Runner`, or sent
 # over a connection of the caller's own. ``parse`` of a call also counts what it did.
-
-#: Expired leases that one pop rolls back per slot, at most.
-RECOVER = 100
 
 #: Index among the keys of a put: the one that remembers the producer's latest publish.
 SENT = 4
@@ -913,8 +928,8 @@ class Commands:
         limits = topic.declaration.limits(self._context.limits)
         renewed_ms, own = lease_ms(visibility, limits), own_of(visibility, limits)
 
-        def parse(raw: list[int]) -> Lost:
-            return Lost(
+        def parse(raw: list[int]) -> results.Lost:
+            return results.Lost(
                 (batch[abs(number) - 1] for number in raw),
                 [batch[-number - 1] for number in raw if number < 0],
             )

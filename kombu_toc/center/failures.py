@@ -25,7 +25,7 @@ from ..model.results import DEAD, Found, Missing, OnProgress, tell_nobody
 from ..scripts.call import ScriptCall, load, microseconds, text
 from .calls import PutRequest, suffix_of
 from .core import CenterPart, Core, FailedRows
-from .operations import Dead
+from .find import Dead
 from .put import Puts
 from .runner import BROKEN, Away
 

@@ -15,14 +15,7 @@ from itertools import count
 from secrets import token_urlsafe
 from typing import Any, cast
 
-from ..errors import (
-    ActionTimeError,
-    MessageError,
-    PutManyError,
-    RateLimitedError,
-    ReplicationError,
-    ServerError,
-)
+from .. import errors
 from ..model.delivery import traits_of
 from ..model.keys import Slot
 from ..model.message import key_of
@@ -164,7 +157,7 @@ class PutMany:
     """A put of many messages: send what :meth:`next_calls` returns and give the results to
     :meth:`take`, until there are no more calls; then :meth:`finish` has what became of each.
 
-    Raises MessageError, ActionTimeError or TraitError if a message cannot be put.
+    Raises MessageError, errors.ActionTimeError or TraitError if a message cannot be put.
     """
 
     def __init__(
@@ -208,7 +201,7 @@ class PutMany:
         self._sent: list[list[int]] = []  #: the messages of each call that is on its way
         self._error: Exception | None = None
         self._shortage: Exception | None = None
-        self._refused: list[RateLimitedError] = []
+        self._refused: list[errors.RateLimitedError] = []
 
     def admitted(self) -> list[tuple[str, str | None]]:
         """An id and a slot basis of each kind of messages, for :meth:`.registry.Registry.admit`."""
@@ -319,7 +312,7 @@ class PutMany:
                 for place in result.taken:
                     put[numbers[place]] = None
                     self._apart.append(numbers[place])
-            elif isinstance(result, RateLimitedError):
+            elif isinstance(result, errors.RateLimitedError):
                 self._refuse(numbers[0], result)
             else:
                 for number in numbers:
@@ -333,32 +326,34 @@ class PutMany:
     def _refuse(self, number: int, error: Exception) -> None:
         """A message was not put because of a rate; others may be, of other keys."""
         self.results[number] = error
-        self._refused.append(cast(RateLimitedError, error))
+        self._refused.append(cast(errors.RateLimitedError, error))
 
     def fail(self, error: Exception) -> None:
         """The calls that were sent last have no results: they may have run or not."""
         self.take([error] * len(self._sent))
 
     def finish(self) -> list[Put]:
-        """What became of each message. Raises PutManyError, RateLimitedError or ReplicationError if
-        not all are put for sure, or not on enough replicas."""
+        """What became of each message. Raises PutManyError, RateLimitedError or ReplicationError if not
+        all are put for sure, or not on enough replicas."""
         found = self.results
         if self._error is not None:
             raise self._not_all()
         if self._refused:
             raise self._too_many()
         if self._shortage is not None:
-            if isinstance(self._shortage, ReplicationError):
+            if isinstance(self._shortage, errors.ReplicationError):
                 self._shortage.results = found
             raise self._shortage
         return found
 
-    def _not_all(self) -> PutManyError:
+    def _not_all(self) -> errors.PutManyError:
         found, error = self.results, cast(Exception, self._error)
-        unsent = ServerError(f"it was not sent, because another message was refused: {error}")
+        unsent = errors.ServerError(
+            f"it was not sent, because another message was refused: {error}"
+        )
         found = [unsent if result is None else result for result in found]
         failed = [at for at, result in enumerate(found) if isinstance(result, Exception)]
-        made = PutManyError(
+        made = errors.PutManyError(
             f"{len(failed)} of {len(found)} messages were not put, or perhaps not; the first is "
             f"number {failed[0]} ({self._messages[failed[0]].id!r}): {error}. The error's results "
             "say which; a list with a token may be put again, and adds none twice",
@@ -367,10 +362,10 @@ class PutMany:
         made.__cause__ = error
         return made
 
-    def _too_many(self) -> RateLimitedError:
+    def _too_many(self) -> errors.RateLimitedError:
         found, refused = self.results, self._refused
         soonest = min(refused, key=lambda error: error.retry_after)
-        return RateLimitedError(
+        return errors.RateLimitedError(
             f"{len(refused)} of {len(found)} messages were not put: {soonest}. The error's results "
             "say which; a list with a token may be put again, and adds none twice",
             soonest.limit,
@@ -415,8 +410,8 @@ def _when(number: int, id: str, at: float | None, delay: float | None) -> Any:
         return ""
     try:
         return when_of(microseconds(at), microseconds(delay))
-    except ActionTimeError as exc:
-        raise ActionTimeError(f"message {number} ({id!r}): {exc}; nothing was put") from None
+    except errors.ActionTimeError as exc:
+        raise errors.ActionTimeError(f"message {number} ({id!r}): {exc}; nothing was put") from None
 
 
 def _traits(number: int, message: NewMessage) -> str:
@@ -451,7 +446,9 @@ def _read(messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]]) 
             and (basis is None or isinstance(basis, str))
             and (token is None or isinstance(token, str))
         ):
-            raise MessageError(f"message {number}{_named(id)}: {_wrong(message)}; nothing was put")
+            raise errors.MessageError(
+                f"message {number}{_named(id)}: {_wrong(message)}; nothing was put"
+            )
         if message.key is not None:
             key = key_of(f"message {number} ({id!r})", message.key) or None
             message = message._replace(key=key, basis=basis or key)
@@ -475,7 +472,7 @@ def _made(number: int, given: object) -> NewMessage:
         what = f"without {' and '.join(missing)}" if missing else f"with {', '.join(unknown)}"
     elif isinstance(given, tuple):
         what = f"a tuple of {len(given)}"
-    raise MessageError(
+    raise errors.MessageError(
         f"message {number} is {what}; give a NewMessage, a mapping or a tuple with id and body, "
         f"and what it needs of {fields}; nothing was put"
     )

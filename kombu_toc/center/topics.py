@@ -24,10 +24,10 @@ from ..scripts.call import ScriptCall, as_bytes, load, microseconds, texts
 from .admin_commands import PURGE_STEP
 from .calls import FULL, logs_of
 from .core import CenterPart, Core
-from .pop_wait import sleep_of
 from .registry import RELOAD, pages
 from .runner import Away, named
 from .schedules import Recurring
+from .waiting import sleep_of
 
 # -- topics that go away when nobody uses them
 #

@@ -23,9 +23,9 @@ from ..scripts.call import PageSize, ScriptCall, as_bytes, literal_pattern, load
 from .calls import RECOVER, Context, terms_of
 from .clock import MAY, MAY_NOT, Watch
 from .core import CenterPart, Core
-from .pop_wait import sleep_of
 from .registry import MAX_KNOWN, Registry
 from .runner import BROKEN, Away, Runner, misused
+from .waiting import sleep_of
 
 # -- finds inconsistencies in a topic's keys, and mends them
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ResponseError
 
 from ..center.pop import bury_call, mark_calls
-from ..center.pop_wait import by_topic
+from ..center.waiting import by_topic
 from ..model.results import Delivery
 from ..scripts.call import ScriptCall
 from .connections import BROKEN

@@ -18,11 +18,10 @@ from sqlalchemy import Connection, Integer, bindparam, delete, literal, select, 
 
 from ..model.delivery import has_biz, spread_of
 from ..model.topic import checksum_of
-from .db import ROWS_PER_STATEMENT
 from .outcomes import are
 from .records import Key, now_us
 from .schema import LOCATOR
-from .shards import Asking, Database, Shard, Shards, chunks, each_asked
+from .shards import ROWS_PER_STATEMENT, Asking, Database, Shard, Shards, chunks, each_asked
 
 #: Microseconds of a day: what history has no more goes from here, too.
 _DAY_US = 86_400_000_000

@@ -20,9 +20,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from ..errors import LibraryError
-from .db import library_error
 from .schema import LAYOUT, REVISION, SHARED, VERSION_TABLE, indexes_of, tables
-from .shards import Database, Shards
+from .shards import Database, Shards, library_error
 
 logger = logging.getLogger(__name__)
 

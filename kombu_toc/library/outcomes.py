@@ -14,9 +14,9 @@ from typing import Any
 from sqlalchemy import Connection, Table, and_, bindparam, select, text, tuple_, update
 
 from . import statuses
-from .db import Dialect
 from .records import Event, Kept, Key, Row, now_us, texts_of
 from .schema import MAX_ATTEMPTS, ShardTables
+from .shards import Dialect
 
 #: Microseconds of a day: history is kept by days.
 DAY_US = 86_400_000_000

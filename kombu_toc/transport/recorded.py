@@ -19,7 +19,7 @@ from ..errors import AlreadyThereError, NotPermittedError, ReplicationError
 from ..library import outbox
 from ..library.center import OpenLibrary
 from ..library.horizon import is_far
-from ..library.notes import FLUSH_AT
+from ..library.recorder import FLUSH_AT
 from ..library.records import ATTRIBUTES, BIZ_TYPE, Event, Row, row_of, stem_of
 from ..library.statuses import DEAD, DONE, FAR, NAMES, NOT_PUT, PENDING, TAKEN
 from ..model.delivery import BIZ_ID, name_in
@@ -267,7 +267,7 @@ class RecordedChannel(Channel):
     def event_of(self, message: Message, status: int, *, at_us: int = 0) -> Event | None:
         """What is written of something that has become of a message; None if nothing is.
 
-        at_us: as in :meth:`.notes.Gathering.event_of`
+        at_us: as in :meth:`.recorder.Gathering.event_of`
         """
         delivery = message.delivery
         if delivery is None:

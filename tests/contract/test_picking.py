@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, ConfigurationError, Found, TimeoutCenter
-from kombu_toc.center.picking import LOOK, Picked, PickRequest, Wanted, pick_call
+from kombu_toc.center.pop import LOOK, Picked, PickRequest, Wanted, pick_call
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.scripts.call import ScriptCall
 

@@ -24,7 +24,7 @@ from kombu_toc import (
     TimeoutCenter,
     center_for,
 )
-from kombu_toc.center.pop_wait import WakeConnection
+from kombu_toc.center.waiting import WakeConnection
 from kombu_toc.scripts.call import load
 
 from ..support.cluster import Cluster

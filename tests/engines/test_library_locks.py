@@ -15,10 +15,9 @@ from sqlalchemy import Connection, text
 from kombu_toc import LibraryError
 from kombu_toc.client.options import read_databases
 from kombu_toc.library import statuses
-from kombu_toc.library.db import Watchdog
 from kombu_toc.library.outcomes import DAY_US
 from kombu_toc.library.records import Event, now_us
-from kombu_toc.library.shards import Database, Shards
+from kombu_toc.library.shards import Database, Shards, Watchdog
 from kombu_toc.library.store import Store
 
 from ..support.library import publish, status_of

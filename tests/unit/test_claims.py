@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kombu_toc.center.pop_wait import by_topic
+from kombu_toc.center.waiting import by_topic
 from kombu_toc.consumer.state import WakeTopics, claimant, idle_topics
 
 from ..support.consumers import consumer

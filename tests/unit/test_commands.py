@@ -26,8 +26,7 @@ from kombu_toc.center.calls import (
     read_call,
     written_call,
 )
-from kombu_toc.center.picking import PickRequest, Wanted, pick_call
-from kombu_toc.center.pop import bury_call, look_call, mark_calls
+from kombu_toc.center.pop import PickRequest, Wanted, bury_call, look_call, mark_calls, pick_call
 from kombu_toc.center.put import unique_call
 from kombu_toc.center.put_many import PutNames, put_many_call
 from kombu_toc.center.schedules import RecurringCommands

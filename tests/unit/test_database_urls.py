@@ -6,7 +6,7 @@ import pytest
 
 from kombu_toc import ConfigurationError
 from kombu_toc.client.options import DatabaseURL, masked, read_databases
-from kombu_toc.library.db import library_error, open_engines
+from kombu_toc.library.shards import library_error, open_engines
 
 from ..support.cases import each
 

@@ -12,7 +12,7 @@ import pytest
 
 from kombu_toc.library import notes, statuses
 from kombu_toc.library import notes as backlog
-from kombu_toc.library.notes import Backlog, Gathering
+from kombu_toc.library.recorder import Backlog, Gathering
 from kombu_toc.library.records import BIZ_ID, BIZ_TYPE, Event, texts_of
 from kombu_toc.model import scores
 from kombu_toc.model.topic import Declaration, Topic

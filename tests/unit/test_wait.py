@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kombu_toc import ConfigurationError, Delivery, Popped
-from kombu_toc.center.pop_wait import (
+from kombu_toc.center.waiting import (
     KEPT_UP,
     LOOK,
     LOOK_RARELY,
@@ -16,8 +16,10 @@ from kombu_toc.center.pop_wait import (
     Gathered,
     Looks,
     Wait,
+    names_of,
+    passes,
+    seconds_of,
 )
-from kombu_toc.center.waiting import names_of, passes, seconds_of
 
 from ..support.cases import each
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 from kombu_toc.library import db
-from kombu_toc.library.db import Watchdog
+from kombu_toc.library.shards import Watchdog
 
 
 def threads() -> int:
