@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 import redis
 from redis.exceptions import ResponseError
 
+from ..client.connection import pipelined
 from ..client.errors import DOCUMENT, explained, is_refused
 from ..client.options import Settings
 from ..errors import ConfigurationError, NotPermittedError
@@ -364,10 +365,8 @@ def estimate_memory(
     found = dict.fromkeys(names, 0.0)
     for start in range(0, len(wanted), TOGETHER):
         part = wanted[start : start + TOGETHER]
-        with center.client.pipeline(transaction=False) as pipe:
-            for _, _, key in part:
-                pipe.memory_usage(key)
-            replies = pipe.execute(raise_on_error=False)
+        asked = (("MEMORY USAGE", key) for _, _, key in part)
+        replies = pipelined(center.client, asked, raises=False)
         for (name, share, _), reply in zip(part, replies, strict=True):
             if isinstance(reply, Exception):  # an ACL user who may not ask
                 return None

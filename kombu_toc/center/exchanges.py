@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ..client.connection import pipelined
 from ..scripts.call import ScriptCall, literal_pattern, load
 from .calls import REMEMBER
 from .center import TimeoutCenter
@@ -202,10 +203,8 @@ def begin(center: TimeoutCenter, keys: Iterable[str], read: dict[str, str]) -> d
         newest entry; in a stream that does not exist, at the beginning
     """
     keys = list(keys)
-    with center.client.pipeline(transaction=False) as pipe:
-        for key in keys:
-            pipe.xrevrange(key, count=1)
-        newest = pipe.execute(raise_on_error=False)
+    asked = (("XREVRANGE", key, "+", "-", "COUNT", 1) for key in keys)
+    newest = pipelined(center.client, asked, raises=False)
     for reply in newest:
         if isinstance(reply, Exception) and "WRONGTYPE" not in str(reply):
             raise reply

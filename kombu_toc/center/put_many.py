@@ -333,8 +333,8 @@ class PutMany:
         self.take([error] * len(self._sent))
 
     def finish(self) -> list[Put]:
-        """What became of each message. Raises PutManyError, RateLimitedError or ReplicationError if not
-        all are put for sure, or not on enough replicas."""
+        """What became of each message. Raises PutManyError, RateLimitedError or ReplicationError if
+        not all are put for sure, or not on enough replicas."""
         found = self.results
         if self._error is not None:
             raise self._not_all()

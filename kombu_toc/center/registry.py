@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from ..client.connection import pipelined
 from ..errors import ConfigurationError, PriorityStepsError, ServerError, SlotCountError
 from ..model.keys import Keys, check_name
 from ..model.library import check_horizon
@@ -332,11 +333,9 @@ class Registry:
     def learn_unknown(self, names: Sequence[str]) -> None:
         """Read the declarations of those topics that are not remembered, together."""
         unknown = [name for name in names if name not in self._known]
-        with self._client.pipeline(transaction=False) as pipe:
-            for name in unknown:
-                pipe.hget(self._keys.topics, name)
-            for name, raw in zip(unknown, pipe.execute() if unknown else (), strict=True):
-                self.learn(name, raw)
+        raws = pipelined(self._client, [("HGET", self._keys.topics, name) for name in unknown])
+        for name, raw in zip(unknown, raws, strict=True):
+            self.learn(name, raw)
 
     def forget(self, name: str) -> None:
         """Read the topic's declaration again when it is next used."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ..client.connection import pipelined
 from ..errors import EnvelopeError, ReshardError
 from ..model import message
 from ..model.delivery import encoded_key_in, trait
@@ -287,22 +288,20 @@ def _counts_in_use(center: TimeoutCenter, topic: Topic) -> set[int]:
     """The smallest count that includes every slot that holds messages; empty if `slot_span`
     does."""
     numbers = range(topic.slot_span, MAX_SLOTS)
-    with center.client.pipeline(transaction=False) as pipe:
-        for number in numbers:
-            pipe.exists(topic.slot(number).body, topic.slot(number).leaving)
-        there = [n for n, exists in zip(numbers, pipe.execute(), strict=True) if exists]
+    asked = (("EXISTS", slot.body, slot.leaving) for slot in map(topic.slot, numbers))
+    found = pipelined(center.client, asked)
+    there = [n for n, exists in zip(numbers, found, strict=True) if exists]
     return {1 << max(there).bit_length()} if there else set()
 
 
 def _beyond(center: TimeoutCenter, topic: Topic) -> int:
     """How many messages lie in slots beyond the topic's new count."""
     slots = [topic.slot(number) for number in range(topic.slots, topic.slot_span)]
-    with center.client.pipeline(transaction=False) as pipe:
-        for slot in slots:
-            pipe.hlen(slot.body)
-            for key in (slot.prepare, slot.dead, *slot.stores):
-                pipe.zcard(key)
-        replies = pipe.execute() if slots else []
+    asked: list[tuple[str, str]] = []
+    for slot in slots:
+        sets = (slot.prepare, slot.dead, *slot.stores)
+        asked += ("HLEN", slot.body), *(("ZCARD", key) for key in sets)
+    replies = pipelined(center.client, asked)
     width = 3 + len(topic.steps)
     # A body without an entry or an entry without a body counts too: 'repair' mends that.
     return sum(
@@ -317,11 +316,12 @@ def _move(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[int, int]]:
     slots = [topic.slot(number) for number in range(topic.slots, topic.slot_span)]
     stay: dict[int, int] = defaultdict(int)  # messages of a slot that wait for others there
     while slots:
-        with center.client.pipeline(transaction=False) as pipe:
-            for slot in slots:
-                for key in (*slot.stores, slot.dead):
-                    pipe.zrange(key, stay[slot.number], stay[slot.number] + BATCH - 1)
-            pages = iter(pipe.execute())
+        asked = (
+            ("ZRANGE", key, stay[slot.number], stay[slot.number] + BATCH - 1)
+            for slot in slots
+            for key in (*slot.stores, slot.dead)
+        )
+        pages = iter(pipelined(center.client, asked))
         again = []
         for slot in slots:
             ids = texts([id for _ in (*slot.stores, slot.dead) for id in next(pages)])

@@ -19,6 +19,7 @@ import redis
 from redis.exceptions import AuthenticationError, AuthorizationError, NoScriptError, ResponseError
 
 from .. import errors
+from ..client.connection import pipelined
 from ..metrics import Metrics
 from ..model.keys import reading, slot_of
 from ..model.results import Missing
@@ -139,11 +140,7 @@ class StandaloneExecutor:
         return None
 
     def _pipeline(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        with self._client.pipeline(transaction=False) as pipe:
-            for command in commands:
-                pipe.execute_command(*command)
-            replies: list[Any] = pipe.execute(raise_on_error=False)
-            return replies
+        return pipelined(self._client, commands, raises=False)
 
 
 class ClusterExecutor:

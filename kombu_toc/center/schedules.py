@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
+from ..client.connection import pipelined
 from ..errors import ConfigurationError
 from ..model.keys import schedule_place
 from ..model.results import WAITING, Edition
@@ -356,10 +357,9 @@ class Recurring(CenterPart):
         whole, and the name up to which the next one was."""
         self._registry.learn_unknown(topics)
         resolved = [self._registry.resolved(topic) for topic in topics]
-        with self._runner.client.pipeline(transaction=False) as pipe:
-            for topic in resolved:
-                pipe.zcard(topic.slot(0).coming)
-            sizes = pipe.execute()
+        sizes = pipelined(
+            self._runner.client, [("ZCARD", topic.slot(0).coming) for topic in resolved]
+        )
         asked: list[tuple[int, int]] = []
         calls = []
         left, whole = limit, len(topics)
@@ -588,11 +588,11 @@ class Places:
     def of(self, names: Sequence[str]) -> dict[str, list[str]]:
         """By name, the topics in which a schedule of that name is, or was about to be."""
         heads = {name: schedule_place(name) for name in names}
-        with self._client.pipeline(transaction=False) as pipe:
-            for head in heads.values():
-                bounds = names_between(head, "")
-                pipe.zrange(self._places, *bounds, bylex=True, offset=0, num=-1)
-            found = pipe.execute()
+        spans = (names_between(head, "") for head in heads.values())
+        found = pipelined(
+            self._client,
+            [("ZRANGE", self._places, *span, "BYLEX", "LIMIT", 0, -1) for span in spans],
+        )
         return {
             name: [place[len(head) :] for place in texts(places)]
             for (name, head), places in zip(heads.items(), found, strict=True)
@@ -600,12 +600,10 @@ class Places:
 
     def note(self, topic: str, names: Iterable[str]) -> None:
         """Schedules are about to be created, or have just been."""
-        places = {schedule_place(name, topic): 0 for name in names}
-        with self._client.pipeline(transaction=False) as pipe:
-            pipe.zadd(self._topics, {topic: 0})
-            if places:
-                pipe.zadd(self._places, places)
-            pipe.execute()
+        commands: list[tuple[Any, ...]] = [("ZADD", self._topics, 0, topic)]
+        if places := [part for name in names for part in (0, schedule_place(name, topic))]:
+            commands.append(("ZADD", self._places, *places))
+        pipelined(self._client, commands)
 
     def gone(self, topic: str, names: Iterable[str] = ()) -> None:
         """Schedules of a topic are gone, or were never there. What somebody has put again
@@ -626,21 +624,15 @@ class Places:
 
         is_empty: the topic has no schedules
         """
-        with self._client.pipeline(transaction=False) as pipe:
-            if is_empty:
-                pipe.zrem(self._topics, topic)
-            if names:
-                pipe.zrem(self._places, *(schedule_place(name, topic) for name in names))
-            pipe.execute()
+        places = [schedule_place(name, topic) for name in names]
+        gone = ((self._topics, [topic] * is_empty), (self._places, places))
+        pipelined(self._client, [("ZREM", key, *some) for key, some in gone if some])
 
     def _note_again(self, topic: str, coming: str, names: Sequence[str], was_empty: bool) -> None:
         if not names and not was_empty:
             return
-        with self._client.pipeline(transaction=False) as pipe:
-            pipe.exists(coming)
-            for name in names:
-                pipe.zscore(coming, name)
-            is_there, *times = pipe.execute()
+        asked = [("EXISTS", coming), *(("ZSCORE", coming, name) for name in names)]
+        is_there, *times = pipelined(self._client, asked)
         again = [name for name, at in zip(names, times, strict=True) if at is not None]
         if again or (was_empty and is_there):
             self.note(topic, again)

@@ -15,6 +15,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from .. import errors
+from ..client.connection import pipelined
 from ..model import limits as terms
 from ..model import results
 from ..model.keys import check_name
@@ -112,12 +113,9 @@ class Expiring(CenterPart):
         )
 
     def _keep_keys(self, topic: Topic, lifetime_ms: int) -> None:
-        with self._client.pipeline(transaction=False) as pipe:
-            for slot in topic.all_slots():
-                for key in slot.all():
-                    pipe.pexpire(key, lifetime_ms)
-            pipe.pexpire(self._keys.wake(topic.name), lifetime_ms)
-            pipe.execute()
+        keys = [key for slot in topic.all_slots() for key in slot.all()]
+        keys.append(self._keys.wake(topic.name))
+        pipelined(self._client, [("PEXPIRE", key, lifetime_ms) for key in keys])
 
     def stale(self, most: int = 100) -> list[str]:
         """Take the names of what has expired: ``topic:NAME`` and ``exchange:NAME``."""
@@ -405,11 +403,10 @@ class Queues(CenterPart):
             bound = one.declaration.logs
             if not bound:
                 continue
-            with client.pipeline(transaction=False) as pipe:
-                for slot in logs_of(one):
-                    pipe.xlen(slot.log)
-                    pipe.xrange(slot.log, count=1)
-                replies = pipe.execute()
+            asked: list[tuple[Any, ...]] = []
+            for slot in logs_of(one):
+                asked += ("XLEN", slot.log), ("XRANGE", slot.log, "-", "+", "COUNT", 1)
+            replies = pipelined(client, asked)
             first = [entry for some in replies[1::2] for entry in some]
             oldest = min((int(name.split(b"-")[0]) * 1000 for name, _ in first), default=now)
             full = any(FULL.encode() in said for _, said in first)
@@ -526,12 +523,10 @@ class Queues(CenterPart):
         schedules = [name for some in pages(self._client, coming, "zscan") for name in texts(some)]
         if if_undeclared and self._registry.declared(topic) is not None:
             return False
-        with self._client.pipeline(transaction=False) as pipe:
-            for slot in declared.all_slots():
-                pipe.unlink(*slot.all(), *map(slot.store, declared.other_steps()))
-            for key in copies:
-                pipe.unlink(as_bytes(key))
-            pipe.execute()
+        steps = declared.other_steps()
+        gone = [(*slot.all(), *map(slot.store, steps)) for slot in declared.all_slots()]
+        gone += [(key,) for key in copies]
+        pipelined(self._client, [("UNLINK", *keys) for keys in gone])
         self._undeclare(declared, schedules, is_declared=not if_undeclared)
         if recorder is not None:
             recorder.purged(topic)
@@ -569,28 +564,25 @@ class Queues(CenterPart):
         far = self._far_of(topic.name)
         if far is not None and far.count(topic.name, 1):
             return True
-        with self._client.pipeline(transaction=False) as pipe:
-            for slot in topic.all_slots():
-                pipe.exists(slot.body, slot.leaving)
-            pipe.exists(topic.slot(0).schedules)
-            return any(pipe.execute())
+        places = [(slot.body, slot.leaving) for slot in topic.all_slots()]
+        asked = (*places, (topic.slot(0).schedules,))
+        return any(pipelined(self._client, [("EXISTS", *keys) for keys in asked]))
 
     def _undeclare(
         self, declared: Topic, schedules: Sequence[str] = (), *, is_declared: bool = True
     ) -> None:
         keys, topic = self._keys, declared.name
-        with self._client.pipeline(transaction=False) as pipe:
-            zones = [keys.passed_on(topic, slot) for slot in range(declared.slot_span)]
-            pipe.unlink(keys.wake(topic), *zones)
-            if is_declared:  # else the script that found it expired has done that
-                pipe.unlink(keys.users(topic))
-                pipe.hdel(keys.topics, topic)
-                pipe.zrem(keys.names, topic)
-                pipe.zrem(keys.expiring, f"topic:{topic}")
-            pipe.srem(keys.paused, topic)
-            pipe.unlink(keys.counted(topic), keys.minutes(topic))
-            pipe.zscore(keys.scheduled_names, topic)
-            *_, had_schedules = pipe.execute()
+        zones = [keys.passed_on(topic, slot) for slot in range(declared.slot_span)]
+        commands: list[tuple[str, ...]] = [("UNLINK", keys.wake(topic), *zones)]
+        if is_declared:  # else the script that found it expired has done that
+            commands += ("UNLINK", keys.users(topic)), ("HDEL", keys.topics, topic)
+            commands += (("ZREM", keys.names, topic), ("ZREM", keys.expiring, f"topic:{topic}"))
+        commands += (
+            ("SREM", keys.paused, topic),
+            ("UNLINK", keys.counted(topic), keys.minutes(topic)),
+            ("ZSCORE", keys.scheduled_names, topic),
+        )
+        *_, had_schedules = pipelined(self._client, commands)
         self._registry.forget(topic)
         if had_schedules is not None or schedules:
             self._recurring.places.gone(topic, schedules)

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
+from ..client.connection import pipelined
 from ..errors import NotPermittedError
 from ..model.keys import Slot
 from ..model.message import FOR_A_TIME, Claim
@@ -289,10 +290,7 @@ def carry_on(runner: Runner, context: Context, topic: Topic) -> int:
         return 0
     arrived = 0
     slots = topic.all_slots()
-    with runner.client.pipeline(transaction=False) as pipe:
-        for slot in slots:
-            pipe.hkeys(slot.leaving)
-        found = pipe.execute()
+    found = pipelined(runner.client, [("HKEYS", slot.leaving) for slot in slots])
     for slot, batches in zip(slots, found, strict=True):
         for batch in batches:
             records = runner.client.hget(slot.leaving, batch)

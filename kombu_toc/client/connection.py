@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakValueDictionary
@@ -171,6 +171,20 @@ class Client(redis.Redis):
         made = Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
         made.run = self.execute_all if self._keeps_connections and not transaction else None
         return made
+
+
+def pipelined(
+    client: Any, commands: Iterable[tuple[Any, ...]], *, raises: bool = True
+) -> list[Any]:
+    """The replies to commands that are sent together, to each node of a Cluster its own.
+
+    raises: the first error; else errors are among the replies
+    """
+    with client.pipeline(transaction=False) as pipe:
+        for command in commands:
+            pipe.execute_command(*command)
+        replies: list[Any] = pipe.execute(raise_on_error=raises)
+    return replies
 
 
 def close_idle(seconds: float, thread: int | None = None) -> None:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from ..center.calls import CANCEL, FULL, MOVE, Entry, logs_of, read_call, written_call
 from ..center.center import TimeoutCenter
+from ..client.connection import pipelined
 from ..errors import EnvelopeError, LibraryError
 from ..model import message, scores
 from ..model.keys import Slot
@@ -237,13 +238,7 @@ class Behind:
         return [_Logged(*pair, *one) for pair, one in zip(some, read, strict=True)]
 
     def _lengths(self, slots: Sequence[tuple[Topic, Slot]]) -> list[int]:
-        if not slots:
-            return []
-        with self._center.client.pipeline(transaction=False) as pipe:
-            for _, slot in slots:
-                pipe.xlen(slot.log)
-            found: list[int] = pipe.execute()
-        return found
+        return pipelined(self._center.client, [("XLEN", slot.log) for _, slot in slots])
 
     def _write(self, read: Sequence[_Logged]) -> None:
         """Write what has changed, and then delete the entries: each database by itself."""

@@ -22,6 +22,7 @@ from ..center.pop import bury_call
 from ..center.put import Conflict, unique_call
 from ..center.put_many import BYTES_PER_CALL, MESSAGES_PER_CALL, put_many_call
 from ..center.upkeep import home_of
+from ..client.connection import pipelined
 from ..errors import LibraryError
 from ..model import message, results, scores
 from ..model.delivery import trait, with_trait
@@ -239,13 +240,12 @@ def _states(center: TimeoutCenter, rows: Sequence[records.Row]) -> list[str]:
         topic = center.registry.resolved(row.topic)
         for slot in topic.slots_for(row.basis or row.id):
             of_slot.setdefault(slot.body, (slot, []))[1].append(place)
-    with center.client.pipeline(transaction=False) as pipe:
-        for slot, places in of_slot.values():
-            names = [name for place in places for name in _names(rows[place])]
-            pipe.hmget(slot.body, names)
-            pipe.zmscore(slot.dead, names)
-            pipe.hmget(slot.tokens, names)
-        answers = iter(pipe.execute())
+    asked: list[tuple[str, ...]] = []
+    for slot, places in of_slot.values():
+        names = [name for place in places for name in _names(rows[place])]
+        asked += ("HMGET", slot.body, *names), ("ZMSCORE", slot.dead, *names)
+        asked.append(("HMGET", slot.tokens, *names))
+    answers = iter(pipelined(center.client, asked))
     for _, places in of_slot.values():
         bodies, dead, tokens = next(answers), next(answers), next(answers)
         for at, place in enumerate(places):

@@ -25,6 +25,7 @@ from ..center.clock import SendersClock
 from ..center.exchanges import Bindings, broadcast_call, keepers
 from ..center.put import Conflict, UniquePut, put_unique, unique_call
 from ..center.upkeep import home_of
+from ..client.connection import pipelined
 from ..client.options import Settings
 from ..consumer.connections import BROKEN
 from ..errors import AlreadyThereError, KeptError
@@ -34,7 +35,7 @@ from ..model.message import KEEP_EARLIER, UNIQUE, Claim, Unique, claim_of, key_o
 from ..model.results import KEPT, Put
 from ..model.timetext import action_time
 from ..model.topic import Topic
-from ..scripts.call import Countdown, ScriptCall
+from ..scripts.call import Countdown, ScriptCall, parts_of
 
 # -- publishes that leave together, for Producer.batch() of Kombu 5.7
 
@@ -158,14 +159,9 @@ class PublishBatch:
         by_slot: dict[str, list[str]] = defaultdict(list)
         for key in self._noted:
             by_slot[key.rpartition(":sent:")[0]].append(key)
-        with (
-            suppress(*BROKEN, ResponseError),  # they go by themselves within a minute
-            self.channel.center.client.pipeline(transaction=False) as pipe,
-        ):
-            for keys in by_slot.values():
-                for start in range(0, len(keys), PAGE):
-                    pipe.unlink(*keys[start : start + PAGE])
-            pipe.execute()
+        parts = (part for keys in by_slot.values() for part in parts_of(keys, PAGE))
+        with suppress(*BROKEN, ResponseError):  # they go by themselves within a minute
+            pipelined(self.channel.center.client, [("UNLINK", *part) for part in parts])
 
     def _check(self) -> None:
         if self._over:
