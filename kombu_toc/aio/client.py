@@ -8,11 +8,10 @@ send and receive goes over connections of redis.asyncio.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 
 import redis
@@ -24,10 +23,12 @@ from redis.exceptions import ConnectionError, NoPermissionError, ResponseError
 from ..center.waiting import WakeConnection
 from ..client.cluster import ClusterClient, Place, with_short_timeouts
 from ..client.connect import POOL_TIMEOUT
+from ..client.connection import Pipeline, parsed, pipeline_of
 from ..client.errors import is_demoted, server_of, translated
+from ..client.options import arguments_of
 from ..client.tls import TLSConnection
 from ..errors import ConfigurationError, FailoverError, ServerError
-from ..scripts.call import Packer
+from ..scripts.call import pack_named
 from .links import BROKEN, MAX_CONNECTIONS, Link, Links, whole
 
 # -- runs code that is written without await in a task of an event loop
@@ -163,7 +164,6 @@ class AsyncWakeConnection(WakeConnection):
 #: Commands that may block, and where the seconds for which they may do so are.
 _BLOCKING = {"BZPOPMIN": -1, "BZPOPMAX": -1, "BLPOP": -1, "BRPOP": -1}
 
-_packer = Packer()
 
 #: Connections of the parent process, in the child of a fork. They stay as they are: to close one
 #: here would take it out of the parent's loop, with which the child shares what watches sockets.
@@ -266,25 +266,18 @@ class AsyncClient(redis.Redis):
         commands: arguments and redis-py's options of each
         raises: whether the first error is raised; otherwise it takes the place of a reply
         """
-        packed = [b"".join(_packer.pack(*args)) for args, _ in commands]
+        packed = [pack_named(*args) for args, _ in commands]
         patience = _patience([args for args, _ in commands])
         if patience is None:
             raw = wait_for(self._ask(packed))
         else:
             raw = wait_for(self.links.alone(whole(packed), len(packed), patience))
-        replies = []
-        for reply, (args, options) in zip(raw, commands, strict=True):
-            if isinstance(reply, Exception):
-                found: Any = self._checked([reply])[0]
-            else:
-                found = self.parse_response(_Reply(reply), args[0], **options)
-            if raises and isinstance(found, Exception):
-                raise found
-            replies.append(found)
-        return replies
+        return parsed(self, self._checked(raw), commands, raises)
 
-    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> AsyncPipeline:
-        return AsyncPipeline(self, transaction)
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
+        if transaction:
+            raise ConfigurationError("with asyncio there are no transactions: transaction=False")
+        return pipeline_of(self)
 
     # -- what callers of any client use
 
@@ -321,7 +314,7 @@ class AsyncClient(redis.Redis):
         arguments = with_short_timeouts(self.connection_pool.connection_kwargs)
         link = await open_link(self.connection_pool, arguments)
         try:
-            [reply] = await link.exchange(b"".join(_packer.pack(*command)), 1)
+            [reply] = await link.exchange(pack_named(*command), 1)
         finally:
             await link.close()
         if isinstance(reply, Exception):
@@ -348,30 +341,6 @@ def _patience(commands: Sequence[tuple[Any, ...]]) -> float | None:
         elif name == "XREAD" and "BLOCK" in (words := [str(a).upper() for a in args[:6]]):
             found = (found or 0.0) + int(args[words.index("BLOCK") + 1]) / 1000
     return found
-
-
-class _Reply:
-    """Stands for a connection, of which redis-py reads this reply."""
-
-    def __init__(self, reply: Any) -> None:
-        self._reply = reply
-
-    def read_response(self, *args: Any, **kwargs: Any) -> Any:
-        return self._reply
-
-
-class AsyncPipeline(redis.client.Pipeline):
-    """redis-py's pipeline, whose commands go over connections of redis.asyncio."""
-
-    def __init__(self, client: AsyncClient, transaction: bool) -> None:
-        if transaction:
-            raise ConfigurationError("with asyncio there are no transactions: transaction=False")
-        super().__init__(client.connection_pool, client.response_callbacks, False, None)
-        self._client = client
-
-    def execute(self, raise_on_error: bool = True) -> list[Any]:
-        stack, self.command_stack = self.command_stack, []
-        return self._client.execute_all(stack, raise_on_error) if stack else []
 
 
 class _Lock:
@@ -449,7 +418,7 @@ async def open_link(pool: Any, arguments: dict[str, Any] | None = None) -> Link:
     arguments.update(host=address[0], port=address[1])
     link = await _open(pool, arguments)
     try:
-        [role] = await link.exchange(b"".join(_packer.pack("ROLE")), 1)
+        [role] = await link.exchange(pack_named("ROLE"), 1)
     except BaseException:
         await link.close()
         raise
@@ -470,7 +439,7 @@ async def open_link(pool: Any, arguments: dict[str, Any] | None = None) -> Link:
 
 async def _open(pool: Any, arguments: dict[str, Any]) -> Link:
     made: type[Any] = next(new for old, new in _CLASSES if issubclass(pool.connection_class, old))
-    known = _known_to(made)  # type: ignore[arg-type]  # a class can be hashed
+    known = arguments_of(made)  # type: ignore[arg-type]  # a class can be hashed
     unknown = sorted(
         name
         for name, value in arguments.items()
@@ -522,13 +491,3 @@ class _Where:
     def __init__(self, connection: Any) -> None:
         names = ("host", "port", "path", "db", "username")
         self.connection_kwargs = {name: getattr(connection, name, None) for name in names}
-
-
-@lru_cache
-def _known_to(connection: type[Any]) -> frozenset[str]:
-    """The arguments that a class of connections takes."""
-    names: set[str] = set()
-    for cls in connection.__mro__[:-1]:
-        init: Callable[..., None] = getattr(cls, "__init__")  # noqa: B009 - it is looked at only
-        names.update(inspect.signature(init).parameters)
-    return frozenset(names - {"self", "args", "kwargs"})

@@ -25,8 +25,8 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, MovedError, ResponseError
 
 from ..errors import ConfigurationError, ServerError
-from ..scripts.call import pack_command
-from .connection import Client, Pipeline
+from ..scripts.call import pack_command, pack_named
+from .connection import Client, Pipeline, parsed, pipeline_of
 from .errors import BROKEN
 
 logger = logging.getLogger(__name__)
@@ -285,38 +285,13 @@ class ClusterClient(redis.Redis):
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """As redis-py's, for commands that are idempotent: a command is repeated if its node cannot
         be reached and another has taken over the key."""
-        key = key_of(*args)
-        deadline = time.monotonic() + self.patience
-        place = self.place_of(key)
-        client, asking = self.client_at(place), False
-        moves = 0
-        while True:
-            try:
-                if asking:
-                    with client.pipeline(transaction=False) as pipe:
-                        pipe.execute_command("ASKING")
-                        pipe.execute_command(*args, **options)
-                        return pipe.execute()[1]
-                return client.execute_command(*args, **options)
-            except ResponseError as exc:
-                heard = self.apply_redirect(exc)
-                moves += 1
-                if heard is not None and moves <= MAX_MOVES:
-                    client, asking = self.client_at(heard[0]), heard[1]
-                elif is_passing(exc) and time.monotonic() < deadline:
-                    self.sleep(PAUSE)  # the Cluster is about to settle it
-                    client, asking, moves = self.client_for(key), False, 0
-                else:
-                    raise _unsettled(exc)  # noqa: B904 - it has its cause
-            except BROKEN as exc:
-                self._refresh_after(exc)
-                before, place = place, self.place_of(key)
-                moves += 1
-                if is_passing(exc) and time.monotonic() < deadline:
-                    self.sleep(PAUSE)  # as above
-                elif place == before or moves > MAX_MOVES:
-                    raise
-                client, asking = self.client_at(place), False
+        return self.execute_all([(args, options)], True)[0]
+
+    def execute_all(self, commands: Sequence[tuple[Any, Any]], raises: bool) -> list[Any]:
+        """As :meth:`execute_command`, for several commands."""
+        packed = [(key_of(*args), pack_named(*args)) for args, _ in commands]
+        replies, _ = self.run_keyed(packed, again=True)
+        return parsed(self, replies, commands, raises)
 
     def _refresh_after(self, exc: BaseException) -> None:
         try:
@@ -325,12 +300,17 @@ class ClusterClient(redis.Redis):
             logger.debug("%s, after: %s", other, exc)
 
     def run_keyed(
-        self, commands: Sequence[tuple[str | bytes, bytes]], wait: tuple[Any, ...] = ()
+        self,
+        commands: Sequence[tuple[str | bytes | None, bytes]],
+        wait: tuple[Any, ...] = (),
+        *,
+        again: bool = False,
     ) -> tuple[list[Any], list[Any]]:
         """Send packed commands to the nodes that have their keys; the nodes work in parallel.
 
         commands: a key and the packed command of each
         wait: a command that each node gets after the others, on the same connection
+        again: what may have run is sent again, if another node has taken over its key
 
         Returns the reply to each command, and its node's reply to `wait`. The reply to a command
         that was refused, or whose node cannot be reached, is the error; it may have run.
@@ -367,7 +347,7 @@ class ClusterClient(redis.Redis):
                     elif is_passing(reply) and time.monotonic() < deadline:
                         left[number] = None
                         slow = True
-                    elif not sent and moves < MAX_MOVES:
+                    elif isinstance(reply, BROKEN) and (again or not sent) and moves < MAX_MOVES:
                         unsent[number] = place
                     else:
                         replies[number] = _unsettled(reply)
@@ -388,7 +368,7 @@ class ClusterClient(redis.Redis):
 
     def _exchange(
         self,
-        commands: Sequence[tuple[str | bytes, bytes]],
+        commands: Sequence[tuple[str | bytes | None, bytes]],
         by_place: dict[Place, list[tuple[int, bool]]],
         last: bytes,
     ) -> Iterator[tuple[Place, list[int], list[Any], bool]]:
@@ -450,10 +430,11 @@ class ClusterClient(redis.Redis):
             for key, reply in zip(keys, replies, strict=True)
         ]
 
-    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> ClusterPipeline:
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
+        """A pipeline: each command goes to the node that has its key."""
         if transaction:
             raise ConfigurationError("what lies on several nodes has no transaction")
-        return ClusterPipeline(self)
+        return pipeline_of(self)
 
     def scan_iter(self, *args: Any, **options: Any) -> Iterator[Any]:
         """The keys of all nodes."""
@@ -473,50 +454,6 @@ class ClusterClient(redis.Redis):
 
 
 _ASKING = pack_command("ASKING")
-
-
-class ClusterPipeline(Pipeline):
-    """A pipeline: each command goes to the node that has its key."""
-
-    def __init__(self, client: ClusterClient) -> None:
-        super().__init__(client.connection_pool, client.response_callbacks, False, None)
-        self._client = client
-
-    def execute(self, raise_on_error: bool = True) -> list[Any]:
-        stack, self.command_stack = self.command_stack, []
-        by_place: dict[Place, list[int]] = defaultdict(list)
-        for number, (args, _) in enumerate(stack):
-            by_place[self._client.place_of(key_of(*args))].append(number)
-        replies: list[Any] = [None] * len(stack)
-        for place, numbers in by_place.items():
-            with self._client.client_at(place).pipeline(transaction=False) as pipe:
-                for number in numbers:
-                    args, options = stack[number]
-                    pipe.execute_command(*args, **options)
-                try:
-                    found = pipe.execute(raise_on_error=False)
-                except BROKEN as exc:
-                    self._client._refresh_after(exc)
-                    if place in self._client.places():
-                        raise
-                    found = [
-                        self._client.execute_command(*stack[n][0], **stack[n][1]) for n in numbers
-                    ]
-            for number, reply in zip(numbers, found, strict=True):
-                args, options = stack[number]
-                if isinstance(reply, ResponseError) and (
-                    is_redirection(reply) or is_passing(reply)
-                ):
-                    self._client.apply_redirect(reply)
-                    try:
-                        reply = self._client.execute_command(*args, **options)
-                    except ResponseError as exc:
-                        reply = exc
-                replies[number] = reply
-        for reply in replies if raise_on_error else ():
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
 
 
 def _host(host: Any) -> str:

@@ -168,8 +168,9 @@ class Client(redis.Redis):
         return replies
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
-        made = Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
-        made.run = self.execute_all if self._keeps_connections and not transaction else None
+        made = pipeline_of(self, transaction, shard_hint)
+        if transaction or not self._keeps_connections:
+            made.run = None
         return made
 
 
@@ -207,6 +208,40 @@ def _disconnect_if_broken(connection: Any) -> None:
         broken = True
     if broken:
         connection.disconnect()
+
+
+class _Reply:
+    """A reply that was read, for redis-py's parsers, which read from a connection."""
+
+    def __init__(self, reply: Any) -> None:
+        self._reply = reply
+
+    def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        return self._reply
+
+
+def parsed(
+    client: Any, replies: Iterable[Any], commands: Sequence[tuple[Any, Any]], raises: bool
+) -> list[Any]:
+    """Replies as redis-py's methods return them. Errors are among them, or the first is raised.
+
+    commands: the arguments and the options of each
+    """
+    found = []
+    for reply, (args, options) in zip(replies, commands, strict=True):
+        if not isinstance(reply, Exception):
+            reply = client.parse_response(_Reply(reply), args[0], **options)
+        elif raises:
+            raise reply
+        found.append(reply)
+    return found
+
+
+def pipeline_of(client: Any, transaction: bool = False, shard_hint: Any = None) -> Pipeline:
+    """A pipeline that sends its commands by the client's `execute_all`."""
+    made = Pipeline(client.connection_pool, client.response_callbacks, transaction, shard_hint)
+    made.run = client.execute_all
+    return made
 
 
 class Pipeline(redis.client.Pipeline):

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -542,7 +543,9 @@ _KOMBU_REDIS = frozenset(
 _NOT_NEEDED = "an option of Kombu's redis transport, not needed here"
 
 
-def _arguments(*classes: type) -> frozenset[str]:
+@lru_cache
+def arguments_of(*classes: type) -> frozenset[str]:
+    """The arguments that these classes of redis-py's take."""
     names: set[str] = set()
     for cls in classes:
         for parent in cls.__mro__[:-1]:
@@ -552,7 +555,7 @@ def _arguments(*classes: type) -> frozenset[str]:
 
 
 #: Arguments that redis-py's connections and pools take.
-_REDIS = _arguments(
+_REDIS = arguments_of(
     redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection, redis.ConnectionPool
 ) - {
     "connection_class",

@@ -247,10 +247,12 @@ class Packer:
     """Packs commands for redis-py's connections (its `command_packer`), in pieces."""
 
     def pack(self, *parts: Any) -> Sequence[bytes | memoryview]:
-        name = parts[0]
-        if isinstance(name, str) and " " in name:
-            parts = (*name.split(), *parts[1:])
-        return pieces(pack_command(*parts))
+        return pieces(pack_named(*parts))
+
+
+def pack_named(name: Any, *parts: Any) -> bytes:
+    """As :func:`pack_command`; the name may have several words, as redis-py's names have."""
+    return pack_command(*(name.split() if isinstance(name, str) else (name,)), *parts)
 
 
 def _pack(*parts: Any) -> bytes:
