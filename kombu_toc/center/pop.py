@@ -23,7 +23,7 @@ from ..model.delivery import shown
 from ..model.keys import Slot, check_name
 from ..model.results import DEAD, WAITING, Delivery, Found, Popped, Settled
 from ..model.topic import Topic, base_of
-from ..scripts.call import ScriptCall, as_bytes, load, parts_of, rows, text, texts
+from ..scripts.call import Names, ScriptCall, as_bytes, load, parts_of, rows, text, texts
 from .calls import (
     ERROR_LENGTH,
     LOOK,
@@ -46,7 +46,7 @@ from .calls import (
 from .core import CenterPart, Core
 from .find import CALLS_TOGETHER, IDS_PER_CALL, Lookup, Scan, ids_of
 from .upkeep import Leases
-from .waiting import Flown, Gathered, PopNames, Waiting, sleep_of
+from .waiting import Flown, Gathered, Waiting, sleep_of
 
 # -- pops of messages that the caller chooses, by id or by a predicate, instead of the next ones
 
@@ -503,7 +503,7 @@ class Deliveries(CenterPart):
         self.sleep = sleep_of(core.runner.client)
         #: told the messages that are acknowledged, rejected or released, before they are
         self.on_settled: list[Callable[[Sequence[Delivery]], None]] = []
-        self.names = PopNames()
+        self.names = Names()
         self._apart = Apart(core, leases, self.names)
 
     # -- pop
@@ -827,7 +827,7 @@ class SlotHeads(NamedTuple):
 class Apart(CenterPart):
     """Pops slots of a topic that are on several nodes."""
 
-    def __init__(self, core: Core, leases: Leases, names: PopNames) -> None:
+    def __init__(self, core: Core, leases: Leases, names: Names) -> None:
         super().__init__(core)
         self._leases, self._names = leases, names
         self._turns = counter()

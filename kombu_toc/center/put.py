@@ -13,11 +13,11 @@ from ..model.keys import Slot
 from ..model.message import KEEP_EARLIER, TAKES, Claim, Unique, claim_of, key_of
 from ..model.results import ADDED, KEPT, REPEATED, REPLACED, WAITING, Put
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall, load, microseconds, text
+from ..scripts.call import FreeNames, ScriptCall, load, microseconds, publish_of, text
 from .calls import ADD, KEEP, REPLACE, Commands, NewMessage, PutRequest, named_by
 from .core import CenterPart, Core, Recorder
 from .find import Lookup
-from .put_many import PutMany, PutNames
+from .put_many import PutMany
 from .runner import BROKEN
 from .upkeep import Leases, home_of
 
@@ -213,7 +213,7 @@ class Puts(CenterPart):
     def __init__(self, core: Core, lookup: Lookup, leases: Leases) -> None:
         super().__init__(core)
         self._lookup, self._leases = lookup, leases
-        self._names = PutNames()
+        self._names = FreeNames()
 
     def put(
         self,
@@ -290,7 +290,7 @@ class Puts(CenterPart):
             check_if_exists(id, if_exists, unique)
             if other := self._elsewhere(declared, id, basis, if_exists):
                 return Put(other, KEPT)
-        lane = self._names.take()
+        names = self._names.take()
         request = PutRequest(
             id,
             body,
@@ -300,13 +300,13 @@ class Puts(CenterPart):
             priority,
             None,
             if_exists,
-            lane.next(),
+            publish_of(names.next()),
             traits=traits,
         )
         if token is not None:
             request = named_by(request, token, time.time())
         made = self._put(declared, request, claim)
-        self._names.give(lane)  # not after an error: the call may be on its way yet
+        self._names.give(names)  # not after an error: the call may be on its way yet
         return made if token is not None else made.by_this_put
 
     def put_named(self, topic: str, request: PutRequest, token: str) -> Put:
@@ -410,10 +410,10 @@ class Puts(CenterPart):
         well, and PriorityStepsError as :meth:`declare`.
         """
         declared = self._registry.agreed(self._registry.topic(topic))
-        lane = self._names.take()
+        names = self._names.take()
         recorder = self._core.recorder
         named = None if recorder is None else partial(recorder.named, declared)
-        many = PutMany(self._context, self._commands, declared, messages, lane, token, named)
+        many = PutMany(self._context, self._commands, declared, messages, names, token, named)
         for id, basis in many.admitted():
             self._registry.admit(declared, id, basis)
         if recorder is None:
@@ -422,7 +422,7 @@ class Puts(CenterPart):
             many.leave_out(far := recorder.keep_far(declared, many.requests))
             near = [one for place, one in enumerate(many.requests) if place not in far]
             put = self._put_list(many, recorder.putting(declared, near) if near else ())
-        self._names.give(lane)
+        self._names.give(names)
         return put
 
     def _put_list(self, many: PutMany, rows: Sequence[Any] = ()) -> list[Put]:

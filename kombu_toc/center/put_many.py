@@ -6,13 +6,10 @@ Nothing here asks a server: whoever sends the calls gives back the results.
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import count
-from secrets import token_urlsafe
 from typing import Any, cast
 
 from .. import errors
@@ -21,7 +18,7 @@ from ..model.keys import Slot
 from ..model.message import key_of
 from ..model.results import ADDED, Put, PutTogether
 from ..model.topic import Topic, slot_of
-from ..scripts.call import ScriptCall, microseconds, when_of
+from ..scripts.call import Names, ScriptCall, microseconds, publish_of, when_of
 from .calls import (
     MOST_BYTES,
     REMEMBER,
@@ -117,42 +114,6 @@ def put_many_call(
     return context.announcing(topic, "put_many", keys, args, parse)
 
 
-class Lane:
-    """A producer's name for puts that follow one another: the server remembers the latest of them,
-    and so what of it is repeated."""
-
-    __slots__ = ("_numbers", "producer")
-
-    def __init__(self) -> None:
-        self.producer = token_urlsafe(9)
-        self._numbers = count(1)
-
-    def next(self) -> Publish:
-        """The lane, and a name that no other put has."""
-        return self.producer, f"{self.producer}.{next(self._numbers):x}"
-
-
-class PutNames:
-    """Gives each put that is under way a lane of its own. Any thread may ask."""
-
-    def __init__(self) -> None:
-        self._free: list[Lane] = []
-        self._pid = os.getpid()
-
-    def take(self) -> Lane:
-        if self._pid != os.getpid():  # a forked child is another producer
-            self._free, self._pid = [], os.getpid()
-        try:
-            return self._free.pop()
-        except IndexError:
-            return Lane()
-
-    def give(self, lane: Lane) -> None:
-        """A put of this lane has ended: nothing of it will be repeated."""
-        if self._pid == os.getpid():
-            self._free.append(lane)
-
-
 class PutMany:
     """A put of many messages: send what :meth:`next_calls` returns and give the results to
     :meth:`take`, until there are no more calls; then :meth:`finish` has what became of each.
@@ -166,11 +127,11 @@ class PutMany:
         commands: Commands,
         topic: Topic,
         messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]],
-        lane: Lane,
+        names: Names,
         token: str | None = None,
         named: Callable[[PutRequest], PutRequest] | None = None,
     ) -> None:
-        self._lane = lane
+        self._names = names
         self._token = token
         self._context = context
         self._commands = commands
@@ -272,7 +233,9 @@ class PutMany:
             rows = zip(flat[::3], flat[1::3], flat[2::3], traits, strict=True)
             flat, width = [value for row in rows for value in row], 4
         slot = topic.slot(batch.slot)
-        return put_many_call(self._context, topic, slot, batch.step, flat, width, self._lane.next())
+        return put_many_call(
+            self._context, topic, slot, batch.step, flat, width, publish_of(self._names.next())
+        )
 
     def _next_apart(self) -> list[ScriptCall]:
         calls: list[ScriptCall] = []
@@ -283,7 +246,7 @@ class PutMany:
             bytes += len(self._messages[number].body)
             if calls and bytes > BYTES_TOGETHER:
                 break
-            producer, name = self._lane.next()
+            producer, name = publish_of(self._names.next())
             request = self._request(number, (f"{producer}+{len(calls)}", name))
             if self.requests:
                 own = self.requests[number]

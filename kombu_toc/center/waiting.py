@@ -27,7 +27,7 @@ from ..client.errors import is_temporary, translated
 from ..errors import ConfigurationError, NotPermittedError, ServerError
 from ..model.results import Delivery, Popped
 from ..model.topic import Topic
-from ..scripts.call import as_bytes, pack_command, text
+from ..scripts.call import FreeNames, Names, as_bytes, pack_command, text
 from .calls import Choice, Commands, divide_evenly
 from .clock import ServerClock
 from .core import Core
@@ -475,25 +475,11 @@ LONGEST = round(1000 * (LOOK_OF_MANY + PLACE_KEPT))
 Pop = Callable[[str, "Choice", "Flown"], Popped]
 
 
-class PopNames:
-    """Names that no other pop has: a consumer, a dot and a number."""
-
-    def __init__(self) -> None:
-        #: process, consumer, numbers
-        self._consumer: tuple[int, str, Iterator[int]] | None = None
-
-    def next(self) -> str:
-        consumer = self._consumer
-        if consumer is None or consumer[0] != os.getpid():  # a forked child is another consumer
-            consumer = self._consumer = (os.getpid(), token_urlsafe(9), count(1))
-        return f"{consumer[1]}.{next(consumer[2]):x}"
-
-
 class Flown:
     """The pops of one that waits whose replies have not come: by their names the messages can be
     had although a reply is lost."""
 
-    def __init__(self, names: PopNames) -> None:
+    def __init__(self, names: Names) -> None:
         self.names = names
         #: topic, slots, name
         self.away: list[tuple[Topic, Sequence[int], str]] = []
@@ -521,7 +507,7 @@ class Waiting:
         #: connections that wait for nothing, and the monotonic seconds when each was last used
         self._idle: deque[tuple[WakeConnection, float]] = deque()
         #: names for the pops of those who will wait: a server remembers the latest pop of each
-        self._names: deque[PopNames] = deque()
+        self._names = FreeNames()
 
     def pop(self, pop: Pop, topics: Any, wait: float | None, choice: Choice) -> Popped:
         """Pop messages of several topics, or wait for them.
@@ -544,11 +530,11 @@ class Waiting:
         limit = 1 if choice.limit is None else choice.limit
         if limit < 1:
             raise ConfigurationError(f"a pop that waits needs a limit of at least 1, not {limit}")
-        flown = Flown(self._names.pop() if self._names else PopNames())
+        flown = Flown(self._names.take())
         try:
             return _Pop(self, pop, names, limit, seconds, choice, flown).run()
         finally:
-            self._names.append(flown.names)
+            self._names.give(flown.names)
 
     # -- connections
 

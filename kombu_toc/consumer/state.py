@@ -6,12 +6,11 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from itertools import count
-from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ..client.options import ROUND_ROBIN, SORTED
 from ..model.results import Delivery
+from ..scripts.call import Names
 
 if TYPE_CHECKING:
     from ..center.exchanges import Subscription
@@ -265,11 +264,8 @@ class ConsumerState:
         self.others_turn: set[str] = set()
         #: free processes when last asked, negative if more is reserved than there are
         self.last_free = 0
-        self._name, self._pops = token_urlsafe(9), count(1)
-
-    def name_pop(self) -> str:
-        """A name that no other pop has."""
-        return f"{self._name}.{next(self._pops):x}"
+        #: gives a name that no other pop has
+        self.name_pop = Names().next
 
     def may_start(self) -> bool:
         """Whether a message that is handed over now could start at once; it counts as one that

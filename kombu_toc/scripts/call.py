@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
+from itertools import count
+from secrets import token_urlsafe
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import ActionTimeError, ServerError, TocError
@@ -356,3 +359,45 @@ def parts_of(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
 def literal_pattern(text: str) -> str:
     """A Redis pattern that matches only this text."""
     return re.sub(r"([][*?\\^])", r"\\\1", text)
+
+
+# -- names of calls, by which the server knows one that is repeated
+
+
+class Names:
+    """Names that no other call has: who makes it, a dot and a number. Of a maker, the server
+    remembers the latest call."""
+
+    __slots__ = ("_maker",)
+
+    def __init__(self) -> None:
+        #: process, its name, numbers
+        self._maker: tuple[int, str, Iterator[int]] | None = None
+
+    def next(self) -> str:
+        maker = self._maker
+        if maker is None or maker[0] != os.getpid():  # a forked child is another maker
+            maker = self._maker = (os.getpid(), token_urlsafe(9), count(1))
+        return f"{maker[1]}.{next(maker[2]):x}"
+
+
+class FreeNames:
+    """Gives each call that is under way a maker of its own. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._free: deque[Names] = deque()
+
+    def take(self) -> Names:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return Names()
+
+    def give(self, names: Names) -> None:
+        """The calls of this maker have ended: nothing of them will be repeated."""
+        self._free.append(names)
+
+
+def publish_of(name: str) -> tuple[str, str]:
+    """Who has made a call, and its name."""
+    return name.rpartition(".")[0], name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 import zlib
 from collections import defaultdict, deque
@@ -12,8 +11,6 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
-from secrets import token_urlsafe
 from typing import Any, NamedTuple
 
 from kombu.exceptions import KombuError
@@ -35,7 +32,7 @@ from ..model.message import KEEP_EARLIER, UNIQUE, Claim, Unique, claim_of, key_o
 from ..model.results import KEPT, Put
 from ..model.timetext import action_time
 from ..model.topic import Topic
-from ..scripts.call import Countdown, ScriptCall, parts_of
+from ..scripts.call import Countdown, Names, ScriptCall, parts_of
 
 # -- publishes that leave together, for Producer.batch() of Kombu 5.7
 
@@ -289,7 +286,8 @@ class Publisher:
 
     def __post_init__(self) -> None:
         #: process, name, numbers
-        self._producer: tuple[int, str, Iterator[int]] | None = None
+        #: gives a name that no other publish has
+        self.next_name = Names().next
         self._clock = SendersClock()
 
     def forget_clock(self) -> None:
@@ -306,13 +304,6 @@ class Publisher:
             name = properties["delivery_tag"] = PublishName(self.next_name())
             name.slots, name.takes = {}, {}
         properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
-
-    def next_name(self) -> str:
-        """A name that no other publish has."""
-        producer = self._producer
-        if producer is None or producer[0] != os.getpid():  # a forked child is another producer
-            producer = self._producer = (os.getpid(), token_urlsafe(9), count(1))
-        return f"{producer[1]}.{next(producer[2])}"
 
     def put(
         self,

@@ -28,7 +28,7 @@ from kombu_toc.center.calls import (
 )
 from kombu_toc.center.pop import PickRequest, Wanted, bury_call, look_call, mark_calls, pick_call
 from kombu_toc.center.put import unique_call
-from kombu_toc.center.put_many import PutNames, put_many_call
+from kombu_toc.center.put_many import put_many_call
 from kombu_toc.center.schedules import RecurringCommands
 from kombu_toc.center.upkeep import sweep_call
 from kombu_toc.errors import ActionTimeError
@@ -39,7 +39,7 @@ from kombu_toc.model.limits import Limits
 from kombu_toc.model.message import Unique, claim_of
 from kombu_toc.model.results import DEAD, WAITING, Delivery, Put, PutTogether
 from kombu_toc.model.topic import Declaration, Topic
-from kombu_toc.scripts.call import ScriptCall
+from kombu_toc.scripts.call import FreeNames, ScriptCall, publish_of
 
 from ..support.cases import each
 
@@ -213,11 +213,11 @@ def test_the_suffix_of_a_copy_follows_from_the_name_of_its_put_and_not_from_its_
     assert own == "mine"
 
 
-def test_a_lane_is_of_one_put_at_a_time_and_names_are_never_given_twice() -> None:
-    names = PutNames()
+def test_a_maker_of_names_is_of_one_put_at_a_time_and_names_are_never_given_twice() -> None:
+    names = FreeNames()
     one, other = names.take(), names.take()
-    assert one.producer != other.producer
     said = {one.next(), one.next(), other.next()}
+    assert len({publish_of(name)[0] for name in said}) == 2
     names.give(one)
     assert names.take() is one
     assert len(said | {one.next()}) == 4
