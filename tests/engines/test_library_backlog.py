@@ -16,7 +16,7 @@ from kombu import Connection, Producer, Queue
 from sqlalchemy import select, text
 
 from kombu_toc import DEAD, LibraryError, center_for
-from kombu_toc.library import notes, putting, statuses
+from kombu_toc.library import putting, statuses
 from kombu_toc.library import rebuild as rebuilding
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.outcomes import DAY_US
@@ -221,8 +221,8 @@ def test_what_has_ended_does_not_begin_again(client, broker, recorder, store, th
 def test_beyond_its_bounds_a_process_gives_up_says_so_and_counts(
     server, options, store, away, caplog, monkeypatch, unrecorded
 ):
-    monkeypatch.setattr(notes, "MAX_ROWS", 10)
-    monkeypatch.setattr(notes, "MAX_EVENTS", 20)
+    monkeypatch.setattr("kombu_toc.library.recorder.MAX_ROWS", 10)
+    monkeypatch.setattr("kombu_toc.library.recorder.MAX_EVENTS", 20)
     chosen = {**options, "toc_library_required": False}
     with Connection(server.toc_url, transport_options=chosen) as connection:
         recorder = connection.default_channel.recorder

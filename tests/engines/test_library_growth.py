@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from kombu_toc import LibraryError, center_for
-from kombu_toc.library import db, guard, outcomes, rebuild, statuses
+from kombu_toc.library import guard, outcomes, rebuild, statuses
 from kombu_toc.library import store as store_module
 from kombu_toc.library.horizon import FarStore
 from kombu_toc.library.keeper import Keeper
@@ -427,7 +427,7 @@ def test_what_reads_all_rows_may_take_longer_than_a_statement(server, new_url, a
 @pytest.mark.every_engine
 def test_a_day_of_history_is_dropped_a_little_at_a_time(server, options, store, monkeypatch):
     """Where that means to delete its rows, whoever writes meanwhile does not wait for all."""
-    monkeypatch.setattr(db, "ROWS_PER_DELETE", 2)
+    monkeypatch.setattr("kombu_toc.library.shards.ROWS_PER_DELETE", 2)
     now, later = now_us(), now_us() + 40 * outcomes.DAY_US
     for at in (now, later):
         store.record([one._replace(at_us=at) for one in ends_of(0, 40)])

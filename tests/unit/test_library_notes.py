@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from kombu_toc.library import notes, statuses
-from kombu_toc.library import notes as backlog
+from kombu_toc.library import recorder, statuses
 from kombu_toc.library.recorder import Backlog, Gathering
 from kombu_toc.library.records import BIZ_ID, BIZ_TYPE, Event, texts_of
 from kombu_toc.model import scores
@@ -38,7 +37,7 @@ def end(
     task: Any = "remind",
     kind: Any = None,
     biz: Any = None,
-) -> notes.End:
+) -> recorder.End:
     """What a consumer notes of a message that it has acknowledged."""
     told = (task, kind, biz, None, "done", None)
     return (id, token, own, queue, at_ns, score, 3, error, *told)
@@ -209,8 +208,8 @@ def test_what_was_noted_is_written_when_its_consumer_is_gone(gathering, gathered
 def test_what_a_consumer_notes_is_bounded_if_nobody_writes(
     consumer, gathering, gathered, lost, monkeypatch
 ) -> None:
-    monkeypatch.setattr(notes, "MOST", 20)
-    monkeypatch.setattr(backlog, "MAX_EVENTS", 50)
+    monkeypatch.setattr(recorder, "MOST", 20)
+    monkeypatch.setattr(recorder, "MAX_EVENTS", 50)
     for tag in range(1, 201):
         consumer.take(tag)
         consumer.ack(tag)

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 
-from kombu_toc.library import db
+from kombu_toc.library import shards
 from kombu_toc.library.shards import Watchdog
 
 
@@ -37,7 +37,7 @@ def test_its_thread_ends_when_it_is_closed_and_begins_again() -> None:
 
 
 def test_its_thread_ends_when_nothing_is_watched_any_more(monkeypatch) -> None:
-    monkeypatch.setattr(db, "IDLE", 0.05)
+    monkeypatch.setattr(shards, "IDLE", 0.05)
     before = threads()
     one, other = socket.socketpair()
     with one, other, Watchdog(0.04).watching(one.fileno(), time.monotonic() + 60):
