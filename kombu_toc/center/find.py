@@ -80,10 +80,7 @@ class Lookup(CenterPart):
         ahead = far.get(ids, topic) if far is not None else []
         once: dict[Any, Found] = {}
         away = Away()
-        looked = self._get(self.places(ids, topic, basis), away)
-        if self.arrived(ids, looked, topic, away):
-            looked += self._get(self.places(ids, topic, basis), away)
-        for one in looked:
+        for one in self.looked(partial(self._get, away=away), ids, topic, basis, away):
             known = self._registry.known(one.topic)
             # A reshard may move the message meanwhile: then it is seen in its old slot and again
             # in its new one.
@@ -97,17 +94,23 @@ class Lookup(CenterPart):
             ]
         return self.checked(ids, found, away)
 
-    def arrived(
-        self, ids: Collection[str], found: Sequence[Any], topic: str | None, away: Away
-    ) -> bool:
-        """Whether to look once more for what was not found: a reshard may have had it between two
-        nodes of a Cluster, and has it no more."""
+    def looked(
+        self,
+        look: Callable[[Iterator[Place]], list[T]],
+        ids: Collection[str],
+        topic: str | None,
+        basis: str | None,
+        away: Away,
+    ) -> list[T]:
+        """What a function finds at the places of these ids. It looks once more for what it has not
+        found: a reshard may have had that between two nodes of a Cluster, and has it no more."""
+        found = look(self.places(ids, topic, basis))
         if not self._runner.clustered or away or {base_of(one.id) for one in found}.issuperset(ids):
-            return False
+            return found
         drain = [one for one in self._registry.select(topic) if one.declaration.draining_counts]
         for one in drain:
             carry_on(self._runner, self._context, one)
-        return bool(drain)
+        return found + look(self.places(ids, topic, basis)) if drain else found
 
     @staticmethod
     def checked(ids: str | Iterable[str], found: list[T], away: Away) -> list[T]:
@@ -136,10 +139,9 @@ class Lookup(CenterPart):
         """Run a command at each place; the place and the result, where there is one. A bounded
         number of calls leave together."""
         while together := list(itertools.islice(places, CALLS_TOGETHER)):
-            results = self._runner.run_there([command(place) for place in together], away)
-            for place, result in zip(together, results, strict=True):
-                if result is not None:
-                    yield place, result
+            found = self._runner.run_there([command(place) for place in together], away)
+            pairs = zip(together, found, strict=True)
+            yield from (pair for pair in pairs if pair[1] is not None)
         self._runner.send_counters()
 
     def run_for(
@@ -159,11 +161,7 @@ class Lookup(CenterPart):
             for (name, number), ids in by_slot.items():
                 topic = self._registry.standing(name)
                 places.append(Place(topic, topic.slot(number), ids))
-            results = self._runner.run_there([command(place) for place in places], away)
-            for place, result in zip(places, results, strict=True):
-                if result is not None:
-                    yield place, result
-        self._runner.send_counters()
+            yield from self.run_at(iter(places), command, away)
 
     def _get(self, places: Iterator[Place], away: Away) -> list[Found]:
         # What lies on one server is asked for by one call: most places have nothing, and a call
@@ -447,11 +445,11 @@ class Operations(CenterPart):
         far = self._far_of(topic)
         ahead = far.cancel(named, topic, revoked) if far is not None else []
         away = Away()
-        replies = self._lookup.run_at(self._lookup.places(named, topic, basis), command, away)
-        found = self._all_cancelled(replies, command)
-        if self._lookup.arrived(named, found, topic, away):
-            replies = self._lookup.run_at(self._lookup.places(named, topic, basis), command, away)
-            found += self._all_cancelled(replies, command)
+
+        def cancel(places: Iterator[Place]) -> list[results.Cancelled]:
+            return self._all_cancelled(self._lookup.run_at(places, command, away), command)
+
+        found = self._lookup.looked(cancel, named, topic, basis, away)
         if self._core.recorder is not None:
             known = named
             if away:  # of the others nothing is known
@@ -493,17 +491,12 @@ class Operations(CenterPart):
     ) -> list[results.Cancelled]:
         """What was cancelled; asks again for ids that a call has not looked at."""
         cancelled: list[results.Cancelled] = []
-        left: list[Place] = []
-        for place, reply in replies:
+        asked = list(replies)
+        for place, reply in asked:  # it grows
             cancelled += reply.cancelled
             if reply.done < len(place.ids):
-                left.append(place._replace(ids=place.ids[reply.done :]))
-        while left:
-            place = left.pop()
-            reply = self._runner.run(command(place))
-            cancelled += reply.cancelled
-            if reply.done < len(place.ids):
-                left.append(place._replace(ids=place.ids[reply.done :]))
+                left = place._replace(ids=place.ids[reply.done :])
+                asked.append((left, self._runner.run(command(left))))
         firings: dict[str, list[str]] = defaultdict(list)
         for one in cancelled:
             if one.deleted and "@" in one.id:
@@ -548,35 +541,32 @@ class Operations(CenterPart):
             for one in named:
                 moved += self.reschedule(one, at=at, delay=delay, topic=topic, basis=basis)
             return moved
-        [id] = named
-        when = when_of(microseconds(at), microseconds(delay))
-        far, ahead = self._far_of(topic), list[results.Rescheduled]()
-        if far is not None:
-            ahead = far.reschedule([id], topic, microseconds(at), microseconds(delay))
+        times = microseconds(at), microseconds(delay)
+        when, away = when_of(*times), Away()
+        far = self._far_of(topic)
+        ahead = far.reschedule(named, topic, *times) if far is not None else []
 
         def command(place: Place) -> ScriptCall:
             [one] = place.ids
             return self._admin.reschedule(place.topic, place.slot, one, when, copies=True)
 
-        away = Away()
-        replies = self._lookup.run_at(self._lookup.places(id, topic, basis), command, away)
-        moved = [one for _, part in replies for one in part]
-        if self._lookup.arrived([id], moved, topic, away):
-            replies = self._lookup.run_at(self._lookup.places(id, topic, basis), command, away)
-            moved += [one for _, part in replies for one in part]
+        def move(places: Iterator[Place]) -> list[results.Rescheduled]:
+            replies = self._lookup.run_at(places, command, away)
+            return [one for _, part in replies for one in part]
+
+        moved = self._lookup.looked(move, named, topic, basis, away)
         if self._core.recorder is not None and (moved or not away):
-            times = microseconds(at), microseconds(delay)
-            moved += self._core.recorder.rescheduled([id], moved, topic, *times)
-        return self._lookup.checked(id, _with(ahead, moved), away)
+            moved += self._core.recorder.rescheduled(named, moved, topic, *times)
+        return self._lookup.checked(named, _with(ahead, moved), away)
 
     def _reschedule_found(
         self, found: Sequence[results.Found], *, at: float | None, delay: float | None
     ) -> list[results.Rescheduled]:
-        when = when_of(microseconds(at), microseconds(delay))
+        times = microseconds(at), microseconds(delay)
+        when = when_of(*times)
         ahead: list[results.Rescheduled] = []
         if self._core.recorder is not None:
             far = [one for one in found if one.far]
-            times = microseconds(at), microseconds(delay)
             ahead = self._core.recorder.far.reschedule_found(far, *times)
         calls = []
         for one in found:

@@ -396,25 +396,13 @@ def _read(messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]]) 
     read: list[NewMessage] = []
     for number, given in enumerate(messages):
         message = given if type(given) is NewMessage else _made(number, given)
-        id, body, at, delay, basis, priority, token, *_ = message
-        # What is right is recognised at once: this runs for each message.
-        if not (
-            isinstance(id, str)
-            and isinstance(body, bytes)
-            and len(body) <= MOST_BYTES
-            and (at is None or delay is None)
-            and isinstance(priority, int)
-            and (at is None or _is_number(at))
-            and (delay is None or _is_number(delay))
-            and (basis is None or isinstance(basis, str))
-            and (token is None or isinstance(token, str))
-        ):
+        if wrong := _wrong(message):
             raise errors.MessageError(
-                f"message {number}{_named(id)}: {_wrong(message)}; nothing was put"
+                f"message {number}{_named(message.id)}: {wrong}; nothing was put"
             )
         if message.key is not None:
-            key = key_of(f"message {number} ({id!r})", message.key) or None
-            message = message._replace(key=key, basis=basis or key)
+            key = key_of(f"message {number} ({message.id!r})", message.key) or None
+            message = message._replace(key=key, basis=message.basis or key)
         read.append(message)
     return read
 
@@ -450,7 +438,7 @@ def _named(id: object) -> str:
 
 
 def _wrong(message: NewMessage) -> str:
-    """What is wrong with a message."""
+    """What is wrong with a message; nothing as a rule."""
     id, body, at, delay, basis, priority, token, *_ = message
     if not isinstance(id, str):
         return f"its id must be a str, not {id!r}"
@@ -460,11 +448,14 @@ def _wrong(message: NewMessage) -> str:
         return too_large(len(body))
     if at is not None and delay is not None:
         return "it has at and delay; give one of them"
-    for name, value in (("at", at), ("delay", delay)):
-        if value is not None and not _is_number(value):
-            return f"{name} must be a number of seconds, not {value!r}"
+    if not (at is None or _is_number(at)):
+        return f"at must be a number of seconds, not {at!r}"
+    if not (delay is None or _is_number(delay)):
+        return f"delay must be a number of seconds, not {delay!r}"
     if not isinstance(priority, int):
         return f"its priority must be an int, not {priority!r}"
-    if not isinstance(basis, (str, type(None))):
+    if not (basis is None or isinstance(basis, str)):
         return f"its basis must be a str, not {basis!r}"
-    return f"its token must be a str, not {token!r}"
+    return (
+        "" if token is None or isinstance(token, str) else f"its token must be a str, not {token!r}"
+    )
