@@ -105,26 +105,13 @@ class LibraryInThreads(InThreads):
 
         return _with(connection, self._inner.recorder, keep)
 
-    def acked(self, messages: Sequence[Delivery]) -> None:
-        self._told(self._inner.acked, messages)
-
-    def released(self, messages: Sequence[Delivery]) -> None:
-        self._told(self._inner.released, messages)
-
-    def extended(self, messages: Sequence[Delivery]) -> None:
-        self._told(self._inner.extended, messages)
-
-    def rejected(self, message: Delivery, **how: Any) -> None:
-        self._told(partial(self._inner.rejected, **how), message)
-
-    @staticmethod
-    def _told(function: Callable[[Any], None], said: Any) -> None:
-        """Say what has become of messages; only receipts are looked up in databases."""
-        given = [said] if isinstance(said, Delivery) else said
-        if all(one.body for one in given):
-            function(said)
+    def told(self, messages: Sequence[Delivery], *how: Any) -> None:
+        # Only receipts are looked up in databases.
+        tell = partial(self._inner.told, messages, *how)
+        if all(one.body for one in messages):
+            tell()
         else:
-            _in_thread(function, said)
+            _in_thread(tell)
 
 
 def attach_in_threads(

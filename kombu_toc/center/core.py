@@ -359,17 +359,11 @@ class Recorder(Protocol):
         """Messages were delivered. Returns those that have ended before, and are to be
         acknowledged and not handled."""
 
-    def acked(self, messages: Sequence[Delivery]) -> None:
-        """Messages were acknowledged."""
+    def told(self, messages: Sequence[Delivery], state: str | None, error: str = "") -> None:
+        """What has become of deliveries.
 
-    def rejected(self, message: Delivery, *, dead: bool, error: str) -> None:
-        """A message was given back after a failure, or is dead."""
-
-    def released(self, messages: Sequence[Delivery]) -> None:
-        """Messages were given back."""
-
-    def extended(self, messages: Sequence[Delivery]) -> None:
-        """Whoever has these messages still has them."""
+        state: they wait again, are still in flight, or are dead; None: they were acknowledged
+        """
 
     def cancelled(
         self,

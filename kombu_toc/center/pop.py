@@ -21,7 +21,7 @@ from ..metrics import TopicCounts
 from ..model import scores
 from ..model.delivery import shown
 from ..model.keys import Slot, check_name
-from ..model.results import DEAD, WAITING, Delivery, Found, Popped, Settled
+from ..model.results import DEAD, IN_FLIGHT, WAITING, Delivery, Found, Popped, Settled
 from ..model.topic import Topic, base_of
 from ..scripts.call import Names, ScriptCall, as_bytes, load, parts_of, rows, text, texts
 from .calls import (
@@ -705,7 +705,7 @@ class Deliveries(CenterPart):
         given = self._settling(messages)
         results = self._runner.run_all(self._commands.ack(given.deliveries))
         if self._core.recorder is not None:
-            self._core.recorder.acked(given.deliveries)
+            self._core.recorder.told(given.deliveries, None)
 
         def batches() -> Iterable[list[Delivery]]:
             return (sorted(b, key=SLOT) for b in self._commands.ack_batches(given.deliveries))
@@ -741,7 +741,7 @@ class Deliveries(CenterPart):
             )
         )
         if self._core.recorder is not None and state is not None:
-            self._core.recorder.rejected(delivery, dead=state == DEAD, error=error or reason)
+            self._core.recorder.told([delivery], state, error or reason)
         return state
 
     def bury(self, message: Delivery, *, reason: str, error: str = "") -> str | None:
@@ -763,7 +763,7 @@ class Deliveries(CenterPart):
         topic = self._registry.topic_of(message)
         kept: str | None = self._runner.run(bury_call(self._context, topic, message, reason, error))
         if self._core.recorder is not None and kept is not None:
-            self._core.recorder.rejected(message, dead=True, error=error or reason)
+            self._core.recorder.told([message], DEAD, error or reason)
         return kept
 
     def release(self, messages: Given) -> Settled:
@@ -778,7 +778,7 @@ class Deliveries(CenterPart):
         given = self._settling(messages)
         results = self._runner.run_all(self._commands.release(given.deliveries))
         if self._core.recorder is not None:
-            self._core.recorder.released(given.deliveries)
+            self._core.recorder.told(given.deliveries, WAITING)
         return given.settled(results, lambda: batches_by_slot(given.deliveries), delivery_of)
 
     def extend(self, messages: Given, visibility: float | None = None) -> list[Any]:
@@ -795,7 +795,7 @@ class Deliveries(CenterPart):
         for one in (one for part in parts for one in part.overran):
             self._context.counts(self._registry.resolved(one.topic)).overran += 1
         if self._core.recorder is not None:
-            self._core.recorder.extended(given.deliveries)
+            self._core.recorder.told(given.deliveries, IN_FLIGHT)
         return [given.said(lost) for part in parts for lost in part]
 
 

@@ -14,7 +14,17 @@ from ..center.center import TimeoutCenter
 from ..errors import LibraryError
 from ..model.delivery import name_in
 from ..model.library import BEHIND, OFF, OUTBOX
-from ..model.results import REPLACED, WAITING, Cancelled, Delivery, Found, Put, Rescheduled
+from ..model.results import (
+    DEAD,
+    IN_FLIGHT,
+    REPLACED,
+    WAITING,
+    Cancelled,
+    Delivery,
+    Found,
+    Put,
+    Rescheduled,
+)
 from ..model.topic import Declaration, Topic
 from . import outbox, records, statuses
 from .horizon import FarMessages, is_far, new_time
@@ -25,6 +35,15 @@ from .retry import FailedRows
 
 #: Microseconds ahead within which a message may have run before its time is changed.
 UNDER_WAY_US = 5_000_000
+
+
+#: The state of a message in Redis, as its row has it.
+_STATUSES = {
+    None: statuses.DONE,
+    WAITING: statuses.PENDING,
+    IN_FLIGHT: statuses.TAKEN,
+    DEAD: statuses.DEAD,
+}
 
 
 @dataclass(eq=False)
@@ -159,7 +178,7 @@ class OpenLibrary:
         held = set(map(id, over))
         for one in messages:
             if id(one) not in held:
-                self._note(one, statuses.TAKEN)
+                self._note(one, statuses.TAKEN, "")
         return over
 
     def _over(self, topic: Topic, messages: list[Delivery]) -> list[Delivery]:
@@ -188,27 +207,12 @@ class OpenLibrary:
                 over += [some[place] for place in sorted(ended)]
         return over
 
-    def acked(self, messages: Sequence[Delivery]) -> None:
-        """Messages were acknowledged."""
+    def told(self, messages: Sequence[Delivery], state: str | None, error: str = "") -> None:
+        """What has become of deliveries; see :meth:`.core.Recorder.told`."""
         for one in self._with_bodies(messages):
-            self._note(one, statuses.DONE)
+            self._note(one, _STATUSES[state], error)
 
-    def rejected(self, message: Delivery, *, dead: bool, error: str) -> None:
-        """A message was given back after a failure, or is dead."""
-        for one in self._with_bodies([message]):
-            self._note(one, statuses.DEAD if dead else statuses.PENDING, error)
-
-    def released(self, messages: Sequence[Delivery]) -> None:
-        """Messages were given back."""
-        for one in self._with_bodies(messages):
-            self._note(one, statuses.PENDING)
-
-    def extended(self, messages: Sequence[Delivery]) -> None:
-        """Whoever has these still has them."""
-        for one in self._with_bodies(messages):
-            self._note(one, statuses.TAKEN)
-
-    def _note(self, message: Delivery, status: int, error: str = "") -> None:
+    def _note(self, message: Delivery, status: int, error: str) -> None:
         if not self._keeps(message.topic):
             return
         topic = self.topic_of(message.topic)

@@ -36,7 +36,17 @@ from . import statuses
 from .guard import ends_of, over_of
 from .putting import DeadLetters, missing_of
 from .rebuild import key_of
-from .records import TOLD_HEADERS, Event, Key, Row, identity_of, ids_of, now_us, row_of_message
+from .records import (
+    TOLD_HEADERS,
+    Event,
+    Key,
+    Row,
+    event_of,
+    identity_of,
+    ids_of,
+    now_us,
+    row_of_message,
+)
 from .shards import CHUNK, Asking, Database, each_asked
 from .store import Store
 
@@ -370,10 +380,8 @@ class Behind:
             for row in self._store.of_ids(wanted)
             if row.id in ids.get(row.topic, ()) and row.place == statuses.IN_REDIS
         ]
-        return [
-            Event(row.key, statuses.CANCELLED, now_us(), 0, "", "", ({}, 0))
-            for row in missing_of(self._center, rows)
-        ]
+        gone = missing_of(self._center, rows)
+        return [event_of(row.key, statuses.CANCELLED) for row in gone]
 
     # -- what is not logged
 

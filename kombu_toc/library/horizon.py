@@ -23,7 +23,7 @@ from ..model.topic import Declaration, Topic
 from . import outcomes, statuses
 from .outcomes import are
 from .putting import Putter, note_expired
-from .records import Event, Key, Row, key_of, now_us
+from .records import Key, Row, event_of, key_of, now_us
 from .schema import IS_FAR
 from .shards import CHUNK, Shard, chunks, each_asked
 from .statuses import FAR
@@ -540,12 +540,11 @@ class FarStore:
 
     def end(self, rows: Sequence[Row], status: int) -> list[Key]:
         """Note that rows have ended, as far as they are still far ahead; return which."""
-        at = now_us()
         for shard in self.shards.divided(rows, attrgetter("key")):
-            self.store.make_room(shard, at)
+            self.store.make_room(shard, now_us())
 
         def end(shard: Shard, connection: Connection, keys: list[Key]) -> None:
-            events = [Event(key, status, at, 0, "", "", ({}, 0)) for key in keys]
+            events = [event_of(key, status) for key in keys]
             outcomes.write(shard.database.dialect, shard.tables, events, connection)
 
         return self._change(rows, end)

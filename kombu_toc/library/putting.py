@@ -486,7 +486,7 @@ class Returner:
         over |= {row.key for row in rows if row.topic in off}
         self._store.forget([row.key for row in rows if row.key in over])
         wanted = self._counted([row for row in rows if row.key not in over])
-        self._store.record([_event(row, statuses.PENDING) for row in wanted])
+        self._store.record([records.event_of(row.key, statuses.PENDING) for row in wanted])
         return self.put(wanted)
 
     def _counted(self, rows: Sequence[records.Row]) -> list[records.Row]:
@@ -508,7 +508,7 @@ class Returner:
         if dead:
             DeadLetters(self._store).bury(self._center, self._putter, dead, LOST)
             self._store.record(
-                [_event(row, statuses.DEAD)._replace(error=row.error or "") for row in dead]
+                [records.event_of(row.key, statuses.DEAD, row.error or "") for row in dead]
             )
         return lost
 
@@ -535,20 +535,11 @@ def off_among(center: TimeoutCenter, rows: Iterable[records.Row]) -> set[str]:
     return {name for name, one in known.items() if one and one.declaration.library == OFF}
 
 
-def _event(row: records.Row, status: int) -> records.Event:
-    return records.Event(row.key, status, records.now_us(), 0, "", "", ({}, 0))
-
-
-def ended(row: records.Row, status: int) -> records.Event:
-    """That a row has ended."""
-    return _event(row, status)
-
-
 def note_expired(store: Store, putter: Putter) -> int:
     """Record what was not put because it has expired; return how many that were."""
     expired = putter.expired
     if expired:
-        store.record([ended(row, statuses.EXPIRED) for row in expired])
+        store.record([records.event_of(row.key, statuses.EXPIRED) for row in expired])
         putter.expired = []
     return len(expired)
 

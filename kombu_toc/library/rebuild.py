@@ -495,7 +495,7 @@ class Reconciler:
             if state == putting.THERE:
                 continue
             if state == putting.DEAD:
-                events.append(putting.ended(row, statuses.DEAD))
+                events.append(records.event_of(row.key, statuses.DEAD))
             elif self._is_confirmed(shard, row):
                 confirmed.append(row)
         if events:
@@ -627,7 +627,7 @@ class Comparison:
     ) -> None:
         putter = putting.Putter(self._center, self._store.topics, self._store.take_over)
         putting.Returner(self._store, self._center, putter).put_missing(missing)
-        self._store.record([putting.ended(row, statuses.DEAD) for row in dead])
+        self._store.record([records.event_of(row.key, statuses.DEAD) for row in dead])
         new = [records.row_of_message(one, key) for one, key in messages if key not in over]
         if new:
             self._store.insert(new)

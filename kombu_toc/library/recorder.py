@@ -32,7 +32,7 @@ from . import outbox, records, statuses
 from .guard import Guard
 from .keeper import Keeper
 from .putting import Schedules
-from .records import Event, Key, Row, now_us
+from .records import Event, Key, Row
 from .schema import MAX_ERROR
 from .shards import CHUNK, Database, RefusedError, each_asked
 from .store import Made, Store
@@ -736,10 +736,9 @@ class Recorder:
         and keeps what is not written."""
         if not keys:
             return
-        now = now_us()
         self.gathering.look()
         self._backlog.forget(keys)
-        events = [Event(key, status, now, 0, "", "", ({}, 0)) for key in keys]
+        events = [records.event_of(key, status) for key in keys]
         try:
             self.store.record(events)
         except LibraryError:

@@ -109,6 +109,11 @@ class Event(NamedTuple):
         return self.status not in statuses.LIVE
 
 
+def event_of(key: Key, status: int, error: str = "") -> Event:
+    """That a message has a status from now on; nothing else is known of it."""
+    return Event(key, status, now_us(), 0, "", error, NOTHING)
+
+
 def identity_of(topic: str, id: str, body: bytes, token: str = "") -> tuple[Key, Mapping[str, Any]]:
     """The key of the row of a message that is kept under this id, and its headers.
 

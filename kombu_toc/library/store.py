@@ -19,7 +19,7 @@ from ..model.topic import Declaration
 from . import outbox, outcomes, search, statuses
 from .locator import Locator, Mover
 from .outcomes import DAY_US, are
-from .records import Event, Key, Row, now_us
+from .records import Event, Key, Row, event_of, now_us
 from .schema import COMMON, IS_FAR, IS_NOT_FAR, LAYOUT, TOPICS
 from .shards import CHUNK, Asking, Database, Shard, Shards, chunks, each_asked
 
@@ -270,10 +270,7 @@ class Store:
 
     def take_over(self, rows: Sequence[Row]) -> None:
         """Other messages have the places of these by now: they have ended."""
-        now = now_us()
-        self.record(
-            [Event(row.key, statuses.CANCELLED, now, 0, "", TAKEN_OVER, ({}, 0)) for row in rows]
-        )
+        self.record([event_of(row.key, statuses.CANCELLED, TAKEN_OVER) for row in rows])
 
     def set_traits(self, rows: Sequence[Row]) -> None:
         """Keep the traits that these rows have now."""
