@@ -71,8 +71,7 @@ def timeout_center(app: Celery, **options: Any) -> TaskCenter:
     Raises ConfigurationError if the app's broker URL is not one of ours. The connection is made
     when it is first used.
     """
-    from .app.broker import broker_of
-    from .app.task import TaskCenter
+    from .app.task import TaskCenter, broker_of
 
     broker = broker_of(app)
     options = {**broker.options, **options}

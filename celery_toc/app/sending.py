@@ -21,8 +21,7 @@ import kombu_toc
 from celery_toc import timeout_center
 
 from ..compat import sending as compat
-from .broker import broker_of
-from .task import TaskCenter
+from .task import TaskCenter, broker_of
 
 if TYPE_CHECKING:
     from celery import Celery

@@ -10,7 +10,7 @@ import click
 import kombu_toc
 from kombu_toc import Fault
 
-from ..app.broker import visibility_warnings
+from ..app.task import visibility_warnings
 from . import session as cli
 from .screen import Cell, Column, counted, listed, scaled
 from .session import Session

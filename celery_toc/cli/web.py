@@ -68,7 +68,7 @@ def notify(session: Session, **options: Any) -> None:
     Any number of these share the work. `celery toc topic set QUEUE --target URL` gives a queue a
     target.
     """
-    from ..app.broker import broker_of
+    from ..app.task import broker_of
 
     check_needs()
     broker = broker_of(session.app)

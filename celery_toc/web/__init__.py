@@ -20,9 +20,8 @@ import kombu_toc
 from kombu_toc import http
 
 from .. import aio, timeout_center
-from ..app.broker import broker_of
 from ..app.revoke import mark_revoked, remember_revoked
-from ..app.task import Task, sources_of
+from ..app.task import Task, broker_of, sources_of
 from ..schedules.rules import ScheduleError, check_name, zone_of
 from . import schedules, tasks
 from .schedules import PUT, keep, page_of_schedules, refusals, unknown, when_of

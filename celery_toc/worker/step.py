@@ -29,7 +29,7 @@ from celery.worker.consumer.tasks import Tasks
 import kombu_toc
 
 from .. import compat
-from ..app.broker import visibility_warnings
+from ..app.task import visibility_warnings
 from . import failures, pool, schedules
 from .pool import Pace, PoolPolicy, SubmittedRequests
 from .schedules import BeatSchedule

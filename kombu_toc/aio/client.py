@@ -21,9 +21,15 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, NoPermissionError, ResponseError
 
 from ..center.waiting import WakeConnection
-from ..client.cluster import ClusterClient, Place, with_short_timeouts
 from ..client.connect import POOL_TIMEOUT
-from ..client.connection import Pipeline, parsed, pipeline_of
+from ..client.connection import (
+    ClusterClient,
+    Pipeline,
+    Place,
+    parsed,
+    pipeline_of,
+    with_short_timeouts,
+)
 from ..client.errors import is_demoted, server_of, translated
 from ..client.options import arguments_of
 from ..client.tls import TLSConnection

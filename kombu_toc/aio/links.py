@@ -14,7 +14,7 @@ import redis
 from redis.connection import DefaultParser
 from redis.exceptions import InvalidResponse, ResponseError
 
-from ..client.cluster import NotSentError
+from ..client.connection import NotSentError
 from ..compat.redis_connections import STREAM, stream_of
 from ..errors import TocError
 from ..scripts.call import patience_for, pieces

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import redis
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisError, ResponseError
 
-from ..client.cluster import is_passing
+from ..client.connection import is_passing
 from ..client.errors import is_temporary, translated
 from ..errors import ConfigurationError, NotPermittedError, ServerError
 from ..model.results import Delivery, Popped

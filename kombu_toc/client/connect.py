@@ -18,8 +18,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConn
 from ..compat.redis_connections import is_open
 from ..errors import ConfigurationError, FailoverError, ServerError
 from ..scripts.call import Packer
-from .cluster import ClusterClient, Place
-from .connection import Client
+from .connection import Client, ClusterClient, Place
 from .embedded import EmbeddedServer
 from .errors import is_demoted
 from .options import Settings

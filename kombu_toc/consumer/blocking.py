@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import ResponseError
 
 from ..center import exchanges
-from ..client.cluster import is_passing
+from ..client.connection import is_passing
 from ..scripts.call import text
 from .connections import BROKEN, SLOW, Waiting
 from .loop import TICK, Alarm, Loop, end_wait

@@ -14,7 +14,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import redis
 from redis.exceptions import InvalidResponse, NoScriptError, ResponseError
 
-from ..client.cluster import (
+from ..client.connect import SOCKET_TIMEOUT
+from ..client.connection import (
+    IDLE,
     MAX_MOVES,
     ClusterClient,
     Place,
@@ -22,8 +24,6 @@ from ..client.cluster import (
     key_of,
     with_short_timeouts,
 )
-from ..client.connect import SOCKET_TIMEOUT
-from ..client.connection import IDLE
 from ..client.errors import BROKEN as BROKEN
 from ..client.errors import explained, is_refused, is_temporary, refusal
 from ..compat.redis_connections import socket_of

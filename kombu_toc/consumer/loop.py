@@ -14,8 +14,7 @@ from kombu.utils.eventio import ERR, READ, poll
 from redis.exceptions import ResponseError
 
 from ..center.runner import misused, named
-from ..client.cluster import with_short_timeouts
-from ..client.connection import close_idle
+from ..client.connection import close_idle, with_short_timeouts
 from ..scripts.call import ScriptCall
 from .connections import ClusterConnections, HomeConnection, PipelinedConnection, Waiting
 from .threads import unpatched_threading

@@ -19,8 +19,7 @@ from ..center.admin_commands import Place
 from ..center.calls import ScheduleChange, ScheduleFiring
 from ..center.center import TimeoutCenter
 from ..center.pop import bury_call
-from ..center.put import Conflict, unique_call
-from ..center.put_many import BYTES_PER_CALL, MESSAGES_PER_CALL, put_many_call
+from ..center.put import BYTES_PER_CALL, MESSAGES_PER_CALL, Conflict, put_many_call, unique_call
 from ..center.upkeep import home_of
 from ..client.connection import pipelined
 from ..errors import LibraryError

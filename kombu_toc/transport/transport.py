@@ -22,9 +22,8 @@ from redis import exceptions
 from ..center.center import CONSUMERS, PRODUCERS, TimeoutCenter, check_permitted, make_center
 from ..center.exchanges import Routes
 from ..center.failures import FailureWriter
-from ..client.cluster import ClusterClient
 from ..client.connect import CONNECT_TIMEOUT, connect
-from ..client.connection import Client
+from ..client.connection import Client, ClusterClient
 from ..client.errors import check_server
 from ..client.options import Settings, hide, read
 from ..client.urls import Address, mask_password, read_url, sentinel_url

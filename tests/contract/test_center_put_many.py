@@ -24,7 +24,7 @@ from kombu_toc import (
     center_for,
     reshard_topic,
 )
-from kombu_toc.center import put_many
+from kombu_toc.center import put as put_many
 from kombu_toc.model import message as envelope
 
 from ..support.cases import each

@@ -340,8 +340,8 @@ def test_a_server_that_is_away_is_said_before_a_rate(
         return real(calls) if real else ([ServerError("no memory")] * len(calls), None)
 
     monkeypatch.setattr(center.runner, "run_each_put", run)
-    monkeypatch.setattr("kombu_toc.center.put_many.MESSAGES_TOGETHER", 1)
-    monkeypatch.setattr("kombu_toc.center.put_many.MESSAGES_PER_CALL", 1)
+    monkeypatch.setattr("kombu_toc.center.put.MESSAGES_TOGETHER", 1)
+    monkeypatch.setattr("kombu_toc.center.put.MESSAGES_PER_CALL", 1)
     with pytest.raises(PutManyError, match="no memory") as raised:
         center.put_many("mail", [("a", b""), ("b", b"")])
     assert [type(one) for one in raised.value.results] == [RateLimitedError, ServerError]

@@ -13,8 +13,8 @@ from redis.backoff import NoBackoff
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.retry import Retry
 
-from kombu_toc.client.cluster import ClusterClient
 from kombu_toc.client.connection import Client as NodeClient
+from kombu_toc.client.connection import ClusterClient
 
 from .servers import Host, Server
 

@@ -27,8 +27,7 @@ from kombu_toc.center.calls import (
     written_call,
 )
 from kombu_toc.center.pop import PickRequest, Wanted, bury_call, look_call, mark_calls, pick_call
-from kombu_toc.center.put import unique_call
-from kombu_toc.center.put_many import put_many_call
+from kombu_toc.center.put import put_many_call, unique_call
 from kombu_toc.center.schedules import RecurringCommands
 from kombu_toc.center.upkeep import sweep_call
 from kombu_toc.errors import ActionTimeError
