@@ -205,12 +205,8 @@ def add_bootstep(step: type) -> None:
 # -- worker-state
 
 _NAMES = (
-    "requests",
-    "reserved_requests",
-    "active_requests",
-    "should_stop",
-    "should_terminate",
-    "maybe_shutdown",
+    *("requests", "reserved_requests", "active_requests", "should_stop"),
+    *("should_terminate", "maybe_shutdown"),
 )
 
 WORKER_STATE = CompatPart(

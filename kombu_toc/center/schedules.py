@@ -134,17 +134,8 @@ class RecurringCommands:
             topic,
             "recur",
             (
-                slot.announced_times,
-                slot.body,
-                slot.tokens,
-                slot.reasons,
-                slot.schedules,
-                slot.templates,
-                slot.firings,
-                slot.coming,
-                slot.schedule_names,
-                slot.schedules_changed,
-                *slot.stores,
+                *(slot.announced_times, slot.body, slot.tokens, slot.reasons),
+                *(*slot.of_schedules(), *slot.stores),
             ),
             (
                 len(topic.steps),
@@ -204,17 +195,7 @@ class RecurringCommands:
 
         return ScriptCall(
             load("recurring"),
-            (
-                slot.schedules,
-                slot.templates,
-                slot.firings,
-                slot.coming,
-                slot.prepare,
-                slot.dead,
-                slot.schedules_changed,
-                slot.schedule_names,
-                *slot.stores,
-            ),
+            (*slot.of_schedules(), slot.prepare, slot.dead, *slot.stores),
             (len(topic.steps), int(template), int(fired), limit, *rest),
             parse,
         )

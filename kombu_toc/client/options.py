@@ -500,42 +500,24 @@ _OPTIONS: dict[str, Option] = {
 #: Kombu's own options that a URL may have; Kombu reads them.
 _KOMBU = frozenset(
     (
-        "max_retries",
-        "interval_start",
-        "interval_step",
-        "interval_max",
-        "connect_retries_timeout",
-        "virtual_host",
+        *("max_retries", "interval_start", "interval_step", "interval_max"),
+        *("connect_retries_timeout", "virtual_host"),
     )
 )
 
 #: The same of ``broker_transport_options``, where Kombu or a producer puts some more.
 _KOMBU_OPTIONS = _KOMBU | {
-    "body_encoding",
-    "callback",
-    "deadletter_queue",
-    "errback",
-    "polling_interval",
+    *("body_encoding", "callback", "deadletter_queue", "errback", "polling_interval"),
     "retry_errors",
 }
 
 #: Options of Kombu's own Redis transport that this one does not need. Apps that move have them.
 _KOMBU_REDIS = frozenset(
     (
-        "ack_emulation",
-        "fanout_patterns",
-        "fanout_prefix",
-        "reauth_check_interval",
-        "retry_on_timeout",
-        "sentinel_fanout_compat",
-        "sep",
-        "unacked_index_key",
-        "unacked_key",
-        "unacked_mutex_expire",
-        "unacked_mutex_key",
-        "unacked_restore_interval",
-        "unacked_restore_limit",
-        "unacked_restore_throttle",
+        *("ack_emulation", "fanout_patterns", "fanout_prefix", "reauth_check_interval"),
+        *("retry_on_timeout", "sentinel_fanout_compat", "sep", "unacked_index_key"),
+        *("unacked_key", "unacked_mutex_expire", "unacked_mutex_key"),
+        *("unacked_restore_interval", "unacked_restore_limit", "unacked_restore_throttle"),
     )
 )
 
@@ -558,15 +540,8 @@ def arguments_of(*classes: type) -> frozenset[str]:
 _REDIS = arguments_of(
     redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection, redis.ConnectionPool
 ) - {
-    "connection_class",
-    "decode_responses",
-    "encoding",
-    "encoding_errors",
-    "parser_class",
-    "protocol",
-    "redis_connect_func",
-    "retry",
-    "retry_on_error",
+    *("connection_class", "decode_responses", "encoding", "encoding_errors"),
+    *("parser_class", "protocol", "redis_connect_func", "retry", "retry_on_error"),
     "retry_on_timeout",
 }
 

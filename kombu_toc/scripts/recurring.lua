@@ -1,8 +1,8 @@
 -- Reads schedules of a slot: those that are named, or page by page, the one that fires next first or
 -- by name.
 --
--- KEYS[1] schedules   KEYS[2] templates   KEYS[3] firings   KEYS[4] coming   KEYS[5] prepare
--- KEYS[6] dead   KEYS[7] when one was changed last   KEYS[8] names   KEYS[9...] store (one per
+-- KEYS[1] schedules   KEYS[2] templates   KEYS[3] firings   KEYS[4] coming   KEYS[5] names
+-- KEYS[6] when one was changed last   KEYS[7] prepare   KEYS[8] dead   KEYS[9...] store (one per
 -- priority step)
 -- ARGV[1] number of priority steps   ARGV[2] 1: their templates too   ARGV[3] 1: what has fired too
 -- ARGV[4] how many at most, page by page; 0: those that are named
@@ -16,12 +16,12 @@
 --@ clock sorted ranks
 
 local stores = {unpack(KEYS, 9, 8 + tonumber(ARGV[1]))}
-local found = {clock(), redis.call('ZSCORE', KEYS[7], '') or ''}
+local found = {clock(), redis.call('ZSCORE', KEYS[6], '') or ''}
 
 local function where(id)
   if waits_at(stores, id) then return 1 end
   for state = 2, 3 do
-    if redis.call('ZSCORE', KEYS[3 + state], id) then return state end
+    if redis.call('ZSCORE', KEYS[5 + state], id) then return state end
   end
   return 0
 end
@@ -34,7 +34,7 @@ local function read(name, at)
     lines = redis.call('HGET', KEYS[3], name) or ''
     for line in string.gmatch(lines, '[^\n]*\n') do
       local id = string.match(line, '^[^\t\n]*')
-      if redis.call('ZSCORE', KEYS[5], id) then flying[#flying + 1] = id end
+      if redis.call('ZSCORE', KEYS[7], id) then flying[#flying + 1] = id end
     end
   end
   local next = string.match(record, '^[^\n]*')
@@ -47,7 +47,7 @@ if most == 0 then
   return found
 end
 if #ARGV == 5 then
-  local names = redis.call('ZRANGE', KEYS[8], ARGV[5] == '' and '-' or '(' .. ARGV[5], '+', 'BYLEX',
+  local names = redis.call('ZRANGE', KEYS[5], ARGV[5] == '' and '-' or '(' .. ARGV[5], '+', 'BYLEX',
     'LIMIT', 0, most)
   for i = 1, #names do read(names[i], redis.call('ZSCORE', KEYS[4], names[i]) or '') end
   return found

@@ -42,19 +42,10 @@ _OTHER_ARGUMENTS = frozenset(("x-expires", "x-max-priority"))
 #: What RabbitMQ knows and this transport does not.
 _RABBITMQS = frozenset(
     (
-        "x-consumer-timeout",
-        "x-dead-letter-exchange",
-        "x-dead-letter-routing-key",
-        "x-dead-letter-strategy",
-        "x-delivery-limit",
-        "x-max-length",
-        "x-max-length-bytes",
-        "x-overflow",
-        "x-queue-leader-locator",
-        "x-queue-mode",
-        "x-queue-type",
-        "x-quorum-initial-group-size",
-        "x-single-active-consumer",
+        *("x-consumer-timeout", "x-dead-letter-exchange", "x-dead-letter-routing-key"),
+        *("x-dead-letter-strategy", "x-delivery-limit", "x-max-length", "x-max-length-bytes"),
+        *("x-overflow", "x-queue-leader-locator", "x-queue-mode", "x-queue-type"),
+        *("x-quorum-initial-group-size", "x-single-active-consumer"),
     )
 )
 
