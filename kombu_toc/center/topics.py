@@ -197,23 +197,17 @@ class Queues(CenterPart):
         found = self._require(topic)
         standing = found.declaration
         in_force = standing.limits(self._context.limits)
-        said = {name: getattr(standing, name) for name in ("retries", *terms.Limits._fields)}
-        limits = {
-            name: results.Limit(getattr(in_force, name), results.DEFAULT)
-            if value is None
-            else results.Limit(value, results.DECLARED)
-            for name, value in said.items()
-        }
-        for name in (*terms.TERMS, *terms.LIBRARY_TERMS, *terms.NOTIFIER_TERMS):
-            value = getattr(standing, name)
-            limits[name] = results.Limit(
-                value, results.DEFAULT if value is None else results.DECLARED
-            )
-        if standing.key_weights:
-            limits["key_weights"] = results.Limit(dict(standing.key_weights), results.DECLARED)
-        steps = results.Limit(
-            found.open_steps, results.DEFAULT if standing.steps is None else results.DECLARED
-        )
+        own = (*terms.TERMS, *terms.LIBRARY_TERMS, *terms.NOTIFIER_TERMS, "steps")
+        limits = {}
+        for name in ("retries", *terms.Limits._fields, *own):
+            said = getattr(standing, name)
+            value = getattr(in_force, name, None) if said is None else said
+            if name == "steps":
+                value = found.open_steps
+            elif name == "key_weights" and value:
+                value = dict(value)
+            origin = results.DEFAULT if said is None else results.DECLARED
+            limits[name] = results.Limit(value, origin)
         away: tuple[Any, ...] = ()
         try:
             counts = self.counts(topic)
@@ -222,7 +216,7 @@ class Queues(CenterPart):
         described = results.Description(
             topic,
             found.slots,
-            {**limits, "steps": steps},
+            limits,
             standing.closed_steps,
             standing.expires,
             standing.draining_counts,

@@ -238,10 +238,9 @@ class Presence:
     """
 
     def __init__(self, lock: AbstractContextManager[Any], host: str, pid: int) -> None:
-        self._lock = lock
         self._process = [host, pid]
-        #: queue -> the channels that consume it
-        self._consumed: dict[str, set[Hashable]] = {}
+        #: the queues, and the channels that consume them
+        self._consumed: KeptFresh[str] = KeptFresh(lock, min)
         #: what is in Redis, and monotonic seconds when that is to be announced again
         self._announced = ""
         self._due = 0.0
@@ -254,37 +253,28 @@ class Presence:
 
     def add(self, queue: str, holder: Hashable) -> None:
         """A channel consumes a queue."""
-        with self._lock:
-            self._consumed.setdefault(queue, set()).add(holder)
-            self._due = 0.0
+        self._consumed.keep(queue, 0, holder)
+        self._due = 0.0
 
     def remove(self, queue: str, holder: Hashable) -> bool:
-        """Note that a channel consumes a queue no more. Returns whether it did."""
-        with self._lock:
-            holders = self._consumed.get(queue, set())
-            if holder not in holders:
-                return False
-            holders.discard(holder)
-            if not holders:
-                del self._consumed[queue]
-            self._due = 0.0
-            return True
+        """Note that a channel consumes a queue no more. Returns whether no other does."""
+        return self._left(self._consumed.leave(queue, holder))
 
     def remove_all(self, holder: Hashable) -> bool:
         """A channel is closed. Returns whether it has consumed anything."""
-        with self._lock:
-            consumed = [queue for queue, holders in self._consumed.items() if holder in holders]
-            for queue in consumed:
-                self.remove(queue, holder)
-            return bool(consumed)
+        return self._left(self._consumed.leave_all(holder))
+
+    def _left(self, is_change: bool) -> bool:
+        if is_change:
+            self._due = 0.0
+        return is_change
 
     def end(self) -> bool:
         """The process ends, and consumes nothing any more. Returns whether Redis says otherwise,
         or is about to."""
-        with self._lock:
-            self._consumed.clear()
-            self._due = 0.0
-            return bool(self)
+        self._consumed.forget_where(lambda _: True)
+        self._due = 0.0
+        return bool(self)
 
     def is_due(self, now: float) -> bool:
         """Whether it is to be announced."""
@@ -295,10 +285,9 @@ class Presence:
 
         :meth:`announced` or :meth:`failed` is next.
         """
-        with self._lock:
-            queues = sorted(self._consumed)
-            self._due = now + PRESENCE_INTERVAL
-            self._announcing = True
+        # In this order: what changes from now on is announced anew.
+        self._due, self._announcing = now + PRESENCE_INTERVAL, True
+        queues = sorted(self._consumed.lifetimes())
         statement = json.dumps([*self._process, *queues]) if queues else ""
         return statement, [self._announced] if self._announced not in ("", statement) else []
 
@@ -351,11 +340,13 @@ class KeptFresh(Generic[Name]):
                 self._held.pop(name, None)
             return not holders
 
-    def leave_all(self, holder: Hashable) -> None:
-        """A channel is closed."""
+    def leave_all(self, holder: Hashable) -> bool:
+        """A channel is closed. Returns whether it has held anything."""
         with self._lock:
-            for name in list(self._held):
+            names = [name for name, holders in self._held.items() if holder in holders]
+            for name in names:
                 self.leave(name, holder)
+            return bool(names)
 
     def forget(self, name: Name) -> None:
         """Forget a name that is deleted: nobody holds it any more."""
