@@ -18,7 +18,7 @@ from ..metrics import Metrics
 from ..model.keys import Keys
 from ..model.limits import CLUSTER_SLOTS, DEFAULT_SLOTS, LIMITS, Limits, Number
 from ..model.scores import MAX_RETRIES
-from ..scripts.call import ScriptCall, commands_of, load, texts
+from ..scripts.call import ScriptCall, commands_of, load, parts_of, texts
 from .admin_commands import AdminCommands
 from .calls import POP_BYTES, Commands, Context, add_counters
 from .consumption import Loops
@@ -363,8 +363,7 @@ def estimate_memory(
         share = topic.slot_span / len(slots)
         wanted += [(name, share, key) for n in slots for key in topic.slot(n).all()]
     found = dict.fromkeys(names, 0.0)
-    for start in range(0, len(wanted), TOGETHER):
-        part = wanted[start : start + TOGETHER]
+    for part in parts_of(wanted, TOGETHER):
         asked = (("MEMORY USAGE", key) for _, _, key in part)
         replies = pipelined(center.client, asked, raises=False)
         for (name, share, _), reply in zip(part, replies, strict=True):

@@ -22,7 +22,7 @@ from ..model.delivery import key_in, token_with
 from ..model.failures import FailedTask, FailuresRetried
 from ..model.library import Record
 from ..model.results import DEAD, Found, Missing, OnProgress, tell_nobody
-from ..scripts.call import ScriptCall, load, microseconds, text
+from ..scripts.call import ScriptCall, load, microseconds, parts_of, rows, text
 from .calls import PutRequest, suffix_of
 from .core import CenterPart, Core, FailedRows
 from .find import Dead
@@ -140,10 +140,9 @@ class Failures(CenterPart):
         away = Away()
         found: list[FailedTask] = []
         topics = self._topics(topic)
-        for start in range(0, len(ids), _IDS):
-            some = ids[start : start + _IDS]
+        for some in parts_of(ids, _IDS):
             args = (_WHOLE, len(some), 0, 0, 0, *some)
-            for _, page in self._read(topics, [args] * len(topics), away):
+            for _, page in self._read([(one, args) for one in topics], away):
                 found += page
         known = {(one.topic, one.id) for one in found}
         for one in self._in_library(away, methodcaller("of_ids", ids)):
@@ -159,11 +158,11 @@ class Failures(CenterPart):
         for one in failures:
             ids.setdefault(one.topic, []).append(one.id)
         asked = [
-            (topic, (_HEAD, _IDS, 0, 0, 0, *some[start : start + _IDS]))
+            (topic, (_HEAD, _IDS, 0, 0, 0, *part))
             for topic, some in ids.items()
-            for start in range(0, len(some), _IDS)
+            for part in parts_of(some, _IDS)
         ]
-        pages = self._read([one for one, _ in asked], [args for _, args in asked], Away())
+        pages = self._read(asked, Away())
         return {(one.topic, one.id): one.failed_us for _, page in pages for one in page}
 
     def _in_library(
@@ -189,15 +188,13 @@ class Failures(CenterPart):
         return [one.name for one in self._registry.select(topic)]
 
     def _read(
-        self, topics: Sequence[str], args: Sequence[tuple[Any, ...]], away: Away
+        self, asked: Sequence[tuple[str, tuple[Any, ...]]], away: Away
     ) -> Iterator[tuple[bool, list[FailedTask]]]:
-        """Whether a queue has more, and what was read of it; of each that answers."""
-        for start in range(0, len(topics), _TOGETHER):
+        """Whether a queue has more, and what was read of it; of each that is asked with these
+        arguments and answers."""
+        for part in parts_of(asked, _TOGETHER):
             calls = [
-                self._call("failures", topic, given, partial(_page, topic))
-                for topic, given in zip(
-                    topics[start : start + _TOGETHER], args[start : start + _TOGETHER], strict=True
-                )
+                self._call("failures", topic, args, partial(_page, topic)) for topic, args in part
             ]
             for page in self._runner.run_there(calls, away):
                 if page is not None:
@@ -252,8 +249,8 @@ class Failures(CenterPart):
             newest = max(left.values())
             names = [name for name, until_us in left.items() if until_us >= newest - 1]
             budget = max(_BYTES // len(names), 1)
-            args = [(parts, step, budget, low, left.pop(name)) for name in names]
-            for has_more, page in self._read(names, args, away):
+            asked = [(name, (parts, step, budget, low, left.pop(name))) for name in names]
+            for has_more, page in self._read(asked, away):
                 waiting += page
                 if has_more and page:
                     left[page[-1].topic] = page[-1].failed_us - 1
@@ -421,10 +418,7 @@ class Failures(CenterPart):
 
 def _page(topic: str, raw: list[Any]) -> tuple[bool, list[FailedTask]]:
     more, flat = raw
-    read = (
-        model.read_record(topic, text(flat[i]), int(flat[i + 1]), flat[i + 2])
-        for i in range(0, len(flat), 3)
-    )
+    read = (model.read_record(topic, text(id), int(us), kept) for id, us, kept in rows(flat, 3))
     return bool(more), [one for one in read if one is not None]
 
 

@@ -28,7 +28,7 @@ from ..model.limits import (
 from ..model.results import Delivery
 from ..model.scores import MAX_RETRIES
 from ..model.topic import Declaration, Topic
-from ..scripts.call import ScriptCall, as_bytes, load, text, texts
+from ..scripts.call import ScriptCall, as_bytes, load, parts_of, text, texts
 from .runner import Runner
 
 # -- names in their order, page by page
@@ -43,7 +43,7 @@ def names_between(prefix: str, after: str) -> tuple[bytes, bytes]:
     return low, b"(" + as_bytes(prefix) + b"\xff"  # no name in UTF-8 has this byte
 
 
-def pages(client: Any, key: str, scan: str) -> Iterator[list[Any]]:
+def pages(client: Any, key: str, scan: str) -> Iterator[Sequence[Any]]:
     """The members of a key, a bounded number at a time; one may come twice.
 
     scan: the command that reads them
@@ -52,8 +52,7 @@ def pages(client: Any, key: str, scan: str) -> Iterator[list[Any]]:
     while True:
         cursor, some = getattr(client, scan)(key, cursor, count=AT_ONCE)
         names = [one[0] if isinstance(one, tuple) else one for one in some]
-        for start in range(0, len(names), AT_ONCE):
-            yield names[start : start + AT_ONCE]
+        yield from parts_of(names, AT_ONCE)
         if not cursor:
             return
 

@@ -15,7 +15,7 @@ from ..errors import ConfigurationError
 from ..model.keys import schedule_place
 from ..model.results import WAITING, Edition
 from ..model.topic import Topic
-from ..scripts.call import ScriptCall, load, text, texts
+from ..scripts.call import ScriptCall, load, parts_of, text, texts
 from .calls import Context, PutRequest, ScheduleChange, ScheduleFiring
 from .core import CenterPart, Core
 from .registry import AT_ONCE, names_between
@@ -259,8 +259,7 @@ class Recurring(CenterPart):
         """Read schedules by name: the server's clock in microseconds, and those that are there."""
         declared = self._registry.resolved(topic)
         us, found = 0, []
-        for start in range(0, len(names), NAMES_PER_CALL):
-            some = names[start : start + NAMES_PER_CALL]
+        for some in parts_of(names, NAMES_PER_CALL):
             us, part, _ = self._runner.run(
                 self._calls.reading(declared, some, template=template, fired=fired)
             )
@@ -286,9 +285,9 @@ class Recurring(CenterPart):
                 by_topic[topic].append(name)
         self._registry.learn_unknown(list(by_topic))
         wanted = [
-            (topic, some[start : start + NAMES_PER_CALL])
+            (topic, part)
             for topic, some in by_topic.items()
-            for start in range(0, len(some), NAMES_PER_CALL)
+            for part in parts_of(some, NAMES_PER_CALL)
         ]
         calls = [
             self._calls.reading(
@@ -400,8 +399,7 @@ class Recurring(CenterPart):
         gone: list[str] = []
         if ids is not None:
             names = sorted({name for name, at, _ in (id.rpartition("@") for id in ids) if at})
-            for start in range(0, len(names), NAMES_PER_CALL):
-                some = names[start : start + NAMES_PER_CALL]
+            for some in parts_of(names, NAMES_PER_CALL):
                 gone += self._runner.run(self._calls.recheck(declared, some))[1]
             return gone
         behind = 0

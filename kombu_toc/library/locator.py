@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Integer, bindparam, delete, literal, select, 
 
 from ..model.delivery import has_biz, spread_of
 from ..model.topic import checksum_of
+from ..scripts.call import parts_of
 from .outcomes import are
 from .records import Key, now_us
 from .schema import LOCATOR
@@ -190,12 +191,10 @@ class Locator:
     def _look_in(self, database: Database, ids: Sequence[str]) -> Iterable[tuple[Shard, Key]]:
         shards = self._shards.of_database(database)
         many = TABLES[database.dialect.name]
-        for start in range(0, len(shards), many):
-            some = shards[start : start + many]
+        for some in parts_of(shards, many):
             statement = _naming(some)
-            for first in range(0, len(ids), IDS):
-                part = list(ids[first : first + IDS])
-                rows = database.read(statement.bindparams(ids=part))
+            for part in parts_of(ids, IDS):
+                rows = database.read(statement.bindparams(ids=list(part)))
                 for row in rows:
                     yield some[row["place"]], (row["id"], row["token"], "")
 
@@ -244,8 +243,8 @@ class Mover:
         number = 0
         for home, some in self._shards.divided(keys, lambda key: key).items():
             if home is not shard:
-                for start in range(0, len(some), MOVED_TOGETHER):
-                    number += self._move(shard, home, sorted(some[start : start + MOVED_TOGETHER]))
+                for part in parts_of(some, MOVED_TOGETHER):
+                    number += self._move(shard, home, sorted(part))
         return number
 
     def pull(self, keys: Sequence[Key]) -> None:
@@ -313,6 +312,5 @@ def _insert(
         if key not in over or over[key] < row["created_us"]
     ]
     for table, some in ((waiting, rows), (history, ended)):
-        for start in range(0, len(some), ROWS_PER_STATEMENT):
-            values = some[start : start + ROWS_PER_STATEMENT]
+        for values in parts_of(some, ROWS_PER_STATEMENT):
             connection.execute(dialect.insert_missing(table), list(map(dict, values)))

@@ -30,7 +30,7 @@ from ..model.library import OFF
 from ..model.message import FOR_A_TIME, KEEP_EARLIER, UNIQUE, Claim, Unique, claim_of, decode_key
 from ..model.results import WAITING, Delivery, Found, PutTogether
 from ..model.topic import Declaration, Topic
-from ..scripts.call import ScriptCall
+from ..scripts.call import ScriptCall, parts_of
 from . import records, statuses
 from .guard import ended_rows, ends_of, over_of
 from .outcomes import are
@@ -680,8 +680,8 @@ class Schedules:
             by_database[self._store.shards.of(name[1]).database].append(name)
         with each_asked() as asking:
             for database, names in by_database.items():
-                for start in range(0, len(names), TOGETHER):
-                    some = {name: changes[name] for name in names[start : start + TOGETHER]}
+                for part in parts_of(names, TOGETHER):
+                    some = {name: changes[name] for name in part}
                     with asking:
                         database.run(partial(self._write, database, some))
                         continue

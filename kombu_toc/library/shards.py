@@ -26,6 +26,7 @@ from ..client.options import DatabaseURL
 from ..errors import ConfigurationError, LibraryError
 from ..model.delivery import spread_of, spread_of_biz
 from ..model.topic import slot_of
+from ..scripts.call import parts_of
 from .records import Key
 from .schema import LAYOUT, Attributes, ShardTables, tables
 
@@ -225,8 +226,7 @@ class PostgreSQL(Dialect):
             f"SELECT * FROM unnest({columns}) ON CONFLICT DO NOTHING"
         )
         inserted = 0
-        for start in range(0, len(values), ROWS_PER_STATEMENT):
-            some = values[start : start + ROWS_PER_STATEMENT]
+        for some in parts_of(values, ROWS_PER_STATEMENT):
             arrays = tuple([one[name] for one in some] for name in names)
             inserted += connection.exec_driver_sql(statement, arrays).rowcount
         return inserted
@@ -776,8 +776,7 @@ CHUNK = 500
 
 def chunks(items: Sequence[R]) -> Iterator[Sequence[R]]:
     """Items, as many as one statement names."""
-    for start in range(0, len(items), CHUNK):
-        yield items[start : start + CHUNK]
+    return parts_of(items, CHUNK)
 
 
 class Shard(NamedTuple):
