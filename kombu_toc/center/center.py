@@ -299,8 +299,7 @@ def _metrics_of(client: redis.Redis, settings: Settings) -> Metrics:
 
 #: The scripts of whoever publishes, and what a consumer adds to them.
 PRODUCERS = (
-    *("admit", "bind", "bindings", "bound", "broadcast", "counts", "declare", "put"),
-    "put_special",
+    *("admit", "bind", "bound", "broadcast", "counts", "declare", "put", "put_special", "unbind"),
 )
 CONSUMERS = (
     *("ack", "due", "elect", "extend", "hand_back", "pass_on", "pop", "present", "purge", "recall"),

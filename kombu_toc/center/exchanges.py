@@ -307,9 +307,12 @@ class Bindings:
         return now_ms
 
     def remove(self, exchange: str, *members: str) -> None:
-        """Remove bindings; with the last one, the exchange's streams."""
+        """Remove bindings, and those that went stale; with the last one, the exchange's streams."""
         self._center.registry.bound.difference_update((exchange, member) for member in members)
-        self.of(exchange, *members)
+        of = self._keys
+        names = (of.bindings(exchange), of.parts(exchange), of.expiring, of.bound(exchange))
+        keys = [*names, *streams(self._center, exchange)]
+        self._center.runner.run(ScriptCall(load("unbind"), keys, (exchange, *members), int))
 
     def with_queue(self, queue: str) -> list[tuple[str, str]]:
         """(exchange, binding) of each binding of a queue, whoever has made it."""
@@ -345,23 +348,6 @@ class Bindings:
         """The type of an exchange; None if no queue is bound to it."""
         member = self._center.client.zrange(self._keys.bindings(exchange), 0, 0)
         return json.loads(member[0])[3] if member else None
-
-    def of(self, exchange: str, *removed: str) -> list[tuple[str, str, str, bool]]:
-        """Remove some bindings of an exchange; return (routing key, pattern, queue, whether the
-        queue is transient) of each of the others."""
-        keys = self._keys
-        names = (
-            keys.bindings(exchange),
-            keys.parts(exchange),
-            keys.expiring,
-            keys.bound(exchange),
-            *streams(self._center, exchange),
-        )
-        raw = self._center.runner.run(
-            ScriptCall(load("bindings"), names, (exchange, *removed), list)
-        )
-        pairs = zip(raw[::2], raw[1::2], strict=True)
-        return [(*json.loads(member)[:3], bool(transient)) for member, transient in pairs]
 
 
 class Table:

@@ -564,7 +564,7 @@ def delete(
             return  # too late: at the next attempt
     bindings = Bindings(center)
     for exchange in deletion.bindings:
-        bindings.of(exchange)  # drops what is stale, and with the last binding the streams
+        bindings.remove(exchange)  # drops what is stale, and with the last binding the streams
     owed.done(deletion)
 
 

@@ -122,7 +122,7 @@ def sweep(center: TimeoutCenter, log: Callable[..., None] = logger.log) -> list[
             log(logging.INFO, "deleting queue %s: it went stale", name)
             center.queues.delete(name, if_undeclared=True)
         else:
-            bindings.of(name)
+            bindings.remove(name)
     return stale
 
 

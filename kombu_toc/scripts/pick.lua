@@ -23,7 +23,7 @@
 --
 -- What was announced stays so until the slot is empty: whoever wakes for a time that was picked finds
 -- the next one, and announces it.
---@ clock admitted wake failure token lease deliver sorted expire push unlimited
+--@ clock admitted wake failure token lease sorted deliver push unlimited
 
 local steps, count = tonumber(ARGV[1]), (#ARGV - 10 - (limited and limited.args or 0)) / 3
 local limit, budget, early = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'

@@ -68,10 +68,9 @@ local function know_more()
 --< failure
 --< token
 --< lease
---< deliver
 --< sorted
+--< deliver
 --< recover
---< expire
   more = {deliver = deliver, is_still = is_still, note_longest = note_longest, roll_back = roll_back,
     drop_dead = drop_dead}
   terms = read_terms(ARGV[7], ARGV[19])

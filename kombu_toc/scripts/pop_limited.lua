@@ -18,7 +18,7 @@
 -- frees one does.
 --
 -- What may start at once goes to no lane, unless keys take turns.
---@ clock admitted wake failure token recover lease deliver sorted expire lanes
+--@ clock admitted wake failure token recover lease sorted deliver lanes
 
 local slots, steps = tonumber(ARGV[1]), tonumber(ARGV[2])
 local soon, late = tonumber(ARGV[3]), tonumber(ARGV[5])

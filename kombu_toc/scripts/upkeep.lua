@@ -34,7 +34,7 @@
 -- A clock that is set back leaves leases that end too late. Those that end later than any that is given
 -- now end as that one does: at once, if the clock was seen to be later; else none is shortened to less
 -- than a minute, for other processes may give longer ones than who looks.
---@ clock admitted wake failure token recover lease deliver sorted expire lanes push
+--@ clock admitted wake failure token recover lease sorted deliver lanes push
 
 local wake_is_here = ARGV[4] == '1'
 local left, each = tonumber(ARGV[2]), tonumber(ARGV[3])

@@ -22,7 +22,7 @@ from kombu.exceptions import ChannelError
 import kombu_toc
 from kombu_toc import TimeoutCenter
 from kombu_toc.center import registry
-from kombu_toc.center.exchanges import Bindings, binding
+from kombu_toc.center.exchanges import Bindings, Routes, binding
 from kombu_toc.consumer.state import DefaultPolicy
 from kombu_toc.consumer.upkeeper import sweep
 from kombu_toc.model import message as envelope
@@ -630,7 +630,7 @@ def test_deleting_a_queue_ends_bindings_that_other_processes_have_made(
     connection = connect()
     assert connection.default_channel.queue_delete(odd) == 0
     left = {
-        e: [b[2] for b in Bindings(connection.transport.center).of(e)]
+        e: [b[2] for b in Routes(connection.transport.center).of(e).rows]
         for e in ("work", "news", "far")
     }
     assert left == {"work": ["b"], "news": ["b"], "far": []}

@@ -26,8 +26,8 @@ from ..support.workers import Journal, StartWorkers, wait_until
 from .test_cli import answer
 
 #: The scripts that a role runs.
-PRODUCER = {"admit", "bind", "bindings", "broadcast", "cancel", "count", "counts", "declare"}
-PRODUCER |= {"bound", "cancelled", "get", "put", "put_many", "put_special"}
+PRODUCER = {"admit", "bind", "bound", "broadcast", "cancel", "count", "counts", "declare"}
+PRODUCER |= {"cancelled", "get", "put", "put_many", "put_special", "unbind"}
 CONSUMER = {
     "ack",
     "bury",
