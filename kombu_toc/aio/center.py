@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from functools import partial
 from itertools import islice
 from math import inf
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import redis
@@ -212,17 +211,12 @@ class AsyncConsumption:
         self._loop.__enter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *why: object) -> None:
         task = self._loop.task
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
-        await run(self._loop.__exit__, kind, exc, trace)
+        await run(self._loop.__exit__, *why)
 
     def __aiter__(self) -> AsyncIterator[AsyncTaken]:
         return self
@@ -342,12 +336,7 @@ class AsyncTimeoutCenter:
     async def __aenter__(self) -> AsyncTimeoutCenter:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *why: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from math import inf
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.exceptions import RedisError
@@ -204,12 +203,7 @@ class Consumption:
         self.center.on_settled.append(self._settled)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, exc: object, trace: object) -> None:
         self._own()
         self._ended = True
         self._bell.set()
