@@ -1,6 +1,8 @@
-"""What has become of a task, as a number in the library. Imports nothing."""
+"""What has become of a task, as a number in the library."""
 
 from __future__ import annotations
+
+from ..model.library import STATUSES
 
 #: It waits for its time, or for a worker.
 PENDING = 0
@@ -22,19 +24,7 @@ FAILED = 8
 #: It is in DeadQueue, or was.
 DEAD = 9
 
-NAMES = {
-    PENDING: "pending",
-    TAKEN: "taken",
-    DONE: "done",
-    SUCCEEDED: "succeeded",
-    RETRIED: "retried",
-    CANCELLED: "cancelled",
-    REVOKED: "revoked",
-    EXPIRED: "expired",
-    FAILED: "failed",
-    DEAD: "dead",
-}
-
+NAMES = dict(enumerate(STATUSES))
 NUMBERS = {name: number for number, name in NAMES.items()}
 
 #: Those that a row of what has not ended may have.

@@ -8,7 +8,8 @@ from ..errors import ConfigurationError
 
 # -- what the task library knows of a message
 
-#: What may have become of a message: it waits, a worker has it, or one of the ways to end.
+#: What may have become of a message: it waits, a worker has it, or one of the ways to end. In the
+#: order of their numbers (kombu_toc/library/statuses.py).
 STATUSES = (
     *("pending", "taken", "done", "succeeded", "retried", "cancelled", "revoked", "expired"),
     *("failed", "dead"),
