@@ -111,7 +111,7 @@ def test_every_operation_works_and_is_that_of_the_center(
 
 def test_what_it_puts_is_what_the_center_puts(url: str, center: TimeoutCenter) -> None:
     async def put() -> None:
-        async with center_at(url) as toc:
+        async with center_at(url, toc_slots=8) as toc:
             await toc.put("mail", "one", b"body", at=4e9, priority=3)
 
     in_loop(put())

@@ -480,8 +480,9 @@ def test_a_time_beyond_every_score_is_an_error_to_the_sender(connection: Connect
         publish(connection, "x", headers={"eta": "9999-01-01T00:00:00+00:00"})
 
 
-def test_x_slot_basis_names_the_slot(connection: Connection) -> None:
+def test_x_slot_basis_names_the_slot(connect: Connect) -> None:
     """A2, A7"""
+    connection = connect(toc_slots=8)
     for i in range(20):
         publish(connection, i, headers={"x-slot-basis": "customer-7", "x-delay": 60_000})
     by_slot = connection.transport.center.queues.counts_by_slot("mail")

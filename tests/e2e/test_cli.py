@@ -114,9 +114,9 @@ def test_status_tells_what_each_topic_holds(
     numbers = ("slots", "scheduled", "ready", "in_flight", "dead")
     held = {name: tuple(row[key] for key in numbers) for name, row in topics.items()}
     assert held == {
-        "celery": (8, 3, 0, 0, 0),
+        "celery": (1, 3, 0, 0, 0),
         "one-slot": (1, 0, 1, 1, 0),
-        "urgent": (8, 0, 0, 0, 1),
+        "urgent": (1, 0, 0, 0, 1),
     }
     assert 0.05 <= topics["one-slot"]["oldest_seconds"] < 30
     assert topics["celery"]["oldest_seconds"] == 0
@@ -126,7 +126,7 @@ def test_status_tells_what_each_topic_holds(
 
     assert topics["celery"]["queue"] == "celery"
     text = run("status", "celery").out
-    assert re.search(r"^celery +8 +3 +0 +0 +0 +-", text, re.M), text
+    assert re.search(r"^celery +1 +3 +0 +0 +0 +-", text, re.M), text
     assert "urgent" not in text
 
 
@@ -510,7 +510,7 @@ def test_status_and_top_tell_how_late_workers_were_and_what_they_did(
     wait_until(lambda: kombu_toc.read_metrics(toc)["celery"].totals["acked"] == 20)
     [topic] = run("status", "celery", "--json").json["topics"]
     assert 0 <= topic["late_p50_seconds"] <= topic["late_p99_seconds"] < time.time() - before
-    assert re.search(r"^celery +8 .* \d[\d.]*m?s +\d[\d.]*m?s +1 +0B$", run("status").out, re.M)
+    assert re.search(r"^celery +1 .* \d[\d.]*m?s +\d[\d.]*m?s +1 +0B$", run("status").out, re.M)
     [look] = run("top", "celery", "--count", 1, "--json").out.splitlines()
     [topic] = json.loads(look)["topics"]
     rates = topic["per_second"]

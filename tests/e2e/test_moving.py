@@ -148,7 +148,7 @@ def test_reshard_tells_what_it_has_done_and_what_is_wrong(
     assert toc.counts("celery").scheduled == 20
 
     # By a known id: of 64, one slot would not have to be moved.
-    app.tasks["e2e.add"].apply_async((1, 1), task_id="held")
+    toc.put("celery", "held", b"")
     [held] = toc.pop("celery", 1).messages
     assert held.slot > 0
     options = ("--settle", 0, "--wait", "0", "--yes")
