@@ -26,21 +26,22 @@ local function free_score(store, score, keyed)
     local laned = keyed and redis.call('ZRANGEBYSCORE', store, -(ms * 1000 + 999), -score, 'WITHSCORES', 'LIMIT', 0, 1)[2]
     return laned and math.max(last or 0, -tonumber(laned)) or last
   end
-  local function is_full(number) -- of milliseconds from here on, on the whole
-    local count = redis.call('ZCOUNT', store, score, (first + number) * 1000 + 999)
-    return 4 * count >= 3 * 968 * number
+  -- How many milliseconds would be filled, to three quarters, by what lies in so many from here on.
+  local function filled(number)
+    return math.floor(redis.call('ZCOUNT', store, score, (first + number) * 1000 + 999) / 726)
   end
   local last = last_up_to(first)
+  local full, room, there = 0, 1, last and last % 1000 >= 900 and filled(1) or 0
   -- It is full with fewer, too, if it was before some of the last of them were taken out.
-  if last and last % 1000 >= 900 and (last % 1000 == 999 or is_full(1)) then
+  if there > 0 or last and last % 1000 == 999 then
     -- Where the messages end that have filled this millisecond and those behind it: where three
     -- quarters of the places up to there are no longer taken. (What was taken out of them leaves no
     -- gap that a later one might get into, and what lies behind them for its own reasons is overtaken.)
-    local full, room = 0, 1
-    while is_full(room) do full, room = room, 2 * room end
+    while there >= room do full, room, there = room, 2 * room, filled(2 * room) end
+    room = there + 1 -- mostly right behind the last that is full
     while room - full > 1 do
-      local middle = math.floor((full + room) / 2)
-      if is_full(middle) then full = middle else room = middle end
+      if filled(there) >= there then full = there else room = there end
+      there = math.floor((full + room) / 2)
     end
     -- The last places of a millisecond may be taken by others although there is room in it.
     for number = room, room + 64 do
