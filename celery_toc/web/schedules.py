@@ -290,16 +290,16 @@ def operations(app: Celery, allowed: Allowed) -> http.Operations:
         returns=("The schedule.", _SCHEDULE),
         problems=("not-found",),
     )
-    async def get(api: Any, request: http.Request) -> http.Answer:
-        found = await seen(request)
+    async def get(api: Any, request: http.Request, name: str) -> http.Answer:
+        found = await seen(request, name)
         return http.answer(shown(found, api.masking_for(request.token)))
 
-    async def seen(request: http.Request) -> Schedule:
+    async def seen(request: http.Request, name: str) -> Schedule:
         """The schedule that is meant. Raises Problem if there is none, or if the token may not see
         its queue."""
-        found: Schedule | None = await _schedules().get(request.segments[0])
+        found: Schedule | None = await _schedules().get(name)
         if found is None or not request.token.sees(found.queue):
-            raise unknown(request.segments[0])
+            raise unknown(name)
         return found
 
     @table.add(
@@ -309,8 +309,8 @@ def operations(app: Celery, allowed: Allowed) -> http.Operations:
         returns=("At most 20 firings and 10 changes, the latest first.", _FIRINGS),
         problems=("not-found",),
     )
-    async def history(api: Any, request: http.Request) -> http.Answer:
-        found = await seen(request)
+    async def history(api: Any, request: http.Request, name: str) -> http.Answer:
+        found = await seen(request, name)
         with refusals(found.name):  # it may have been deleted just now
             firings = await _schedules().history(found.name)
         edits = [http.members(one, _EDIT["properties"], time="at") for one in found.edits]
@@ -325,8 +325,8 @@ def operations(app: Celery, allowed: Allowed) -> http.Operations:
         returns=("The schedule as it is then.", _SCHEDULE),
         problems=("conflict",),
     )
-    async def put(api: Any, request: http.Request) -> http.Answer:
-        name, fields = request.segments[0], request.fields()
+    async def put(api: Any, request: http.Request, name: str) -> http.Answer:
+        fields = request.fields()
         allowed.check(fields["task"])
         before = await _schedules().get(name)
         found = await keep(signed(request), name, fields, when_of(fields), before)
@@ -341,8 +341,7 @@ def operations(app: Celery, allowed: Allowed) -> http.Operations:
         returns=("The ids of the tasks.", http.record("ids", ids=http.array(http.TEXT))),
         problems=("not-found", "conflict"),
     )
-    async def backfill(api: Any, request: http.Request) -> http.Answer:
-        name = request.segments[0]
+    async def backfill(api: Any, request: http.Request, name: str) -> http.Answer:
         fields = request.fields()
         bounds = fields["startTime"], fields.get("endTime")
         rates = {option: fields[option] for option in ("rate", "limit") if option in fields}
@@ -350,8 +349,7 @@ def operations(app: Celery, allowed: Allowed) -> http.Operations:
             return http.answer({"ids": await signed(request).backfill(name, *bounds, **rates)})
 
     def change(method: str) -> Any:
-        async def run(api: Any, request: http.Request) -> http.Answer:
-            name = request.segments[0]
+        async def run(api: Any, request: http.Request, name: str) -> http.Answer:
             with refusals(name):
                 await getattr(signed(request), method)(name)
             after = await _schedules().get(name)

@@ -322,8 +322,8 @@ def operations(allowed: Allowed) -> http.Operations:
         about="The message is what apply_async sends, in JSON. Only tasks that were allowed are "
         "sent.",
     )
-    async def run_send(api: Any, request: http.Request) -> http.Answer:
-        allowed.check_app(request.segments[0])
+    async def run_send(api: Any, request: http.Request, app: str) -> http.Answer:
+        allowed.check_app(app)
         fields = request.fields()
         name = fields["task"]
         allowed.check(name)
@@ -338,9 +338,9 @@ def operations(allowed: Allowed) -> http.Operations:
         problems=("not-found",),
         about="A task that the backend does not know is PENDING.",
     )
-    async def run_result(api: Any, request: http.Request) -> http.Answer:
-        allowed.check_app(request.segments[0])
+    async def run_result(api: Any, request: http.Request, app: str, id: str) -> http.Answer:
+        allowed.check_app(app)
         masking = api.masking_for(request.token)
-        return http.answer(await allowed.result(request.segments[1], masking))
+        return http.answer(await allowed.result(id, masking))
 
     return table

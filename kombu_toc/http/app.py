@@ -445,18 +445,18 @@ class HttpApi:
                 key, request, path, lambda: self._run(operation, request)
             )
             if operation.again is not None and REPLAYED in made.headers and made.status == 200:
-                return await operation.again(self, request, made)
+                return await operation.again(self, made, *request.segments)
             return made
         return await self._run(operation, request)
 
     async def _run(self, operation: asgi.Operation, request: asgi.Request) -> asgi.Answer:
         """Do it, and note what was done if that is for the audit log."""
         if not operation.act:
-            return await operation.run(self, request)
+            return await operation.run(self, request, *request.segments)
         who, queue = _name_of(request.token), _queue_of(request, operation)
         what = _said(request, operation)
         async with self.audit.doing(who, operation.act, queue or "", what) as doing:
-            made = await operation.run(self, request)
+            made = await operation.run(self, request, *request.segments)
             doing.number = made.number
             return made
 

@@ -164,9 +164,8 @@ async def retry(api: Any, request: Request) -> Answer:
     "Show the history of a task",
     returns=("Its records.", _PAGE),
 )
-async def history(api: Any, request: Request) -> Answer:
+async def history(api: Any, request: Request, id: str) -> Answer:
     """All that is known of a task, the oldest first."""
-    id = request.segments[0]
     records = await api.ask_library("history", id)
     if not records:
         raise schema.not_found(f"the library knows no task {id!r}")
@@ -358,9 +357,9 @@ async def shown_failures(
     },
     returns=("A page.", _FAILURES),
 )
-async def list_failures(api: Any, request: Request) -> Answer:
+async def list_failures(api: Any, request: Request, queue: str) -> Answer:
     """Failed tasks, the latest first."""
-    queue = await api.known_queue(request.segments[0])
+    await api.known_queue(queue)
     masking = api.masking_for(request.token, queue)
     tools = api.page.tools
     which = {"limit": 100, **request.asked}
@@ -378,9 +377,9 @@ async def list_failures(api: Any, request: Request) -> Answer:
     "Show why a task failed",
     returns=("The failure.", _FAILURE),
 )
-async def show_failure(api: Any, request: Request) -> Answer:
+async def show_failure(api: Any, request: Request, queue: str, id: str) -> Answer:
     """The latest failure of a task."""
-    queue, id = await api.known_queue(request.segments[0]), request.segments[1]
+    await api.known_queue(queue)
     found, missing = await api.page.tools.as_far(api.center.failures.get(id, topic=queue))
     for one in found:
         masking = api.masking_for(request.token, queue)
@@ -398,9 +397,9 @@ async def show_failure(api: Any, request: Request) -> Answer:
     request=_CHOSEN,
     returns=("How many, and what was taken away from them.", _RETRIED),
 )
-async def retry_failures(api: Any, request: Request) -> Answer:
+async def retry_failures(api: Any, request: Request, queue: str) -> Answer:
     """Run failed tasks again, under their ids, each once."""
-    queue = await api.known_queue(request.segments[0])
+    await api.known_queue(queue)
     done = await api.acting.failures.retry(queue, **request.fields())
     said = {"retried": done.number, "notKept": done.not_kept, **done._asdict()}
     return answer({name: said[name] for name in _RETRIED["properties"]}, number=done.number)
@@ -414,8 +413,8 @@ async def retry_failures(api: Any, request: Request) -> Answer:
     request=_CHOSEN,
     returns=("How many.", schema.record("deleted", deleted=schema.WHOLE)),
 )
-async def forget(api: Any, request: Request) -> Answer:
+async def forget(api: Any, request: Request, queue: str) -> Answer:
     """Forget failed tasks; dead letters stay."""
-    queue = await api.known_queue(request.segments[0])
+    await api.known_queue(queue)
     number = await api.center.failures.delete(queue, **request.fields())
     return answer({"deleted": number}, number=number)

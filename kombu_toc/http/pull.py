@@ -74,13 +74,11 @@ def _settled(name: str, about: str, **more: Any) -> dict[str, Any]:
     )
 
 
-async def lease_again(api: Any, request: Request, made: Answer) -> Answer:
+async def lease_again(api: Any, made: Answer, queue: str) -> Answer:
     """The answer to a lease once more, with the bytes of the messages that are still in flight by
     it: another consumer may have one by now, or another message its id."""
     tasks = json.loads(made.body)["tasks"]
-    found: list[Found] = await api.center.get(
-        [one["id"] for one in tasks], topic=request.segments[0]
-    )
+    found: list[Found] = await api.center.get([one["id"] for one in tasks], topic=queue)
     bodies = {(one.id, one.token): one.body for one in found if one.state == IN_FLIGHT}
     budget = DecompressionBudget(LEASED)
     whole = []
@@ -106,10 +104,10 @@ async def lease_again(api: Any, request: Request, made: Answer) -> Answer:
     "Clients that wait are served in the order of asking. A message comes back when its lease "
     "ends without an acknowledgement.",
 )
-async def lease(api: Any, request: Request) -> Answer:
+async def lease(api: Any, request: Request, queue: str) -> Answer:
     """Lease messages that are due; wait for some if there are none."""
     fields = request.fields()
-    long_polls, queue = api.long_polls, request.segments[0]
+    long_polls = api.long_polls
     asked = (
         *(queue, fields.get("limit", 1), fields.get("wait", 0), fields.get("visibility")),
         request.token.name,
@@ -191,9 +189,9 @@ def receipts_of(fields: dict[str, Any], queue: str) -> list[str]:
 
 
 def _settling(verb: str, done: str) -> Callable[..., Awaitable[Answer]]:
-    async def run(api: Any, request: Request) -> Answer:
+    async def run(api: Any, request: Request, queue: str) -> Answer:
         """Acknowledge messages, or give them back unhandled, which spends no retry."""
-        receipts = receipts_of(request.fields(), request.segments[0])
+        receipts = receipts_of(request.fields(), queue)
         settled = await getattr(api.center, verb)(receipts)
         return answer({done: int(settled), "stale": list(settled.stale)})
 
@@ -223,10 +221,10 @@ for _verb, _done, _summary, _returns, _about in (
         _settled("extended", "How many are extended."),
     ),
 )
-async def extend(api: Any, request: Request) -> Answer:
+async def extend(api: Any, request: Request, queue: str) -> Answer:
     """Extend leases: they end that long from now."""
     fields = request.fields()
-    receipts = receipts_of(fields, request.segments[0])
+    receipts = receipts_of(fields, queue)
     stale = await api.center.extend(receipts, fields.get("visibility"))
     return answer({"extended": len(receipts) - len(stale), "stale": list(stale)})
 
@@ -245,10 +243,10 @@ async def extend(api: Any, request: Request) -> Answer:
         ),
     ),
 )
-async def reject(api: Any, request: Request) -> Answer:
+async def reject(api: Any, request: Request, queue: str) -> Answer:
     """Give messages back after a failure: one retry less, after the queue's back-off."""
     fields = request.fields()
-    receipts = receipts_of(fields, request.segments[0])
+    receipts = receipts_of(fields, queue)
     how = {
         "requeue": not fields.get("dead", False),
         "reason": fields.get("reason", ""),

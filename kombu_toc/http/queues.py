@@ -211,9 +211,9 @@ async def list_queues(api: Any, request: Request) -> Answer:
     "Describe a queue",
     returns=("The queue.", _QUEUE),
 )
-async def describe(api: Any, request: Request) -> Answer:
+async def describe(api: Any, request: Request, queue: str) -> Answer:
     """What a queue is declared with, and what is in it."""
-    return answer(await _described(api, request.segments[0]))
+    return answer(await _described(api, queue))
 
 
 async def _described(api: Any, queue: str) -> dict[str, Any]:
@@ -241,9 +241,8 @@ async def _described(api: Any, queue: str) -> dict[str, Any]:
     about="The first declaration stands: what a later one says otherwise changes nothing.",
     problems=(),
 )
-async def declare(api: Any, request: Request) -> Answer:
+async def declare(api: Any, request: Request, queue: str) -> Answer:
     """Declare a queue; the first declaration stands."""
-    queue = request.segments[0]
     fields = request.fields()
     limits = {_DECLARABLE[name]: value for name, value in fields.items() if value is not None}
     try:
@@ -261,9 +260,8 @@ async def declare(api: Any, request: Request) -> Answer:
     request=ALTER,
     returns=("The queue as it is declared now.", _QUEUE),
 )
-async def alter(api: Any, request: Request) -> Answer:
+async def alter(api: Any, request: Request, queue: str) -> Answer:
     """Change limits of a queue while it is in use."""
-    queue = request.segments[0]
     fields = request.fields()
     if not fields:
         raise invalid("", f"say what to change; there are {', '.join(_ALTERABLE)}")
@@ -294,9 +292,9 @@ def _meant(error: str, queue: str, fields: Mapping[str, Any]) -> str:
     query={"ifEmpty": schema.Flag("Only if it holds nothing; this takes five seconds.")},
     returns=("Whether it is deleted.", schema.record("deleted", deleted=schema.FLAG)),
 )
-async def delete(api: Any, request: Request) -> Answer:
+async def delete(api: Any, request: Request, queue: str) -> Answer:
     """Delete a queue with everything in it."""
-    queue = await api.known_queue(request.segments[0])
+    await api.known_queue(queue)
     if_empty = request.asked.get("ifEmpty", False)
     deleted = await api.acting.queues.delete(queue, if_empty=if_empty)
     return answer({"deleted": deleted}, number=-1 if deleted else 0)
@@ -308,10 +306,10 @@ async def delete(api: Any, request: Request) -> Answer:
     query={"within": WITHIN},
     returns=("How many there are.", _COUNTS),
 )
-async def counts(api: Any, request: Request) -> Answer:
+async def counts(api: Any, request: Request, queue: str) -> Answer:
     """How many messages a queue holds."""
     within = request.asked.get("within")
-    queue = await api.known_queue(request.segments[0])
+    await api.known_queue(queue)
     declared = await api.center.registry.known(queue)
     return answer(await _with_far(api, declared, await counts_of(api, queue, within)))
 
@@ -347,9 +345,9 @@ async def counts_of(api: Any, queue: str, within: float | None) -> dict[str, int
         ),
     ),
 )
-async def usage(api: Any, request: Request) -> Answer:
+async def usage(api: Any, request: Request, queue: str) -> Answer:
     """What is used of a queue's limits, and what waits because of them."""
-    found = await api.center.queues.usage(request.segments[0])
+    found = await api.center.queues.usage(queue)
     shown = schema.members(found, ("running", "waiting", "keysWaiting", "oldestSeconds"))
     shown["limits"] = [
         {
@@ -363,9 +361,9 @@ async def usage(api: Any, request: Request) -> Answer:
 
 
 def _pausing(verb: str) -> Callable[..., Awaitable[Answer]]:
-    async def run(api: Any, request: Request) -> Answer:
+    async def run(api: Any, request: Request, queue: str) -> Answer:
         """Have workers take nothing from a queue, or let them take again."""
-        queue = await api.known_queue(request.segments[0])
+        await api.known_queue(queue)
         await getattr(api.center.queues, verb)(queue)
         return answer({"paused": verb == "pause"})
 
@@ -395,9 +393,9 @@ for _verb, _summary in (
         schema.record("purged schedules", purged=schema.WHOLE, schedules=schema.array(schema.TEXT)),
     ),
 )
-async def purge(api: Any, request: Request) -> Answer:
+async def purge(api: Any, request: Request, queue: str) -> Answer:
     """Delete every message that waits in a queue."""
-    queue = await api.known_queue(request.segments[0])
+    await api.known_queue(queue)
     purged = await api.acting.queues.purge(queue)
     return answer({"purged": purged, "schedules": list(purged.schedules)}, number=purged)
 
@@ -411,21 +409,21 @@ async def purge(api: Any, request: Request) -> Answer:
     query={"limit": _LIMIT, "after": _AFTER},
     returns=("A page.", PAGE),
 )
-async def list_dead(api: Any, request: Request) -> Answer:
+async def list_dead(api: Any, request: Request, queue: str) -> Answer:
     """Dead messages, the oldest first."""
     asked = request.asked
-    queue = await api.known_queue(request.segments[0])
+    await api.known_queue(queue)
     limit, after = asked.get("limit", 100), asked.get("after")
     page = await read_page(api, queue, state=DEAD, limit=limit, after=after)
     return answer(await shown_page(api, request, page))
 
 
 def _changing_dead(verb: str, done: str) -> Callable[..., Awaitable[Answer]]:
-    async def run(api: Any, request: Request) -> Answer:
+    async def run(api: Any, request: Request, queue: str) -> Answer:
         """Deliver dead messages again, or delete them."""
-        ids, more = await _dead(api, request)
+        ids, more = await _dead(api, request, queue)
         change = getattr(api.acting.dead, verb)
-        number = await change(request.segments[0], ids=ids) if ids else 0
+        number = await change(queue, ids=ids) if ids else 0
         return answer({done: number, "more": more}, number=number)
 
     return run
@@ -446,10 +444,10 @@ for _verb, _done, _summary in (
     )(_changing_dead(_verb, _done))
 
 
-async def _dead(api: Any, request: Request) -> tuple[list[str], bool]:
+async def _dead(api: Any, request: Request, queue: str) -> tuple[list[str], bool]:
     """The ids that a request names, or the oldest; and whether there are more. What is meant is
     said in the body: one that got lost on the way means nothing."""
-    queue = await api.known_queue(request.segments[0])
+    await api.known_queue(queue)
     fields = request.fields()
     if "ids" in fields:
         return list(dict.fromkeys(fields["ids"])), False
@@ -486,9 +484,8 @@ SCALE = Operations("scale")
     ),
     about="For KEDA's metrics-api scaler. A queue that nobody has declared has no work.",
 )
-async def scale(api: Any, request: Request) -> Answer:
+async def scale(api: Any, request: Request, queue: str) -> Answer:
     """How much work there is, for KEDA: ready and in flight, and what comes due."""
-    queue = request.segments[0]
     within = request.asked.get("within", 0.0)
     declared = await api.center.registry.declared(queue)
     if declared is None:  # nobody has put anything yet

@@ -342,7 +342,8 @@ def path_of(scope: Scope, verbs: Collection[str]) -> tuple[list[str], str]:
 
 # -- operations
 
-Run = Callable[[Any, "Request"], Awaitable[Answer]]
+#: It is given the application, the request, and the parameters of its path.
+Run = Callable[..., Awaitable[Answer]]
 
 #: What a token may be allowed, and what each is for.
 ROLES = {
@@ -389,8 +390,9 @@ class Operation:
     many_queues: bool = False
     reads: bool = False  #: whether it reads its body itself: who asks decides how much it may be
     is_shown: bool = True  #: whether the OpenAPI document has it
-    #: makes an answer whole that was kept in part, for a request that is repeated
-    again: Callable[[Any, Request, Answer], Awaitable[Answer]] | None = None
+    #: makes an answer whole that was kept in part, for a request that is repeated: it is given the
+    #: application, that answer, and the parameters of the path
+    again: Callable[..., Awaitable[Answer]] | None = None
     act: str = ""  #: what the audit log calls it; empty: it is not there
     subject: str = ""  #: what its id begins with in the OpenAPI document
 

@@ -90,9 +90,8 @@ OPERATIONS = Operations("tasks")
     about="A CloudEvent is accepted as well, in binary or structured form: its id is the id of the "
     "message, and its bytes are the event as structured JSON.",
 )
-async def put(api: Any, request: Request) -> Answer:
+async def put(api: Any, request: Request, queue: str) -> Answer:
     """Put a message."""
-    queue = request.segments[0]
     if messages.is_event(request):
         arguments = messages.arguments_of_event(request)
         unique = None
@@ -119,9 +118,8 @@ async def put(api: Any, request: Request) -> Answer:
     "one, in one step. One that is in flight or dead stays as it is. With an Idempotency-Key a "
     "repetition changes nothing.",
 )
-async def replace(api: Any, request: Request) -> Answer:
+async def replace(api: Any, request: Request, queue: str, id: str) -> Answer:
     """Put a message in the place of the one of its id that waits."""
-    queue, id = request.segments
     task = request.fields()
     arguments = arguments_of({**task, "id": id}, request)
     _check(api, [arguments])
@@ -152,9 +150,8 @@ def _check(api: Any, messages: Sequence[dict[str, Any]]) -> None:
     ),
     status=201,
 )
-async def put_batch(api: Any, request: Request) -> Answer:
+async def put_batch(api: Any, request: Request, queue: str) -> Answer:
     """Put many messages, with an answer for each."""
-    queue = request.segments[0]
     tasks = request.fields()["tasks"]
     messages = [arguments_of(task, request, place) for place, task in enumerate(tasks)]
     _check(api, messages)
@@ -200,9 +197,8 @@ def _in_part(exc: Exception, shown: list[dict[str, Any]]) -> Problem:
     returns=("The message.", TASK),
     problems=("not-found",),
 )
-async def get(api: Any, request: Request) -> Answer:
+async def get(api: Any, request: Request, queue: str, id: str) -> Answer:
     """Read one message."""
-    queue, id = request.segments
     found: list[Found] = await api.center.get(id, topic=queue)
     if not found:
         raise not_found(f"queue {queue!r} has no message {id!r}: it is done, or was never there")
@@ -229,10 +225,10 @@ async def get(api: Any, request: Request) -> Answer:
     returns=("A page.", PAGE),
     problems=("not-found",),
 )
-async def list_tasks(api: Any, request: Request) -> Answer:
+async def list_tasks(api: Any, request: Request, queue: str) -> Answer:
     """Read messages by state and time, in the order of their times."""
     asked = request.asked
-    queue = await api.known_queue(request.segments[0])
+    await api.known_queue(queue)
     state = asked.get("state")
     page = await read_page(
         api,
@@ -277,9 +273,8 @@ async def read_page(api: Any, queue: str, *, limit: int, after: str | None, **ho
             return Page(found, after)
 
 
-async def cancel(api: Any, request: Request) -> Answer:
+async def cancel(api: Any, request: Request, queue: str, id: str) -> Answer:
     """Delete a message; one that is in flight only if that is asked for."""
-    queue, id = request.segments
     in_flight = request.asked.get("inFlight", False)
     found = await api.acting.cancel(id, topic=queue, in_flight=in_flight)
     if not found:
@@ -313,11 +308,11 @@ for _address in (
     request=CANCELLING,
     returns=("What became of those that there were.", _CANCELLED),
 )
-async def cancel_many(api: Any, request: Request) -> Answer:
+async def cancel_many(api: Any, request: Request, queue: str) -> Answer:
     """Delete messages; those in flight only if that is asked for."""
     fields = request.fields()
     found = await api.acting.cancel(
-        fields["ids"], topic=request.segments[0], in_flight=fields.get("inFlight", False)
+        fields["ids"], topic=queue, in_flight=fields.get("inFlight", False)
     )
     return answer(_cancelled(found), number=sum(one.deleted for one in found))
 
@@ -339,12 +334,12 @@ def _cancelled(found: Sequence[Any]) -> dict[str, Any]:
     returns=("It has that time.", _MOVED),
     problems=("not-found", "conflict"),
 )
-async def reschedule(api: Any, request: Request) -> Answer:
+async def reschedule(api: Any, request: Request, queue: str, id: str) -> Answer:
     """Give a waiting message another time."""
     fields = request.fields()
     if not fields:
         raise invalid("scheduleTime", "say scheduleTime or delay; :run makes it due now")
-    return await _move(api, request, at=fields.get("scheduleTime"), delay=fields.get("delay"))
+    return await _move(api, queue, id, at=fields.get("scheduleTime"), delay=fields.get("delay"))
 
 
 @OPERATIONS.add(
@@ -355,13 +350,12 @@ async def reschedule(api: Any, request: Request) -> Answer:
     returns=("It is due.", _MOVED),
     problems=("not-found", "conflict"),
 )
-async def run(api: Any, request: Request) -> Answer:
+async def run(api: Any, request: Request, queue: str, id: str) -> Answer:
     """Make a waiting message due now."""
-    return await _move(api, request)
+    return await _move(api, queue, id)
 
 
-async def _move(api: Any, request: Request, **when: float | None) -> Answer:
-    queue, id = request.segments
+async def _move(api: Any, queue: str, id: str, **when: float | None) -> Answer:
     found = await api.acting.reschedule(id, topic=queue, **when)
     if not found:
         raise not_found(f"queue {queue!r} has no message {id!r}: it is done, or was never there")
@@ -441,9 +435,9 @@ def _shown(job: Job) -> dict[str, Any]:
     }
 
 
-def _check_act(request: Request, act: str) -> None:
+def _check_act(request: Request, act: str, queue: str) -> None:
     """Raises Problem for a token that may not do this."""
-    check_role(request.token, EVERY_ACT[act].role, request.segments[0])
+    check_role(request.token, EVERY_ACT[act].role, queue)
 
 
 @JOBS.add(
@@ -456,12 +450,12 @@ def _check_act(request: Request, act: str) -> None:
     about="write: to cancel, run and reschedule messages; operate: to requeue and purge what is "
     "dead, to retry and forget failed tasks, and to reshard.",
 )
-async def begin(api: Any, request: Request) -> Answer:
+async def begin(api: Any, request: Request, queue: str) -> Answer:
     """Begin what is done to all that match."""
     said = request.fields()
     act, state = said["act"], said.get("state", ALL_WAITING)
-    _check_act(request, act)
-    queue = await api.known_queue(request.segments[0])
+    _check_act(request, act, queue)
+    await api.known_queue(queue)
     unfit = {"text", "bizId", "state"} if act in FAILED_ACTS else {"exception"}
     unfit.add("settle")
     unfit = {*_NEW.fields} - {"act", "slots", "settle"} if act == "reshard" else unfit
@@ -491,16 +485,15 @@ async def begin(api: Any, request: Request) -> Answer:
     "List jobs",
     returns=("The latest ones.", schema.record("jobs", jobs=schema.array(_JOB))),
 )
-async def list_jobs(api: Any, request: Request) -> Answer:
+async def list_jobs(api: Any, request: Request, queue: str) -> Answer:
     """The latest jobs of a queue, those of the page among them, the latest first."""
-    queue = await api.known_queue(request.segments[0])
+    await api.known_queue(queue)
     found = await api.page.tools.jobs.latest()
     return answer({"jobs": [_shown(one) for one in found if one.selection.queue == queue]})
 
 
-async def _job_of(api: Any, request: Request) -> Job:
+async def _job_of(api: Any, queue: str, id: str) -> Job:
     """The job that a path names. Raises Problem."""
-    queue, id = request.segments
     found: Job = await api.page.tools.jobs.get(id)
     if found.selection.queue != queue:
         raise not_found(f"queue {queue!r} has no such job")
@@ -512,9 +505,9 @@ async def _job_of(api: Any, request: Request) -> Job:
     "Show how far a job has come",
     returns=("The job; it is kept for an hour.", _JOB),
 )
-async def show_job(api: Any, request: Request) -> Answer:
+async def show_job(api: Any, request: Request, queue: str, id: str) -> Answer:
     """How far a job has come."""
-    return answer(_shown(await _job_of(api, request)))
+    return answer(_shown(await _job_of(api, queue, id)))
 
 
 @JOBS.add(
@@ -524,9 +517,9 @@ async def show_job(api: Any, request: Request) -> Answer:
     returns=("The job; it may still be in a step.", _JOB),
     problems=("not-found", "forbidden"),
 )
-async def stop_job(api: Any, request: Request) -> Answer:
+async def stop_job(api: Any, request: Request, queue: str, id: str) -> Answer:
     """Have a job end where it is. It needs the role that began it."""
-    found = await _job_of(api, request)
-    _check_act(request, found.act)
+    found = await _job_of(api, queue, id)
+    _check_act(request, found.act, queue)
     await api.page.tools.jobs.stop(found.id)
-    return answer(_shown(await _job_of(api, request)))
+    return answer(_shown(await _job_of(api, queue, id)))

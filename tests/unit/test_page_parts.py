@@ -254,9 +254,9 @@ def test_messages_are_expanded_beside_the_event_loop() -> None:
         assert [one.task for one in page] == ["t"] * 3
         get = AsyncMock(return_value=some[:1])
         api = SimpleNamespace(shown=shown, center=SimpleNamespace(get=get))
-        request = SimpleNamespace(token=None, segments=("mail", "id-1"))
+        request = SimpleNamespace(token=None)
         await tasks.shown_page(api, request, Page(some, None))  # type: ignore[arg-type]
-        await tasks.get(api, request)  # type: ignore[arg-type]
+        await tasks.get(api, request, "mail", "id-1")  # type: ignore[arg-type]
 
     asyncio.run(run())
     assert len(threads) == 7 and threading.main_thread() not in threads
