@@ -47,14 +47,14 @@ T = TypeVar("T", bound=_WithId)
 selection_options = cli.together(
     click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=cli.complete_id),
     cli.queue_option,
-    click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
+    cli.option("--task", "NAME", "Only tasks of that name; * and ? match any."),
     click.option("--state", "-s", type=click.Choice(WAITING), help="Only in this state."),
-    click.option(
+    cli.option(
         "--since",
-        metavar="TIME",
-        help="Only those that are due from that time on: ISO 8601, or a span such as 1h30m.",
+        "TIME",
+        "Only those that are due from that time on: ISO 8601, or a span such as 1h30m.",
     ),
-    click.option("--until", metavar="TIME", help="Only those that are due before that time."),
+    cli.option("--until", "TIME", "Only those that are due before that time."),
 )
 
 
@@ -192,18 +192,17 @@ celery -A shop toc cancel 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes --json
 celery -A shop toc cancel --queue mail --task shop.mail.remind --until 2h
 """)
 @selection_options
-@click.option(
+@cli.flag(
     "--in-flight",
-    is_flag=True,
-    help="With ids: also what a worker has. Its message is deleted, but the task is not stopped.",
+    "With ids: also what a worker has. Its message is deleted, but the task is not stopped.",
 )
-@click.option(
+@cli.option(
     "--biz-id",
-    metavar="ID",
-    help="Instead of ids and filters: what is pending of this business id in the task library.",
+    "ID",
+    "Instead of ids and filters: what is pending of this business id in the task library.",
 )
-@click.option("--biz-type", metavar="NAME", help="With --biz-id: only of this business type.")
-@click.option("--keep-results", is_flag=True, help="Do not mark the results as REVOKED.")
+@cli.option("--biz-type", "NAME", "With --biz-id: only of this business type.")
+@cli.flag("--keep-results", "Do not mark the results as REVOKED.")
 @cli.yes_option
 def cancel(
     session: Session,
@@ -399,8 +398,8 @@ celery -A shop toc reschedule 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --eta 2030-12
 celery -A shop toc reschedule --queue mail --task shop.mail.remind --until 2h --countdown 1d
 """)
 @selection_options
-@click.option("--eta", metavar="TIME", help="ISO 8601; without an offset, in the app's time zone.")
-@click.option("--countdown", metavar="SPAN", type=cli.SPAN, help="From now: seconds, or 1h30m, 2d.")
+@cli.option("--eta", "TIME", "ISO 8601; without an offset, in the app's time zone.")
+@cli.option("--countdown", "SPAN", "From now: seconds, or 1h30m, 2d.", type=cli.SPAN)
 @cli.yes_option
 def reschedule(
     session: Session,
@@ -559,8 +558,8 @@ def show(session: Session, id: str, queue: str | None) -> None:
 _dead_options = cli.together(
     click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=cli.complete_dead_id),
     cli.queue_option,
-    click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
-    click.option("--all", "-a", "every", is_flag=True, help="All of them."),
+    cli.option("--task", "NAME", "Only tasks of that name; * and ? match any."),
+    cli.flag("--all -a every", "All of them."),
     cli.yes_option,
 )
 

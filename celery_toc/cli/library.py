@@ -82,7 +82,7 @@ def status(session: Session) -> None:
 celery -A shop toc library check
 celery -A shop toc library check --fix --json
 """)
-@click.option("--fix", is_flag=True, help="Mend what is found.")
+@cli.flag("--fix", "Mend what is found.")
 def check(session: Session, fix: bool) -> None:
     """Compare the library with Redis: what is pending, and what waits.
 
@@ -220,8 +220,8 @@ celery -A shop toc failures list --groups
 celery -A shop toc failures list --task 'shop.tasks.*' --exception TimeoutError --since -1d
 """)
 @cli.queue_option
-@click.option("--exception", metavar="TYPE", help="Only with this type of exception.")
-@click.option("--groups", is_flag=True, help="How many of each task and exception.")
+@cli.option("--exception", "TYPE", "Only with this type of exception.")
+@cli.flag("--groups", "How many of each task and exception.")
 @paging
 def list_(
     session: Session,
@@ -281,9 +281,9 @@ def show(session: Session, id: str, queue: str | None) -> None:
 _which = cli.together(
     click.argument("ids", nargs=-1, metavar="[ID]..."),
     cli.queue_option,
-    click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
-    click.option("--exception", metavar="TYPE", help="Only with this type of exception."),
-    click.option("--all", "-a", "every", is_flag=True, help="All of them."),
+    cli.option("--task", "NAME", "Only tasks of that name; * and ? match any."),
+    cli.option("--exception", "TYPE", "Only with this type of exception."),
+    cli.flag("--all -a every", "All of them."),
     cli.yes_option,
 )
 

@@ -46,30 +46,30 @@ celery -A shop toc find --biz-type order --biz-id 42 --status pending --json
 celery -A shop toc find --task shop.mail.remind --since -1d --limit 20
 celery -A shop toc find --failed --task shop.mail.remind --retry
 """)
-@click.option("--biz-id", metavar="ID", help="Only of this business id.")
-@click.option("--biz-type", metavar="NAME", help="Only of this business type.")
+@cli.option("--biz-id", "ID", "Only of this business id.")
+@cli.option("--biz-type", "NAME", "Only of this business type.")
 @click.option(
     "--status", "-s", type=click.Choice(kombu_toc.STATUSES), multiple=True, help="Only of these."
 )
-@click.option("--failed", is_flag=True, help="Only what has failed or is dead.")
-@click.option("--task", metavar="NAME", help="Only tasks of this name.")
-@click.option(
+@cli.flag("--failed", "Only what has failed or is dead.")
+@cli.option("--task", "NAME", "Only tasks of this name.")
+@cli.option(
     "--attribute",
-    metavar="NAME=VALUE",
+    "NAME=VALUE",
+    "Only with this attribute; several: with all of them.",
     multiple=True,
-    help="Only with this attribute; several: with all of them.",
 )
-@click.option(
+@cli.option(
     "--since",
-    metavar="TIME",
-    help="Only with an action time from then on: ISO 8601, or a span from now such as -2d.",
+    "TIME",
+    "Only with an action time from then on: ISO 8601, or a span from now such as -2d.",
 )
-@click.option("--until", metavar="TIME", help="Only with an action time until then.")
+@cli.option("--until", "TIME", "Only with an action time until then.")
 @click.option(
     "--limit", "-n", type=click.IntRange(1), help="At most so many; 50, unless with --retry."
 )
-@click.option("--after", metavar="CURSOR", help="Go on where another page ended.")
-@click.option("--retry", is_flag=True, help="Send all of them again, that have failed or are dead.")
+@cli.option("--after", "CURSOR", "Go on where another page ended.")
+@cli.flag("--retry", "Send all of them again, that have failed or are dead.")
 @cli.yes_option
 def find(
     session: Session,
@@ -372,13 +372,13 @@ def named(pattern: str | None) -> Callable[[Task], bool] | None:
 
 #: Which messages, and how many of them.
 paging = cli.together(
-    click.option(
+    cli.option(
         "--since",
-        metavar="TIME",
-        help="Only from that time on: ISO 8601, or a span from now such as 1h30m or -2d.",
+        "TIME",
+        "Only from that time on: ISO 8601, or a span from now such as 1h30m or -2d.",
     ),
-    click.option("--until", metavar="TIME", help="Only with a time before that one."),
-    click.option("--task", metavar="NAME", help="Only tasks of that name; * and ? match any."),
+    cli.option("--until", "TIME", "Only with a time before that one."),
+    cli.option("--task", "NAME", "Only tasks of that name; * and ? match any."),
     click.option(
         "--limit",
         "-n",
@@ -387,7 +387,7 @@ paging = cli.together(
         show_default=True,
         help="Messages on a page.",
     ),
-    click.option("--after", metavar="CURSOR", help="Go on where another page ended."),
+    cli.option("--after", "CURSOR", "Go on where another page ended."),
 )
 
 

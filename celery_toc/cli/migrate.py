@@ -10,7 +10,7 @@ import kombu_toc
 
 from ..schedules.state import Schedule
 from .screen import Column, counted
-from .session import FAILED, USAGE, Failure, Session, command, document, yes_option
+from .session import FAILED, USAGE, Failure, Session, command, document, flag, option, yes_option
 
 #: Added to the error that somebody consumes: what can be done.
 OVERRIDE = "; --force moves what is there all the same"
@@ -26,25 +26,12 @@ celery -A shop toc migrate redis://localhost:6379/0 -Q mail --yes --json
 celery -A shop toc migrate --to redis://localhost:6379/0
 """)
 @click.argument("source", metavar="[redis://...]", required=False)
-@click.option(
-    "--to", "target", metavar="redis://...", help="The way back: from the app's broker to this one."
-)
-@click.option("--queue", "-Q", "queues", multiple=True, metavar="NAME", help="Only this queue.")
-@click.option(
-    "--key-prefix",
-    default="",
-    metavar="TEXT",
-    help="The global_keyprefix of the redis:// broker, if any.",
-)
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Count what would be moved, report what prevents it, and change nothing.",
-)
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Also while somebody consumes: a task that workers of both brokers take runs twice.",
+@option("--to target", "redis://...", "The way back: from the app's broker to this one.")
+@option("--queue -Q queues", "NAME", "Only this queue.", multiple=True)
+@option("--key-prefix", "TEXT", "The global_keyprefix of the redis:// broker, if any.", default="")
+@flag("--dry-run", "Count what would be moved, report what prevents it, and change nothing.")
+@flag(
+    "--force", "Also while somebody consumes: a task that workers of both brokers take runs twice."
 )
 @yes_option
 def migrate(

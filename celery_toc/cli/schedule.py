@@ -78,15 +78,15 @@ celery -A shop toc schedule list --task 'shop.mail.*' --state paused
 celery -A shop toc schedule list --queue mail --json
 """)
 @cli.queue_option
-@click.option("--task", metavar="NAME", help="Only this task; * and ? match any.")
+@cli.option("--task", "NAME", "Only this task; * and ? match any.")
 @click.option(
     "--state", "-s", type=click.Choice(("active", "paused", "ended")), help="Only in this state."
 )
-@click.option("--owner", metavar="NAME", help="Only what this put; * and ? match any.")
+@cli.option("--owner", "NAME", "Only what this put; * and ? match any.")
 @click.option(
     "--limit", "-n", type=click.IntRange(1), default=50, show_default=True, help="Lines of a page."
 )
-@click.option("--after", metavar="CURSOR", help="Go on where another page ended.")
+@cli.option("--after", "CURSOR", "Go on where another page ended.")
 def list_(
     session: Session,
     queue: str | None,
@@ -248,8 +248,8 @@ celery -A shop toc schedule backfill nightly --from 2026-11-01 --to 2026-11-20
 celery -A shop toc schedule backfill hourly --from -2d --rate 0.5 --json
 """)
 @click.argument("name", metavar="NAME", shell_complete=cli.complete_schedule)
-@click.option("--from", "start", metavar="TIME", required=True, help="ISO 8601, or a span ago.")
-@click.option("--to", "end", metavar="TIME", help="The end; now unless given.")
+@cli.option("--from start", "TIME", "ISO 8601, or a span ago.", required=True)
+@cli.option("--to end", "TIME", "The end; now unless given.")
 @click.option("--rate", type=float, default=10.0, show_default=True, help="Tasks a second.")
 @click.option("--limit", type=int, default=1000, show_default=True, help="If more: none is sent.")
 def backfill(
@@ -400,64 +400,54 @@ celery -A shop toc schedule put dawn shop.lights_off --sun sunrise --at 52.5,13.
 """)
 @click.argument("name", metavar="NAME")
 @click.argument("task", metavar="TASK")
-@click.option(
+@cli.option(
     "--cron",
-    metavar="'M H D M W'",
-    help="Minute, hour, day, month, day of the week (Sunday: 0 or 7). Or @daily.",
+    "'M H D M W'",
+    "Minute, hour, day, month, day of the week (Sunday: 0 or 7). Or @daily.",
 )
-@click.option(
-    "--cron-or",
-    "either_day",
-    is_flag=True,
+@cli.flag(
+    "--cron-or either_day",
+    "With --cron: a day of the month or of the week is enough, as for cron; else both.",
     default=None,
-    help="With --cron: a day of the month or of the week is enough, as for cron; else both.",
 )
-@click.option("--every", type=cli.SPAN, metavar="SPAN", help="An interval: 30s, 1h30m.")
-@click.option("--sun", metavar="EVENT", help="An event of the sun, such as sunrise; with --at.")
-@click.option("--at", "place", metavar="LAT,LON", help="Where the sun is looked at.")
-@click.option("--args", type=_Json(list, '[1, "a"]'), metavar="JSON", help="Arguments: a list.")
-@click.option(
-    "--kwargs", type=_Json(dict, '{"a": 1}'), metavar="JSON", help="Arguments by name: an object."
-)
-@click.option(
+@cli.option("--every", "SPAN", "An interval: 30s, 1h30m.", type=cli.SPAN)
+@cli.option("--sun", "EVENT", "An event of the sun, such as sunrise; with --at.")
+@cli.option("--at place", "LAT,LON", "Where the sun is looked at.")
+@cli.option("--args", "JSON", "Arguments: a list.", type=_Json(list, '[1, "a"]'))
+@cli.option("--kwargs", "JSON", "Arguments by name: an object.", type=_Json(dict, '{"a": 1}'))
+@cli.option(
     "--options",
+    "JSON",
+    "Options of apply_async: priority, expires, headers, ...",
     type=_Json(dict, '{"priority": 3}'),
-    metavar="JSON",
-    help="Options of apply_async: priority, expires, headers, ...",
 )
-@click.option(
-    "--queue",
-    "-Q",
-    metavar="NAME",
-    shell_complete=cli.complete_queue,
-    help="The queue, if not routed.",
-)
-@click.option("--timezone", metavar="ZONE", help="Of a crontab; the app's unless given.")
+@cli.option("--queue -Q", "NAME", "The queue, if not routed.", shell_complete=cli.complete_queue)
+@cli.option("--timezone", "ZONE", "Of a crontab; the app's unless given.")
 @click.option(
     "--misfire", type=click.Choice(("skip", "once", "all")), help="What was missed by the grace."
 )
-@click.option("--grace", type=cli.SPAN, metavar="SPAN", help="How late a firing may be: 1m.")
+@cli.option("--grace", "SPAN", "How late a firing may be: 1m.", type=cli.SPAN)
 @click.option(
     "--overlap",
     type=click.Choice(("allow", "skip", "wait", "cancel")),
     help="While the firing before still runs.",
 )
-@click.option(
+@cli.option(
     "--jitter",
+    "SPAN",
+    "Each firing up to so much later; by how much is settled by its time.",
     type=cli.SPAN,
-    metavar="SPAN",
-    help="Each firing up to so much later; by how much is settled by its time.",
 )
-@click.option("--start", metavar="TIME", help="Not before: ISO 8601, or a span from now.")
-@click.option("--end", metavar="TIME", help="Not after.")
-@click.option("--max-runs", type=click.IntRange(1), metavar="N", help="So often, then it ends.")
-@click.option(
+@cli.option("--start", "TIME", "Not before: ISO 8601, or a span from now.")
+@cli.option("--end", "TIME", "Not after.")
+@cli.option("--max-runs", "N", "So often, then it ends.", type=click.IntRange(1))
+@cli.option(
     "--exclude",
+    "DATE|FILE",
+    "Not on this day, or on those of a file: iCalendar, or a date in each line.",
     multiple=True,
-    metavar="DATE|FILE",
-    help="Not on this day, or on those of a file: iCalendar, or a date in each line.",
 )
-@click.option("--force", is_flag=True, help="Also if another has put a schedule of that name.")
+@cli.flag("--force", "Also if another has put a schedule of that name.")
 def put(
     session: Session,
     name: str,
@@ -539,9 +529,7 @@ def _owned(name: str, owner: str) -> str:
 
 REFUSED = (Column("name", fold=True), Column("why it is not taken", fold=True))
 
-_dry_run = click.option(
-    "--dry-run", is_flag=True, help="Report what would be done, and change nothing."
-)
+_dry_run = cli.flag("--dry-run", "Report what would be done, and change nothing.")
 
 
 def _load(session: Session) -> None:
@@ -602,9 +590,9 @@ celery -A shop toc schedule import redbeat redis://localhost:6379/1
 """)
 @click.argument("source", type=click.Choice(("django", "redbeat")))
 @click.argument("url", metavar="[redis://...]", required=False)
-@click.option("--key-prefix", metavar="TEXT", help="redbeat_key_prefix; the app's, or 'redbeat:'.")
+@cli.option("--key-prefix", "TEXT", "redbeat_key_prefix; the app's, or 'redbeat:'.")
 @_dry_run
-@click.option("--force", is_flag=True, help="Also what others have put under the same names.")
+@cli.flag("--force", "Also what others have put under the same names.")
 def import_(
     session: Session,
     source: str,

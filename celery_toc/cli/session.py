@@ -428,6 +428,19 @@ def complete_schedule(ctx: click.Context, incomplete: str) -> Iterable[str]:
     ]
 
 
+def option(names: str, metavar: str, help: str, **more: Any) -> Callable[[Any], Any]:
+    """An option with a value: ``option("--queue -Q", "NAME", "Only in this queue.")``.
+
+    more: as click takes it
+    """
+    return click.option(*names.split(), metavar=metavar, help=help, **more)
+
+
+def flag(names: str, help: str, **more: Any) -> Callable[[Any], Any]:
+    """An option without a value."""
+    return click.option(*names.split(), is_flag=True, help=help, **more)
+
+
 def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """One decorator for several arguments and options, in the order in which help has them."""
 
@@ -439,18 +452,13 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return add
 
 
-queue_option = click.option(
-    "--queue",
-    "-Q",
-    "queue",
-    metavar="NAME",
-    shell_complete=complete_queue,
-    help="Only in this queue.",
+queue_option = option(
+    "--queue -Q queue", "NAME", "Only in this queue.", shell_complete=complete_queue
 )
 queues_argument = click.argument(
     "queues", nargs=-1, metavar="[QUEUE]...", shell_complete=complete_queue
 )
-yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+yes_option = flag("--yes -y", "Do not ask.")
 
 
 # -- how a command ends: an exit code, and if it failed one line

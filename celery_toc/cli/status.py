@@ -50,8 +50,8 @@ celery -A shop toc status
 celery -A shop toc status mail --json
 """)
 @cli.queues_argument
-@click.option("--all", "-a", "every", is_flag=True, help="Also reply queues with nothing in them.")
-@click.option("--running", is_flag=True, help="Also ask the workers which tasks they run.")
+@cli.flag("--all -a every", "Also reply queues with nothing in them.")
+@cli.flag("--running", "Also ask the workers which tasks they run.")
 def status(session: Session, queues: tuple[str, ...], every: bool, running: bool) -> None:
     """Show what each queue holds, and how late its messages were delivered in the last minutes.
 
@@ -343,12 +343,11 @@ celery -A shop toc metrics
 celery -A shop toc metrics --serve :9808
 celery -A shop toc metrics --serve 127.0.0.1:9808
 """)
-@click.option(
-    "--serve",
-    "address",
+@cli.option(
+    "--serve address",
+    "[HOST]:PORT",
+    "Serve them over HTTP at this address until Ctrl-C; without HOST, at all addresses.",
     type=_Address(),
-    metavar="[HOST]:PORT",
-    help="Serve them over HTTP at this address until Ctrl-C; without HOST, at all addresses.",
 )
 def metrics(session: Session, address: tuple[str, int] | None) -> None:
     """Queue depths, counters and lateness in Prometheus's text format.

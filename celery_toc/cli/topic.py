@@ -143,7 +143,7 @@ celery -A shop toc topic list
 celery -A shop toc topic list --json
 """)
 @cli.queues_argument
-@click.option("--all", "-a", "every", is_flag=True, help="Also queues that expire.")
+@cli.flag("--all -a every", "Also queues that expire.")
 def list_(session: Session, queues: tuple[str, ...], every: bool) -> None:
     """Show what each queue is declared with.
 
@@ -394,7 +394,7 @@ celery -A shop toc delete old-mail
 celery -A shop toc delete old-mail --force --yes
 """)
 @_queue
-@click.option("--force", is_flag=True, help="Also with messages in it, and while it is consumed.")
+@cli.flag("--force", "Also with messages in it, and while it is consumed.")
 @cli.yes_option
 def delete(session: Session, queue: str, force: bool, yes: bool) -> None:
     """Delete a queue: its declaration, counters and bindings; with --force also its messages.

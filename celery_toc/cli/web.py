@@ -15,7 +15,7 @@ from kombu_toc.http import serve_as_told, server_options
 from kombu_toc.notify import check_needs, notifier_options
 from kombu_toc.notify import notify as send_until_told
 
-from .session import Failure, Session, command
+from .session import Failure, Session, command, flag, option
 
 # -- celery toc web
 
@@ -26,14 +26,13 @@ celery -A shop toc web --allow 'shop.*'
 celery -A shop toc web --host 0.0.0.0 --port 8088 --tokens tokens.txt
 """)
 @server_options("An argument")
-@click.option(
-    "--allow",
-    "-t",
+@option(
+    "--allow -t",
+    "NAME",
+    "A task that may be sent, or a pattern; may be repeated. None unless given.",
     multiple=True,
-    metavar="NAME",
-    help="A task that may be sent, or a pattern; may be repeated. None unless given.",
 )
-@click.option("--openapi", is_flag=True, help="Print the OpenAPI document, and serve nothing.")
+@flag("--openapi", "Print the OpenAPI document, and serve nothing.")
 def web(
     session: Session, allow: tuple[str, ...], mask: tuple[str, ...], openapi: bool, **options: Any
 ) -> None:
