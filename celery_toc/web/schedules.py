@@ -220,32 +220,17 @@ async def keep(
 
 _SCHEDULE = http.record(
     "name task schedule queue state nextTime",
-    name=http.TEXT,
-    task=http.TEXT,
-    schedule=http.TEXT,
-    queue=http.TEXT,
-    state=http.TEXT,
+    texts="name task schedule queue state",
     nextTime=http.or_null(http.TEXT),
 )
-_LISTED = http.record(
-    "schedules nextPageToken",
-    schedules=http.array(_SCHEDULE),
-    nextPageToken=http.or_null(
-        http.TEXT,
-        "The parameter after of the next page; null: this is the last one. A page may have fewer "
-        "than limit, or none.",
-    ),
-)
+_LISTED = http.page_of("schedules", _SCHEDULE, http.SPARSE)
 _FIRING = http.record(
     "id plannedTime outcome",
-    id=http.TEXT,
-    plannedTime=http.TEXT,
-    outcome=http.TEXT,
-    reason=http.TEXT,
+    texts="id plannedTime outcome reason",
     startTime=http.or_null(http.TEXT),
     byHand=http.FLAG,
 )
-_EDIT = http.record("time by what", time=http.TEXT, by=http.TEXT, what=http.TEXT)
+_EDIT = http.record("time by what", texts="time by what")
 _FIRINGS = http.record("firings edits", firings=http.array(_FIRING), edits=http.array(_EDIT))
 
 
@@ -259,8 +244,7 @@ def operations(app: Celery, allowed: Allowed) -> http.Operations:
         many_queues=True,
         query={
             "queue": http.Text("Only those of this queue.", most=500),
-            "limit": http.Number("How many at most.", least=1, most=1000, whole=True, default=100),
-            "after": http.Text("The nextPageToken of the page before.", most=4000),
+            **http.paging(1000),
         },
         returns=("A page.", _LISTED),
     )

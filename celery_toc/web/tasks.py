@@ -293,17 +293,8 @@ def queue_of(
     return str(key or queue.routing_key), False
 
 
-_SENT = http.record(
-    "name id task queue", name=http.TEXT, id=http.TEXT, task=http.TEXT, queue=http.TEXT
-)
-_RESULT = http.record(
-    "id state",
-    id=http.TEXT,
-    state=http.TEXT,
-    result=http.ANYTHING,
-    error=http.TEXT,
-    doneTime=http.TEXT,
-)
+_SENT = http.record("name id task queue", texts="name id task queue")
+_RESULT = http.record("id state", texts="id state error doneTime", result=http.ANYTHING)
 
 
 def operations(allowed: Allowed) -> http.Operations:

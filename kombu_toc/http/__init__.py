@@ -13,6 +13,7 @@ from .app import HttpApi, api_for
 from .fields import (
     ANYTHING,
     FLAG,
+    SPARSE,
     TEXT,
     Anything,
     Flag,
@@ -28,6 +29,8 @@ from .fields import (
     members,
     not_found,
     or_null,
+    page_of,
+    paging,
     record,
     retry_after,
 )
@@ -54,6 +57,7 @@ __all__ = (
     "Object",
     "Operations",
     "PORT",
+    "SPARSE",
     "Page",
     "PageExtras",
     "Parts",
@@ -75,6 +79,8 @@ __all__ = (
     "new_token",
     "not_found",
     "or_null",
+    "page_of",
+    "paging",
     "page_of_names",
     "read_tokens",
     "record",

@@ -59,13 +59,33 @@ def array(items: Mapping[str, Any], about: str = "") -> dict[str, Any]:
     return described({"type": "array", "items": items}, about)
 
 
-def record(needed: str = "", /, **members: Mapping[str, Any]) -> dict[str, Any]:
+def record(
+    needed: str = "", /, *, texts: str = "", wholes: str = "", **members: Mapping[str, Any]
+) -> dict[str, Any]:
     """An object of an answer.
 
     needed: names of members that it always has
+    texts, wholes: names of those that are just a text, or a whole number
     """
-    made: dict[str, Any] = {"type": "object", "required": needed.split(), "properties": members}
+    every = {**dict.fromkeys(texts.split(), TEXT), **dict.fromkeys(wholes.split(), WHOLE)}
+    made: dict[str, Any] = {"type": "object", "required": needed.split()}
+    made["properties"] = {**every, **members}
     return {name: said for name, said in made.items() if said}
+
+
+#: What nextPageToken says; and where a page need not be full.
+LAST = "The parameter after of the next page; null: this is the last one."
+SPARSE = f"{LAST} A page may have fewer than limit, or none."
+
+
+def page_of(name: str, of: Mapping[str, Any], about: str = LAST, **more: Any) -> dict[str, Any]:
+    """A page of a list, an answer to what is asked by :func:`paging`.
+
+    name: of the member with the list
+    about: of nextPageToken
+    """
+    needed, token = f"{name} nextPageToken", or_null(TEXT, about)
+    return record(needed, **{name: array(of)}, nextPageToken=token, **more)
 
 
 #: Members of answers -> attributes of results that are called otherwise.
@@ -385,6 +405,14 @@ class Object:
             said = f"say at most one of {', '.join(self.at_most_one)}"
             raise invalid(stem + self.at_most_one[1], said)
         return {name: fields[name].read(one, stem + name) for name, one in value.items()}
+
+
+def paging(most: int, about: str = "How many at most.") -> dict[str, Any]:
+    """The parameters of what answers with a :func:`page_of`, of so many at most."""
+    return {
+        "limit": Number(about, least=1, most=most, whole=True, default=100),
+        "after": Text("The nextPageToken of the page before.", most=4000),
+    }
 
 
 # -- what a request is refused with: RFC 9457, ``application/problem+json``

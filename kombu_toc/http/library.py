@@ -25,16 +25,10 @@ logger = logging.getLogger(__name__)
 
 _RECORD = schema.record(
     "id queue status createTime",
-    id=schema.TEXT,
-    queue=schema.TEXT,
+    texts="id queue task bizType bizId worker error",
+    wholes="attempts",
     status={**schema.TEXT, "enum": list(STATUSES)},
-    attempts=schema.WHOLE,
     attributes={"type": "object", "additionalProperties": schema.TEXT},
-    task=schema.TEXT,
-    bizType=schema.TEXT,
-    bizId=schema.TEXT,
-    worker=schema.TEXT,
-    error=schema.TEXT,
     scheduleTime=schema.TIME,
     createTime=schema.TIME,
     updateTime=schema.TIME,
@@ -79,8 +73,7 @@ def shown_record(record: Record, mask: Mask | Masking | None = None) -> dict[str
         ),
         "since": schema.Time("Not before this action time."),
         "until": schema.Time("Not after this action time."),
-        "limit": schema.Number("How many at most.", least=1, most=1000, whole=True, default=100),
-        "after": schema.Text("The nextPageToken of the page before.", most=4000),
+        **schema.paging(1000),
     },
     returns=("A page.", _PAGE),
 )
@@ -148,7 +141,7 @@ def _checked(attributes: dict[str, str]) -> dict[str, str]:
     ),
     returns=(
         "How many were sent again, and of how many the messages are not kept.",
-        schema.record("retried notKept", retried=schema.WHOLE, notKept=schema.WHOLE),
+        schema.record("retried notKept", wholes="retried notKept"),
     ),
 )
 async def retry(api: Any, request: Request) -> Answer:
@@ -258,23 +251,19 @@ MOST_FAILURES = 1000
 
 _FAILURE = schema.record(
     "id queue task exception failTime dead retryable",
-    id=schema.TEXT,
-    queue=schema.TEXT,
-    task=schema.TEXT,
+    texts="id queue task arguments worker",
+    wholes="retries",
     exception=schema.described(schema.TEXT, "The type of the exception."),
     failTime=schema.TIME,
     error=schema.described(schema.TEXT, "The text of the exception and the end of its traceback."),
-    arguments=schema.TEXT,
-    worker=schema.TEXT,
     runtime=schema.described({"type": "number"}, "Seconds."),
-    retries=schema.WHOLE,
     dead=schema.described(schema.FLAG, "Its message is a dead letter."),
     retryable=schema.described(schema.FLAG, "Its message is kept, or it is a dead letter."),
 )
-_FAILURES = schema.record(
-    "failures nextPageToken",
-    failures=schema.array(_FAILURE),
-    nextPageToken=schema.or_null(schema.TEXT),
+_FAILURES = schema.page_of(
+    "failures",
+    _FAILURE,
+    "",
     missing=schema.described(
         schema.TEXT, "What has not answered, if anything: its failures are missing."
     ),
@@ -352,8 +341,7 @@ async def shown_failures(
         **_WHICH,
         "since": schema.Time("Not failed before."),
         "until": schema.Time("Not failed after."),
-        "limit": schema.Number("How many at most.", least=1, most=200, whole=True, default=100),
-        "after": schema.Text("The nextPageToken of the page before.", most=4000),
+        **schema.paging(200),
     },
     returns=("A page.", _FAILURES),
 )

@@ -201,16 +201,13 @@ CONTENT: dict[str, Any] = {
 TASK = schema.record(
     "name id queue state",
     name=_NAME,
-    id=schema.TEXT,
-    queue=schema.TEXT,
+    texts="id queue key unique",
+    wholes="retriesLeft",
     state={**schema.TEXT, "enum": list(STATES.values())},
     scheduleTime=schema.described(schema.TIME, "When it is due, if it waits."),
     leaseExpireTime=schema.described(schema.TIME, "When its lease ends, if it is in flight."),
     deadTime=schema.described(schema.TIME, "When it died."),
     expireTime=schema.described(schema.TIME, "When it expires."),
-    retriesLeft=schema.WHOLE,
-    key=schema.TEXT,
-    unique=schema.TEXT,
     visibility=schema.NUMBER,
     maxLease=schema.NUMBER,
     reason=schema.described(schema.TEXT, "Why it is dead."),
@@ -220,11 +217,10 @@ TASK = schema.record(
 
 LEASED_TASK = schema.record(
     "id receipt failures",
-    id=schema.TEXT,
+    texts="id key",
     receipt=schema.described(schema.TEXT, "Names this delivery."),
     scheduleTime=schema.described(schema.TIME, "When it was due, unless it came back."),
     failures=schema.described(schema.WHOLE, "How often it came back before."),
-    key=schema.TEXT,
     startTime=schema.described(schema.TIME, "When it may start, if its rate says later."),
     **CONTENT,
 )
@@ -233,7 +229,7 @@ PUT_TASK = schema.record(
     "name id queue",
     name=_NAME,
     id=schema.described(schema.TEXT, "The id that it is kept under."),
-    queue=schema.TEXT,
+    texts="queue",
     outcome={
         **schema.TEXT,
         "enum": [results.ADDED, results.KEPT, results.REPLACED, results.REPEATED],

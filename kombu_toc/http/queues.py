@@ -102,11 +102,7 @@ ALTER = schema.Object({name: _kind_of(limit) for name, limit in _ALTERABLE.items
 
 _COUNTS = schema.record(
     "ready scheduled inFlight dead",
-    ready=schema.WHOLE,
-    scheduled=schema.WHOLE,
-    inFlight=schema.WHOLE,
-    dead=schema.WHOLE,
-    due=schema.WHOLE,
+    wholes="ready scheduled inFlight dead due",
     far=schema.or_null(
         schema.WHOLE,
         "Of a queue with a horizon: how many are in the task library only, because they are "
@@ -121,8 +117,8 @@ _LIMITS = schema.record(
 )
 _QUEUE = schema.record(
     "name slots limits paused counts",
-    name=schema.TEXT,
-    slots=schema.WHOLE,
+    texts="name",
+    wholes="slots",
     limits={"type": "object", "additionalProperties": _LIMITS},
     paused=schema.FLAG,
     targetStopped=schema.or_null(
@@ -133,14 +129,14 @@ _QUEUE = schema.record(
 )
 _SUMMARY = schema.record(
     "name slots counts oldestSeconds",
-    name=schema.TEXT,
-    slots=schema.WHOLE,
+    texts="name",
+    wholes="slots",
     counts=_COUNTS,
     oldestSeconds=schema.described(schema.NUMBER, "How overdue its oldest message is."),
 )
 _USED = schema.record(
     "name value used of opensSeconds",
-    name=schema.TEXT,
+    texts="name",
     value=schema.or_null(schema.TEXT, "As it is declared."),
     used=schema.described(schema.WHOLE, "How much is used of it."),
     of=schema.or_null(schema.WHOLE, "How much there is."),
@@ -150,8 +146,6 @@ _MORE = schema.described(schema.FLAG, "Repeat it then.")
 _PAUSED = ("What it is now.", schema.record("paused", paused=schema.FLAG))
 
 WITHIN = schema.Number("Count also what comes due within so many seconds.", most=31_536_000)
-_LIMIT = schema.Number("How many at most.", least=1, most=MAX_PAGE, whole=True, default=100)
-_AFTER = schema.Text("The nextPageToken of the page before.", most=4000)
 _DEAD = schema.Object(
     {
         "ids": CANCELLING.fields["ids"],
@@ -174,19 +168,8 @@ def shown_counts(counts: Counts) -> dict[str, int]:
     "GET /v1/queues",
     "List queues",
     many_queues=True,
-    query={"limit": _LIMIT, "after": _AFTER},
-    returns=(
-        "A page.",
-        schema.record(
-            "queues nextPageToken",
-            queues=schema.array(_SUMMARY),
-            nextPageToken=schema.or_null(
-                schema.TEXT,
-                "The parameter after of the next page; null: this is the last one. A page may have "
-                "fewer than limit, or none.",
-            ),
-        ),
-    ),
+    query=schema.paging(MAX_PAGE),
+    returns=("A page.", schema.page_of("queues", _SUMMARY, schema.SPARSE)),
     problems=(),
 )
 async def list_queues(api: Any, request: Request) -> Answer:
@@ -338,9 +321,7 @@ async def counts_of(api: Any, queue: str, within: float | None) -> dict[str, int
         "What is used.",
         schema.record(
             limits=schema.array(_USED),
-            running=schema.WHOLE,
-            waiting=schema.WHOLE,
-            keysWaiting=schema.WHOLE,
+            wholes="running waiting keysWaiting",
             oldestSeconds=schema.NUMBER,
         ),
     ),
@@ -390,7 +371,7 @@ for _verb, _summary in (
     act="purge all that waits",
     returns=(
         "How many there were, and the schedules whose next firing was among them.",
-        schema.record("purged schedules", purged=schema.WHOLE, schedules=schema.array(schema.TEXT)),
+        schema.record("purged schedules", wholes="purged", schedules=schema.array(schema.TEXT)),
     ),
 )
 async def purge(api: Any, request: Request, queue: str) -> Answer:
@@ -406,7 +387,7 @@ async def purge(api: Any, request: Request, queue: str) -> Answer:
 @OPERATIONS.add(
     "GET /v1/queues/{queue}/dead",
     "List dead messages",
-    query={"limit": _LIMIT, "after": _AFTER},
+    query=schema.paging(MAX_PAGE),
     returns=("A page.", PAGE),
 )
 async def list_dead(api: Any, request: Request, queue: str) -> Answer:
@@ -470,8 +451,7 @@ SCALE = Operations("scale")
         schema.record(
             "value ready inFlight due",
             value=schema.described(schema.WHOLE, "due and inFlight."),
-            ready=schema.WHOLE,
-            inFlight=schema.WHOLE,
+            wholes="ready inFlight",
             due=schema.described(
                 schema.WHOLE, "What is ready, or comes due within so many seconds."
             ),

@@ -63,13 +63,7 @@ _CANCELLED = schema.record(
     schedules=schema.array(TEXT, "Those whose next firing was among them."),
     tasks=schema.array(schema.record(id=TEXT, state=TEXT, cancelled=schema.FLAG)),
 )
-PAGE = schema.record(
-    "tasks nextPageToken",
-    tasks=schema.array(TASK),
-    nextPageToken=schema.or_null(
-        TEXT, "The parameter after of the next page; null: this is the last one."
-    ),
-)
+PAGE = schema.page_of("tasks", TASK)
 
 #: What is known of a message whose put had no answer.
 _PERHAPS = "it was not put, or perhaps not: the broker has not said"
@@ -216,10 +210,7 @@ async def get(api: Any, request: Request, queue: str, id: str) -> Answer:
         "state": schema.Text("Only those of this state.", choices=tuple(STATES)),
         "since": schema.Time("Only those whose time is not before this."),
         "until": schema.Time("Only those whose time is before this."),
-        "limit": schema.Number(
-            "Messages at most.", least=1, most=MAX_PAGE, whole=True, default=100
-        ),
-        "after": schema.Text("The nextPageToken of the page before.", most=4000),
+        **schema.paging(MAX_PAGE, "Messages at most."),
         "bodies": schema.Flag("Whether their bytes are shown.", default=True),
     },
     returns=("A page.", PAGE),
@@ -375,8 +366,7 @@ _PHASES = [COUNTING, ASKING, RUNNING, DONE, STOPPED, FAILED, LOST]
 
 _JOB = schema.record(
     "id queue act what phase matching looked number late by",
-    id=TEXT,
-    queue=TEXT,
+    texts="id queue by",
     act={**TEXT, "enum": [*EVERY_ACT]},
     what=described(TEXT, "What it is done to, in words."),
     phase=described(
@@ -387,7 +377,6 @@ _JOB = schema.record(
     looked=described(WHOLE, "How many were looked at, or tried, in this phase."),
     number=described(WHOLE, "How many it was done to."),
     late=described(WHOLE, "For how many it was too late."),
-    by=TEXT,
     time=schema.or_null(TEXT, "The new time of what is rescheduled."),
     slots=schema.or_null(WHOLE, "The new number of slots."),
     error=described(TEXT, "Why it has failed."),
