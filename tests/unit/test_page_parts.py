@@ -19,10 +19,10 @@ from kombu_toc.http import Mask, PageExtras, Problem, tasks
 from kombu_toc.http.page import _fields_of
 from kombu_toc.http.page import snapshots as groups_module
 from kombu_toc.http.page.jobs import Job
-from kombu_toc.http.page.queue import _back, come_of
+from kombu_toc.http.page.queue import _back
 from kombu_toc.http.page.reading import Reader, last_line
 from kombu_toc.http.page.render import link, read_time, span, templates
-from kombu_toc.http.page.selection import Selection
+from kombu_toc.http.page.selection import ACTS, Selection
 from kombu_toc.http.page.sessions import read_cookie
 from kombu_toc.http.page.snapshots import SPANS, DeadLetterGroups, edges_of
 from kombu_toc.http.request import Request
@@ -229,7 +229,8 @@ def test_a_job_says_what_became_of_all_that_were_counted(
 ) -> None:
     job = Job("j", "cancel", Selection("mail"), "anna", phase="done", is_meant=True)
     job = job._replace(matching=10, number=number, late=late, more=more)
-    assert come_of(job).endswith(said)
+    come: Any = templates().get_template("come.html").module
+    assert come.come(job, ACTS[job.act]).endswith(said)
 
 
 # -- messages

@@ -179,21 +179,7 @@ class Page:
         return made if isinstance(made, Answer) else self._page(ask, made)
 
     def _page(self, ask: Ask, view: View) -> Answer:
-        return page_of(ask, view, self._navigation(ask))
-
-    def _navigation(self, ask: Ask) -> list[tuple[str, str]]:
-        visitor = ask.visitor
-        if not visitor.token.roles:
-            return []
-        found = [("", "Overview"), ("failures", "Failures"), ("dead", "Dead letters")]
-        found += [("limits", "Limits"), ("jobs", "Jobs")]
-        if "read" in visitor.token.roles:
-            found.append(("schedules", "Schedules"))
-        if visitor.may("read", None):
-            if self.tools.api.has_library:
-                found.append(("library", "Library"))
-            found.append(("audit", "Audit log"))
-        return found
+        return page_of(ask, view, self.tools.api.has_library)
 
     def _failed(self, ask: Ask, exc: Exception) -> Answer:
         """What is answered if something went wrong: a page that says what, and the way on."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ...model.failures import FailedTask
 from ...model.library import STATUSES, Record
-from ...model.results import IN_FLIGHT, Found, Usage
+from ...model.results import IN_FLIGHT, Found
 from ..fields import going_on, invalid, not_found
 from ..library import MOST_FAILURES, between, read_attributes, shown_failures, shown_record
 from ..request import Answer
 from ..tokens import Masking
-from .reading import DIED, FLYING, READY, SCHEDULED, Shown
-from .render import Ask, View, counted, link, read_time, redirect, span
+from .render import Ask, View, counted, link, noted, read_time, redirect
 from .selection import ACTS, FAILED_ACTS, FAILED_TASK, FIRST, Act, Selection
 from .tools import Tools, check_any, check_role
 
@@ -95,9 +94,6 @@ EVERY = 2_000
 #: Messages of one id that are shown.
 MOST = 20
 
-#: What the time of a message is, by its state.
-_TIMES = {SCHEDULED: "Due", READY: "Due", FLYING: "Lease ends", DIED: "Died"}
-
 
 async def message(tools: Tools, ask: Ask) -> View | Answer:
     """All of a message; and of others that share its id. Of an id that no message has, what is
@@ -136,9 +132,6 @@ async def message(tools: Tools, ask: Ask) -> View | Answer:
             "messages": [
                 {
                     "shown": one,
-                    "time": _TIMES[one.state],
-                    "failed": _failed(one.found.retries_left, retries),
-                    "waits": [] if usage is None else _waits(one, usage),
                     "acts": [
                         act
                         for act in ACTS.values()
@@ -148,6 +141,8 @@ async def message(tools: Tools, ask: Ask) -> View | Answer:
                 for one in shown
             ],
             "left": len(found) - MOST,
+            "retries": retries,
+            "usage": usage,
             "holders": holders,
             "history": _records(tools, history),
             "failures": await failures_of(tools, failed),
@@ -158,31 +153,6 @@ async def message(tools: Tools, ask: Ask) -> View | Answer:
         now_us=now_us,
         typed=bool(found),
     )
-
-
-def _failed(left: int | None, retries: int | None) -> str | None:
-    """How often a message came back, of the retries that its queue has."""
-    if left is None:
-        return None
-    if retries is not None and retries > left:
-        return f"{retries - left} times, {left} of {retries} retries left"
-    return f"{'never, ' if left == retries else ''}{left} retries left"
-
-
-def _waits(shown: Shown, usage: Usage) -> list[str]:
-    """Which limits a message that is due may wait for."""
-    said: list[str] = []
-    if shown.state != READY:
-        return said
-    for one in usage.limits:
-        if one.name in ("put_rate", "key_put_rate"):
-            continue
-        if one.name.startswith("key_") and shown.found.key is None:
-            continue
-        used = f"{one.used} of {one.of}" if one.of is not None else f"{one.used} keys"
-        opens = f", opens in {span(one.opens_us / 1e6)}" if one.opens_us else ""
-        said.append(f"{one.name} {one.value}: {used}{opens}")
-    return said
 
 
 async def _holders(tools: Tools, ids: Sequence[str]) -> list[str] | str | None:
@@ -293,17 +263,3 @@ async def change_failures(tools: Tools, ask: Ask) -> View | Answer:
     if done.late:
         said += f" {done.late:,} retried or deleted before."
     return redirect(ask, back, said + noted(done.notes))
-
-
-def noted(notes: Mapping[str, int]) -> str:
-    """Sentences about what was retried."""
-    return "".join(f" {number:,} {_NOTES[name]}." for name, number in notes.items() if number)
-
-
-_NOTES = {
-    "not_kept": "without a message: cannot be retried",
-    "expires": "without its expiry, which had passed",
-    "eta": "without its eta, which had passed",
-    "unique": "without holding its unique key",
-    "chords": "of a group or chord, which stays as it is",
-}

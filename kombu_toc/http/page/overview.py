@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...center.topics import MOST_FAR
+from ...model.results import Counts
 from ..fields import invalid
 from ..request import Answer
-from .render import Ask, View, counted, lateness, link, moment, number, redirect, render, span
+from .render import Ask, View, link, redirect, render, span
 from .selection import ACTS
 from .snapshots import ENDS, IDLE, LOOKED, LOOKED_IN_ALL, SPANS, Minute, Row, Snapshot, sum_of
 from .tools import Tools, check_any
@@ -79,42 +80,9 @@ def drawn_hour(minutes: Sequence[Minute], now_us: int, *, folded: bool = False) 
     minutes: those that are over, the latest last
     folded: show the numbers only, until somebody opens it
     """
-    total = sum_of(minutes)
-    most = max((one.delivered for one in minutes), default=0)
-    latest = max((one.p99 or 0.0 for one in minutes), default=0.0)
     first = now_us // 60_000_000 - len(minutes)
-    times = [(first + place) * 60_000_000 for place in range(len(minutes))]
-    at = [moment(us)[11:16] for us in times]
-    charts = [
-        (
-            "Delivered",
-            f"{counted(total.delivered, 'message')} delivered",
-            f"at most {number(most)} in a minute" if most else "",
-            [one.delivered for one in minutes],
-            [counted(one.delivered, "message") for one in minutes],
-            "",
-        ),
-        (
-            "Lateness",
-            f"{lateness(total.p99)} late" if total.delivered else "None late",
-            f"at p99, at most {lateness(latest)} in a minute" if most else "",
-            [one.p99 or 0.0 for one in minutes],
-            [lateness(one.p99) for one in minutes],
-            "",
-        ),
-        (
-            "Failures",
-            f"{counted(total.failed, 'task')} failed",
-            "for good",
-            [one.failed for one in minutes],
-            [counted(one.failed, "task") for one in minutes],
-            "bad",
-        ),
-    ]
-    rows = [
-        (us, one) for us, one in zip(times, minutes, strict=True) if one.delivered or one.failed
-    ]
-    return render("hour", charts=charts, at=at, rows=rows[::-1], folded=folded)
+    timed = [((first + place) * 60_000_000, one) for place, one in enumerate(minutes)]
+    return render("hour", minutes=timed, total=sum_of(minutes), folded=folded)
 
 
 def _of_queues(
@@ -131,33 +99,17 @@ def _of_queues(
     if name in snapshot.spans:
         ends = [sum(row.due.get(edge, 0) for row in rows) for edge in edges]
         numbers = [max(later - sooner, 0) for sooner, later in itertools.pairwise(ends)]
-    oldest = max((row.oldest for row in rows), default=0.0)
-    states = ("ready", "scheduled", "in_flight", "dead")
-    ready, scheduled, flying, dead = (
-        sum(getattr(row.counts, state) for row in rows) for state in states
-    )
+    totals = Counts(*(sum(getattr(row.counts, one) for row in rows) for one in Counts._fields))
     return {
-        "cards": [
-            ("ready", ready, f"oldest {span(oldest)}" if oldest else ""),
-            ("scheduled", scheduled, ""),
-            ("in flight", flying, "not acknowledged"),
-            ("dead", dead, ""),
-            *(
-                (
-                    f"due within {'an' if one == 'hour' else 'a'} {one}",
-                    max(sum(row.due.get(end, row.counts.ready) for row in rows) - ready, 0),
-                    "",
-                )
-                for one, end in zip(SPANS, ENDS, strict=True)
-            ),
+        "totals": totals,
+        "oldest": max((row.oldest for row in rows), default=0.0),
+        "due": [
+            (one, max(sum(row.due.get(end, row.counts.ready) for row in rows) - totals.ready, 0))
+            for one, end in zip(SPANS, ENDS, strict=True)
         ],
         "spans": SPANS,
         "chosen": name,
         "numbers": numbers,
-        "labels": [
-            f"{counted(number, 'message')} in {span(start)} to {span(start + drawn.seconds)}"
-            for number, start in zip(numbers, edges, strict=False)
-        ],
         "far": sorted(far.items()),
         "most_far": MOST_FAR,
         "rows": _busiest(rows),
@@ -250,7 +202,7 @@ async def search(tools: Tools, ask: Ask) -> View | Answer:
     hits = dict.fromkeys(found)
     if len(hits) == 1:
         return redirect(ask, next(iter(hits)).to)
-    shown = {"hits": list(hits), "has_library": tools.api.has_library, "silent": silent}
+    shown = {"hits": list(hits), "silent": silent}
     return View(text or "Search", "search", shown)
 
 

@@ -20,8 +20,6 @@ from ..fields import Problem, invalid, not_found
 from ..request import Answer
 from ..tokens import HIDDEN
 from . import selection as selections
-from .jobs import ASKING, COUNTING, DONE, FAILED, LOST, RUNNING, STOPPED, Job
-from .message import noted
 from .overview import drawn_hour
 from .reading import DIED, FLYING, READY, SCHEDULED
 from .render import Ask, View, counted, iso, link, number, read_time, redirect, skipped
@@ -261,7 +259,6 @@ async def job(tools: Tools, ask: Ask) -> View | Answer:
         {
             "job": found,
             "act": act,
-            "come": come_of(found),
             "back": link(back, queue=queue),
             "may": not found.is_over and ask.visitor.may(act.role, queue),
         },
@@ -277,37 +274,11 @@ async def jobs(tools: Tools, ask: Ask) -> View:
     """The latest jobs, of the queues that the visitor may look at."""
     check_any(ask, "read")
     found = [
-        (one, selections.EVERY_ACT[one.act], come_of(one))
+        (one, selections.EVERY_ACT[one.act])
         for one in await tools.jobs.latest()
         if ask.visitor.may("read", one.selection.queue)
     ]
     return View("Jobs", "jobs", {"jobs": found}, "jobs", EVERY_LIST)
-
-
-def come_of(job: Job) -> str:
-    """How far a job has come."""
-    act = selections.EVERY_ACT[job.act]
-    is_failed = job.selection.state == selections.FAILED_TASK
-    what = counted(job.number, "task" if is_failed else "message")
-    done = f"{what} {act.done}"
-    missing = 0 if is_failed else job.matching - job.number - job.late
-    gone = f" {missing:,} more that were counted are gone, or were moved meanwhile."
-    others = f" {skipped(*job.skipped)}" if job.skipped[1] else ""
-    others += noted(job.notes)
-    return {
-        COUNTING: f"Counting: {job.matching:,} so far, of {job.looked:,} that were looked at.",
-        ASKING: f"{counted(job.matching, 'message')} "
-        f"{'matches' if job.matching == 1 else 'match'}.",
-        RUNNING: f"{job.number:,} of {job.matching:,} {act.done}.",
-        DONE: f"Done: {done}."
-        + (gone if missing > 0 else "")
-        + (" The others stay where they are, and are delivered." * (job.slots and job.late > 0))
-        + others
-        + (" More match than were counted: begin it again for those." if job.more else ""),
-        STOPPED: f"Stopped: {done}.{others}",
-        FAILED: f"Failed after {what}: {job.said}",
-        LOST: f"Its process is gone; {done} until then. Begin it again for the others.",
-    }[job.phase]
 
 
 async def control(tools: Tools, ask: Ask) -> Answer:

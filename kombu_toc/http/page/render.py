@@ -137,6 +137,8 @@ def templates() -> Environment:
         file=lambda name: link(name, v=file_of(name)[1]),
         flight=FLIGHT,
         link=link,
+        noted=noted,
+        skipped=skipped,
         sparkline=sparkline,
         titles=TITLES,
         version=__version__,
@@ -204,11 +206,8 @@ def file_of(name: str) -> tuple[bytes, str]:
     return content, hashlib.sha256(content).hexdigest()[:12]
 
 
-def page_of(ask: Ask, view: View, navigation: Sequence[tuple[str, str]]) -> Answer:
-    """The answer that shows a view.
-
-    navigation: views and their titles
-    """
+def page_of(ask: Ask, view: View, has_library: bool) -> Answer:
+    """The answer that shows a view."""
     headers = list(HEADERS)
     said_by = cookie_name(SAID, ask.request)
     said = unquote(read_cookie(ask.request, said_by))
@@ -218,7 +217,7 @@ def page_of(ask: Ask, view: View, navigation: Sequence[tuple[str, str]]) -> Answ
         )
     if ask.visitor.cookie:
         headers.append(cookie_header(ask.visitor.cookie, ask.request))
-    shown = {"ask": ask, "view": view, "navigation": navigation, "notice": said}
+    shown = {"ask": ask, "view": view, "has_library": has_library, "notice": said}
     document = render(view.template, now_us=view.now_us, **shown, **view.values)
     return Answer(document.encode(), view.status, HTML, tuple(headers))
 
@@ -275,6 +274,20 @@ def skipped(schedules: Collection[str], number: int = 0) -> str:
     names = f"{', '.join(some)} and {last}" if some else last
     goes = "each goes" if some else "it goes"
     return f"The next firing of {names} was among them; {goes} on with the one after that."
+
+
+def noted(notes: Mapping[str, int]) -> str:
+    """Sentences about what was retried."""
+    return "".join(f" {number:,} {_NOTES[name]}." for name, number in notes.items() if number)
+
+
+_NOTES = {
+    "not_kept": "without a message: cannot be retried",
+    "expires": "without its expiry, which had passed",
+    "eta": "without its eta, which had passed",
+    "unique": "without holding its unique key",
+    "chords": "of a group or chord, which stays as it is",
+}
 
 
 def counted(value: int, thing: str) -> str:
