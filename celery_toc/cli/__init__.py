@@ -40,7 +40,7 @@ COMMANDS = {
     "schedule": "celery_toc.cli.schedule",
     "check": "celery_toc.cli.status",
     "repair": "celery_toc.cli.status",
-    "top": "celery_toc.cli.top",
+    "top": "celery_toc.cli.status",
     "reshard": "celery_toc.cli.topic",
     "migrate": "celery_toc.cli.migrate",
     "metrics": "celery_toc.cli.status",

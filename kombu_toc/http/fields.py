@@ -84,8 +84,8 @@ def page_of(name: str, of: Mapping[str, Any], about: str = LAST, **more: Any) ->
     name: of the member with the list
     about: of nextPageToken
     """
-    needed, token = f"{name} nextPageToken", or_null(TEXT, about)
-    return record(needed, **{name: array(of)}, nextPageToken=token, **more)
+    members: dict[str, Any] = {name: array(of), "nextPageToken": or_null(TEXT, about)}
+    return record(" ".join(members), **members, **more)
 
 
 #: Members of answers -> attributes of results that are called otherwise.

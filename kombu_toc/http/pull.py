@@ -68,10 +68,9 @@ OPERATIONS = Operations("pull")
 
 
 def _settled(name: str, about: str, **more: Any) -> dict[str, Any]:
+    counted: dict[str, Any] = {name: schema.described(schema.WHOLE, about)}
     stale = schema.array(schema.TEXT, "The receipts that came too late.")
-    return schema.record(
-        f"{name} stale", stale=stale, **{name: schema.described(schema.WHOLE, about)}, **more
-    )
+    return schema.record(f"{name} stale", stale=stale, **counted, **more)
 
 
 async def lease_again(api: Any, made: Answer, queue: str) -> Answer:

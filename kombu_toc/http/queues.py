@@ -421,7 +421,7 @@ for _verb, _done, _summary in (
         act=_verb,
         request=_DEAD,
         required=False,
-        returns=("How many.", schema.record(_done, **{_done: schema.WHOLE}, more=_MORE)),
+        returns=("How many.", schema.record(_done, wholes=_done, more=_MORE)),
     )(_changing_dead(_verb, _done))
 
 

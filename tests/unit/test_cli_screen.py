@@ -19,8 +19,7 @@ from celery_toc.cli.screen import (
     plain_table,
 )
 from celery_toc.cli.status import COLUMNS as STATUS
-from celery_toc.cli.status import line
-from celery_toc.cli.top import RATES, bars, view
+from celery_toc.cli.status import RATES, bars, line, view
 
 from ..support.cases import each
 
