@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl
 from ..fields import Problem, not_found, problem_of, retry_after
 from ..request import Answer, Gone, Operation, Request
 from ..tokens import Mask as Mask
-from . import message, overview, queue, schedules
+from . import overview, queue, schedules
 from .reading import PageExtras as PageExtras
 from .reading import Parts as Parts
 from .reading import WorkerRow as WorkerRow
@@ -46,17 +46,17 @@ MAX_ENTRANCE = 16 << 10
 VIEWS: Mapping[str, Viewing] = {
     "": overview.overview,
     "queue": queue.queue,
-    "message": message.message,
+    "message": queue.message,
     "job": queue.job,
     "jobs": queue.jobs,
-    "failures": message.failures,
+    "failures": queue.failures,
     "dead": overview.dead,
     "limits": queue.limits,
     "schedules": schedules.schedules,
     "send": schedules.send,
-    "library": message.library,
+    "library": overview.library,
     "search": overview.search,
-    "audit": message.audit,
+    "audit": overview.audit,
 }
 
 #: What forms are sent to.
@@ -65,7 +65,7 @@ FORMS: Mapping[str, Viewing] = {
     "all": queue.begin_all,
     "pause": queue.pause,
     "job": queue.control,
-    "failures": message.change_failures,
+    "failures": queue.change_failures,
     "limits": queue.change_limits,
     "schedules": schedules.change,
     "send": schedules.send_task,

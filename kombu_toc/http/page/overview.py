@@ -1,21 +1,24 @@
-"""All queues: what each holds, what comes due, and who works; why messages were given up on; and
-the search box of every page."""
+"""All queues: what each holds, what comes due, and who works; why messages were given up on; the
+search box of every page; the task library, and the audit log."""
 
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...center.topics import MOST_FAR
+from ...model.library import STATUSES, Record
 from ...model.results import Counts
-from ..fields import invalid
+from ..fields import going_on, invalid, not_found
+from ..library import between, read_attributes, shown_record
 from ..request import Answer
-from .render import Ask, View, link, redirect, render, span
-from .selection import ACTS
+from .render import Ask, View, link, read_time, redirect, render, span
+from .selection import ACTS, FIRST
 from .snapshots import ENDS, IDLE, LOOKED, LOOKED_IN_ALL, SPANS, Minute, Row, Snapshot, sum_of
-from .tools import Tools, check_any
+from .tools import Tools, check_any, check_role
 
 #: Milliseconds after which a viewer looks again.
 EVERY = 1_000
@@ -244,3 +247,72 @@ async def _hits(tools: Tools, ask: Ask, text: str) -> tuple[list[Hit], str]:
             if row.counts.ready + row.counts.scheduled and may("read", row.queue)
         ][:MOST_HITS]
     return hits, silent or missing
+
+
+# -- what is kept beside Redis and of people
+
+#: Records of a page, and entries of the log.
+PAGE = 100
+
+#: The name of an entry of the log.
+_ENTRY = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
+
+#: Milliseconds after which the log is looked at again.
+EVERY_RECORDS = 5_000
+
+
+async def library(tools: Tools, ask: Ask) -> View:
+    """Find tasks by business id, status, name and time; or all that is known of one."""
+    check_role(ask, "read", None)
+    if not tools.api.has_library:
+        raise not_found("there is no task library: set toc_library in the broker's URL")
+    now_us = await tools.now_us()
+    query = ask.query
+    shown: dict[str, Any] = {"statuses": STATUSES, "after": None, "silent": ""}
+    if id := query.get("id", "").strip():
+        found = await tools.api.ask_library("history", id)
+        shown["nothing"] = f"The library knows no task {id!r}."
+    else:
+        status = query.get("status") or None
+        if status is not None and status not in STATUSES:
+            raise invalid("status", f"it must be one of {', '.join(STATUSES)}")
+        times = {at: read_time(query.get(at, ""), at, now_us / 1e6) for at in ("since", "until")}
+        with going_on(FIRST):
+            page = await tools.api.ask_library(
+                "find",
+                biz_type=query.get("type") or None,
+                biz_id=query.get("biz") or None,
+                status=status,
+                task=query.get("task") or None,
+                attributes=read_attributes(query.get("attributes", "")),
+                between=between(times),
+                limit=PAGE,
+                after=query.get("after") or None,
+            )
+        found, shown["after"], shown["silent"] = page.records, page.after, ", ".join(page.away)
+        shown["nothing"] = "The library knows no such task."
+    shown["records"] = shown_records(tools, found)
+    return View(id or "Task library", "library", shown, "library", now_us=now_us)
+
+
+def shown_records(tools: Tools, found: Sequence[Record]) -> list[tuple[Record, dict[str, Any]]]:
+    """Records, and what may be shown of each."""
+    return [(one, shown_record(one, tools.mask)) for one in found]
+
+
+async def audit(tools: Tools, ask: Ask) -> View:
+    """Who has done what."""
+    check_role(ask, "read", None)
+    now_us = await tools.now_us()
+    before = ask.query.get("before", "")
+    if before and not _ENTRY.fullmatch(before):
+        raise invalid("before", f"no page goes on there; {FIRST}")
+    entries, after = await tools.audit.read(PAGE, before)
+    return View(
+        "Audit log",
+        "audit",
+        {"entries": entries, "after": after},
+        "audit",
+        0 if before else EVERY_RECORDS,
+        now_us=now_us,
+    )

@@ -1,32 +1,34 @@
-"""A queue: its messages by state and time, filtered; and what is done to those that are chosen, or
-to all that match.
+"""A queue: its messages by state and time, filtered; what is done to those that are chosen, or to
+all that match; one message in full; and failed tasks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...center.center import TimeoutCenter
 from ...center.topics import ALTERABLE
 from ...errors import ConfigurationError
 from ...metrics import read_minutes
+from ...model.failures import FailedTask
 from ...model.limits import LIMITS, TERMS
 from ...model.message import decode_key
-from ...model.results import Found
+from ...model.results import IN_FLIGHT, Found
 from ...scripts.call import text
-from ..fields import Problem, invalid, not_found
+from ..fields import Problem, going_on, invalid, not_found
+from ..library import MOST_FAILURES, shown_failures
 from ..request import Answer
-from ..tokens import HIDDEN
+from ..tokens import HIDDEN, Masking
 from . import selection as selections
-from .overview import drawn_hour
+from .overview import drawn_hour, shown_records
 from .reading import DIED, FLYING, READY, SCHEDULED
-from .render import Ask, View, counted, iso, link, number, read_time, redirect, skipped
+from .render import Ask, View, counted, iso, link, noted, number, read_time, redirect, skipped
 from .snapshots import MINUTES, Minute
 from .tools import Tools, check_any, check_role
 
-#: Messages of a page, and milliseconds after which it is looked at again.
+#: Messages and failed tasks of a page, and milliseconds after which it is looked at again.
 PAGE = 100
 EVERY = 2_000
 
@@ -443,3 +445,179 @@ def _read(name: str, said: str) -> Any:
         return LIMITS[name].read(name.replace("_", " "), said)
     except ConfigurationError as exc:
         raise invalid(name, str(exc)) from None
+
+
+# -- one message in full
+
+#: Messages of one id that are shown.
+MOST = 20
+
+
+async def message(tools: Tools, ask: Ask) -> View | Answer:
+    """All of a message; and of others that share its id. Of an id that no message has, what is
+    known: its task may run, acknowledged as it began."""
+    name = await tools.queue_of(ask, "read", ask.query.get("queue", ""))
+    id = ask.query.get("id", "")
+    now_us = await tools.now_us()
+    history, silent = await tools.recorded(ask, "history", id=id) if id else ((), "")
+    found: list[Found] = await tools.center.get(id, topic=name)
+    found.sort(key=lambda one: one.id != id)
+    failed, missing = await tools.as_far(tools.center.failures.get(id, topic=name))
+    usage = await tools.center.queues.usage(name) if found else None
+    declared = await tools.center.registry.declared(name) if found else None
+    retries = None if declared is None else declared.declaration.retries
+    sources: list[tuple[str, str, str]] = []
+    if not found and ask.visitor.may("read", None):
+        sources = await tools.extras.sources(id)
+    holders: list[str] | str | None = None
+    if any(one.state == IN_FLIGHT for one in found):
+        holders = await _holders(tools, [one.id for one in found])
+    elif not found and ask.visitor.may("read", None):
+        holders = await _holders(tools, [id])
+    shown = [one async for one in tools.reader.read_all(found[:MOST], now_us)]
+    tasks = [one.task for one in shown] + [one.task for one in (*failed, *history)]
+    knows = found or failed or history or silent or any(said for _, said, _ in sources)
+    is_recorded = tools.api.has_library and ask.visitor.may("read", None) and not silent
+    return View(
+        next(filter(None, tasks), id),
+        "message",
+        {
+            "id": id,
+            "queue": name,
+            "sources": sources,
+            "asked": [name, "failures", *(["the task library"] if is_recorded else [])],
+            "silent": silent or missing,
+            "messages": [
+                {
+                    "shown": one,
+                    "acts": [
+                        act
+                        for act in selections.ACTS.values()
+                        if one.state in act.states and ask.visitor.may(act.role, name)
+                    ],
+                }
+                for one in shown
+            ],
+            "left": len(found) - MOST,
+            "retries": retries,
+            "usage": usage,
+            "holders": holders,
+            "history": shown_records(tools, history),
+            "failures": await failures_of(tools, failed),
+            "acts": acts_of(ask, name),
+        },
+        every=EVERY,
+        status=200 if knows or holders is not None else 404,
+        now_us=now_us,
+        typed=bool(found),
+    )
+
+
+async def _holders(tools: Tools, ids: Sequence[str]) -> list[str] | str | None:
+    """Which workers say that they have one of these; "asked" while they are asked, and None if they
+    cannot be."""
+    if not tools.extras.has_workers:
+        return None
+    workers = await tools.extras.workers()
+    if workers is None:
+        return "asked"
+    every = {id.rpartition("#")[0] or id for id in ids} | set(ids)
+    held = []
+    for one in workers:
+        if any(id in every for id, _ in one.running):
+            held.append(f"{one.name}, which runs it")
+        elif any(id in every for id, _ in one.held):
+            held.append(f"{one.name}, which has fetched it")
+    return held
+
+
+# -- failed tasks: by task and exception, and one by one; retry and delete
+
+
+#: Milliseconds after which failed tasks are looked at again.
+EVERY_FAILURES = 5_000
+
+#: Groups that are shown.
+GROUPS = 200
+
+
+async def failures(tools: Tools, ask: Ask) -> View:
+    """Failed tasks: their groups, or those of one group, the latest first."""
+    check_any(ask, "read")
+    queue, task = ask.query.get("queue", ""), ask.query.get("task", "")
+    exception = ask.query.get("exception", "")
+    now_us = await tools.now_us()
+    shown: dict[str, Any] = {"queue": queue, "task": task, "exception": exception}
+    if queue and (task or exception):
+        await tools.queue_of(ask, "read", queue)
+        asked = tools.center.failures.find(
+            queue,
+            task=task or None,
+            exception=exception or None,
+            limit=PAGE,
+            messages=bool(tools.mask),
+            after=ask.query.get("after") or None,
+        )
+        with going_on(selections.FIRST):
+            page, shown["silent"] = await tools.as_far(asked)
+        shown["failures"] = await failures_of(tools, page.failures)
+        shown["after"], shown["acts"] = page.after, acts_of(ask, queue)
+    else:
+        every, shown["silent"] = await tools.failure_groups()
+        groups = [
+            one for one in every if ask.visitor.may("read", one.topic) and queue in ("", one.topic)
+        ]
+        shown["groups"] = [(one, acts_of(ask, one.topic)) for one in groups[:GROUPS]]
+        shown["left"] = len(groups) - GROUPS
+    title = " of ".join(filter(None, (exception or "Failures", task or queue)))
+    return View(title, "failures", shown, "failures", EVERY_FAILURES, now_us=now_us)
+
+
+def acts_of(ask: Ask, queue: str) -> list[selections.Act]:
+    """What a visitor may do to failures of a queue."""
+    return [act for act in selections.FAILED_ACTS.values() if ask.visitor.may(act.role, queue)]
+
+
+async def failures_of(
+    tools: Tools, failures: Sequence[FailedTask]
+) -> list[tuple[FailedTask, dict[str, Any]]]:
+    """Failures, and what may be shown of each."""
+    masking = Masking(tools.mask, tools.extras.parameters) if tools.mask else None
+    shown = await shown_failures(failures, masking, tools.reader)
+    return list(zip(failures, shown, strict=True))
+
+
+async def change_failures(tools: Tools, ask: Ask) -> View | Answer:
+    """Retry or delete those that were chosen, or a group."""
+    act = selections.FAILED_ACTS.get(ask.field("act"))
+    if act is None:
+        raise invalid("act", f"it must be one of {', '.join(selections.FAILED_ACTS)}")
+    name = await tools.queue_of(ask, act.role, ask.field("queue"))
+    task, exception = ask.field("task"), ask.field("exception")
+    ids = list(dict.fromkeys(ask.fields.get("id", [])))
+    if not (task or ids) or len(ids) > MOST_FAILURES:
+        raise invalid("id", f"choose 1 to {MOST_FAILURES:,} failed tasks")
+    what = ", ".join(ids[:20]) or f"{exception} of {task}"
+    if act.asks and not ask.field("sure"):
+        return View(
+            f"{act.title} failures?",
+            "forget",
+            {"queue": name, "task": task, "exception": exception, "ids": ids, "what": what},
+        )
+    if not ids:
+        which = selections.Selection(name, selections.FAILED_TASK, task=task, error=exception)
+        job = await tools.jobs.begin(act.name, which, ask.visitor.name, None)
+        return redirect(ask, link("job", id=job.id))
+    back = link("failures", queue=name, task=task, exception=exception)
+    if ask.field("back") == "message" and len(ids) == 1:
+        back = link("message", queue=name, id=ids[0])
+    async with tools.audit.doing(ask.visitor.name, act.name, name, what) as doing:
+        try:
+            done = await tools.actions.run_failed(act.name, name, ids)
+        finally:
+            tools.forget(name)
+        doing.number = done.number
+    said = f"{counted(done.number, 'task')} {act.done}."
+    if done.late:
+        said += f" {done.late:,} retried or deleted before."
+    return redirect(ask, back, said + noted(done.notes))
