@@ -472,7 +472,7 @@ MUTANTS = [
     ),
     Mutant(
         "what the server cannot parse counts as no task",
-        "celery_toc/web/tasks.py",
+        "celery_toc/web/operations.py",
         "    except (ValueError, RecursionError):\n        pass\n    return True",
         "    except (ValueError, RecursionError):\n        return False\n    return True",
         "tests/e2e/test_web.py::test_what_this_server_cannot_parse_is_not_let_in",

@@ -23,9 +23,7 @@ from .. import aio, timeout_center
 from ..app.revoke import mark_revoked, remember_revoked
 from ..app.task import Task, broker_of, sources_of
 from ..schedules.rules import ScheduleError, check_name, zone_of
-from . import schedules, tasks
-from .schedules import PUT, keep, page_of_schedules, refusals, unknown, when_of
-from .tasks import NEW_TASK, Allowed, send
+from . import operations as over_http
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -80,7 +78,7 @@ class AppExtras(http.PageExtras):
     has_schedules = True
     has_workers = True
 
-    def __init__(self, allowed: Allowed) -> None:
+    def __init__(self, allowed: over_http.Allowed) -> None:
         self._app, self._allowed = allowed.app, allowed
         #: tasks that workers have registered, and until when that is not asked again
         self._registered: set[str] = set()
@@ -232,9 +230,9 @@ class AppExtras(http.PageExtras):
     async def send(
         self, body: dict[str, Any], token: http.Token, request: http.Request, may_any: bool
     ) -> str:
-        fields = NEW_TASK.read(body, "")
+        fields = over_http.NEW_TASK.read(body, "")
         await self._check_task(fields["task"], may_any)
-        _, queue = await send(self._app, fields, token, request)
+        _, queue = await over_http.send(self._app, fields, token, request)
         return queue
 
     # -- schedules
@@ -245,18 +243,18 @@ class AppExtras(http.PageExtras):
     async def schedules(
         self, token: http.Token, limit: int, after: str
     ) -> tuple[list[Schedule], str | None]:
-        return await page_of_schedules(self._schedules(), token, limit, after)
+        return await over_http.page_of_schedules(self._schedules(), token, limit, after)
 
     async def schedule(self, name: str) -> tuple[Schedule, list[Firing]]:
         found = await self._schedules().get(name)
         if found is None:
-            raise unknown(name)
+            raise over_http.unknown(name)
         return found, await self._schedules().history(name)
 
     async def schedule_fields(self, name: str) -> dict[str, Any]:
         found = await self._schedules().get(name)
         if found is None:
-            raise unknown(name)
+            raise over_http.unknown(name)
         await self._kept(found)
         return {
             "task": found.task,
@@ -301,7 +299,7 @@ class AppExtras(http.PageExtras):
         schedules = self._signed(by)
         found = await schedules.get(name)
         if not is_new and found is None:
-            raise unknown(name)
+            raise over_http.unknown(name)
         if is_new and found is not None:
             raise http.invalid("name", "there is a schedule of this name")
         more: dict[str, Any] = {}
@@ -314,7 +312,7 @@ class AppExtras(http.PageExtras):
                 del body["queue"]
             if not {"every", "cron"} & body.keys():
                 when, more["either_day"], body["every"] = found.schedule, kept["either_day"], 1
-        fields = PUT.read(body, "")
+        fields = over_http.PUT.read(body, "")
         await self._check_task(fields["task"], may_any)
         for field, check, said in (
             ("name", check_name, name),
@@ -324,14 +322,16 @@ class AppExtras(http.PageExtras):
                 check(said)
             except ScheduleError as exc:
                 raise http.invalid(field, str(exc)) from None
-        await keep(schedules, name, fields, when or when_of(fields), found, **more)
+        await over_http.keep(
+            schedules, name, fields, when or over_http.when_of(fields), found, **more
+        )
 
     def _signed(self, by: str) -> Any:
         return self._schedules().signed(f"{by or 'this machine'} (page)")
 
     async def change_schedule(self, name: str, act: str, by: str, *given: float) -> Any:
         schedules = self._signed(by)
-        with refusals(name):
+        with over_http.refusals(name):
             return await getattr(schedules, _CHANGES.get(act, act))(name, *given)
 
 
@@ -388,8 +388,8 @@ def api_for_app(
     Raises ConfigurationError if the app's broker is no timeout center.
     """
     url, ssl, options = broker_of(app)
-    allowed = tasks.Allowed(app, allow)
-    operations = [*tasks.operations(allowed), *schedules.operations(app, allowed)]
+    allowed = over_http.Allowed(app, allow)
+    operations = [*over_http.task_operations(allowed), *over_http.schedule_operations(allowed)]
 
     async def close() -> None:
         await aio.aclose(app)

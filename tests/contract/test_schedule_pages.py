@@ -20,7 +20,7 @@ import redis
 from celery import Celery
 
 from celery_toc import Task, TaskCenter, timeout_center
-from celery_toc.web.schedules import page_of_schedules
+from celery_toc.web.operations import page_of_schedules
 from kombu_toc import ReplicationError, ScheduleChange, ScheduleFiring, TimeoutCenter
 from kombu_toc.center import schedules
 from kombu_toc.http import Token, new_token

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_toc.web.tasks import Allowed
+from celery_toc.web.operations import Allowed
 
 
 def app_with(backend: str, **settings: Any) -> Celery:

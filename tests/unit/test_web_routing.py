@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 from kombu import Exchange, Queue
 
-from celery_toc.web.tasks import queue_of
+from celery_toc.web.operations import queue_of
 from kombu_toc.http import Problem
 
 from ..support.cases import each
