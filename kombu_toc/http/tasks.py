@@ -25,9 +25,8 @@ from .messages import (
     token_of,
     unique_of,
 )
-from .page import reading
-from .page.jobs import ASKING, COUNTING, DONE, FAILED, LOST, RUNNING, STOPPED, Job
-from .page.selection import ALL_WAITING, ANY, EVERY_ACT, FAILED_ACTS, FAILED_TASK, Selection
+from .page import jobs, reading
+from .page.jobs import ALL_WAITING, ANY, EVERY_ACT, FAILED_ACTS, FAILED_TASK, Job, Selection
 from .request import Answer, Operations, Request, answer
 from .tokens import check_role
 
@@ -362,15 +361,13 @@ async def _move(api: Any, queue: str, id: str, **when: float | None) -> Answer:
 #
 # A job goes on when nobody looks; the page shows the same jobs.
 
-_PHASES = [COUNTING, ASKING, RUNNING, DONE, STOPPED, FAILED, LOST]
-
 _JOB = schema.record(
     "id queue act what phase matching looked number late by",
     texts="id queue by",
     act={**TEXT, "enum": [*EVERY_ACT]},
     what=described(TEXT, "What it is done to, in words."),
     phase=described(
-        {**TEXT, "enum": _PHASES},
+        {**TEXT, "enum": [*jobs.PHASES]},
         "asking: somebody at the page is asked; lost: its process is gone, so begin it again.",
     ),
     matching=described(WHOLE, "How many match; while counting, so far."),

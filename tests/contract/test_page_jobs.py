@@ -14,10 +14,9 @@ from celery_toc import timeout_center
 from kombu_toc import FailureBounds, TimeoutCenter
 from kombu_toc.aio.center import AsyncTimeoutCenter
 from kombu_toc.http import Mask, PageExtras, Problem
-from kombu_toc.http.page import selection as marks
-from kombu_toc.http.page.jobs import Job, Jobs
+from kombu_toc.http.page import jobs as marks
+from kombu_toc.http.page.jobs import Actions, Job, Jobs, Selection, find
 from kombu_toc.http.page.reading import Reader
-from kombu_toc.http.page.selection import Actions, Selection, find
 from kombu_toc.http.tokens import Audit
 
 from ..support.cluster import Cluster

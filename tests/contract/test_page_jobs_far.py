@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kombu_toc.http import api_for
-from kombu_toc.http.page.selection import Selection
+from kombu_toc.http.page.jobs import Selection
 
 from ..engines.test_library_far import asked, load, queue, send, time_passes
 from ..support.library import broker, engine, new_url, options, store

@@ -1,10 +1,11 @@
-"""What is done to all messages or failed tasks that match: in steps, which can be stopped. Messages
-are counted first, and who is at the page is asked.
+"""What is done to messages: which of them are meant, what can be done, and jobs, which do it to all
+messages or failed tasks that match.
 
-How far a job has come is kept in Redis, so each process of several can show it, begin it and stop
-it. One process counts, and one does it, which need not be the same: each writes a field of its own.
-Beside these are the marks of what was counted, in parts (:mod:`.selection`). It is done to nothing
-else: who confirms has seen a number, and means these.
+A job goes on in steps, and can be stopped. Messages are counted first, and who is at the page is
+asked. How far a job has come is kept in Redis, so each process of several can show it, begin it and
+stop it. One process counts, and one does it, which need not be the same: each writes a field of its
+own. Beside these are the marks of what was counted, in parts. It is done to nothing else: who
+confirms has seen a number, and means these.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ import json
 import logging
 import secrets
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
+from hashlib import blake2b
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -25,20 +29,415 @@ from ...aio.center import AsyncTimeoutCenter
 from ...aio.client import AwaitedPart, wait_for
 from ...center.reshard import reshard_topic
 from ...model.failures import FailureFilter
-from ...model.results import Found
+from ...model.results import DEAD, IN_FLIGHT, WAITING, Cancelled, Found
 from ...model.topic import check_slots
-from ..fields import Problem, not_found, problem_of, retry_after
+from ..fields import Problem, going_on, invalid, not_found, problem_of, retry_after
 from ..request import end
 from ..tokens import Audit
-from . import selection as marks
-from .reading import Reader, state_of
-from .render import iso
+from . import reading
+from .reading import Reader, Shown, state_of
+from .render import iso, moment, read_time
 
 logger = logging.getLogger(__name__)
 
-#: Messages that are read at a time, and bytes from which on these are enough.
-PAGE = 500
-PAGE_BYTES = 8 << 20
+# -- which messages are meant
+
+#: What else a state may be: what waits, and everything; and that of a failed task, of which there
+#: is a record, and perhaps no message.
+ALL_WAITING, ANY, FAILED_TASK = "waiting", "any", "failed"
+
+#: Messages that one request looks at to find those that match, and seconds that it takes for it,
+#: at most; then the page says where it has come to.
+LOOKED = 20_000
+SECONDS = 1.0
+
+#: Messages that are read at a time; bytes of those that match after which a page ends, and of those
+#: that are read at a time.
+STEP = 100
+PAGE_BYTES = 2 << 20
+
+#: The way out, where no page goes on.
+FIRST = "begin with the first one"
+
+#: Parameters of a URL and fields of a form.
+FIELDS = ("queue", "state", "since", "until", "task", "text", "biz", "reason", "error", "alike")
+
+
+class Selection(NamedTuple):
+    """Messages of a queue that are like this.
+
+    state: one of STATES, ALL_WAITING or ANY
+    since, until: bounds of their times, seconds since the epoch
+    task: a name, or a pattern
+    text: what their arguments have in them, in any case
+    biz: their business id
+    reason, error: why they are dead, and the last line of the last error
+    alike: of just this task, reason and error, and not of any where nothing is said
+    """
+
+    queue: str
+    state: str = ALL_WAITING
+    since: float | None = None
+    until: float | None = None
+    task: str = ""
+    text: str = ""
+    biz: str = ""
+    reason: str = ""
+    error: str = ""
+    alike: bool = False
+
+    @classmethod
+    def of(cls, said: Mapping[str, str], now: float) -> Selection:
+        """The selection that a URL or a form asks for. Raises Problem."""
+        queue = said.get("queue", "")
+        if not queue:
+            raise invalid("queue", "it is missing")
+        state = said.get("state") or ALL_WAITING
+        if state not in (*reading.STATES, ALL_WAITING, ANY):
+            raise invalid(
+                "state", f"it must be one of {', '.join((*reading.STATES, ALL_WAITING, ANY))}"
+            )
+        alike = bool(said.get("alike"))
+        task = said.get("task", "")
+        return cls(
+            queue,
+            state,
+            read_time(said.get("since", ""), "since", now),
+            read_time(said.get("until", ""), "until", now),
+            task if alike else task.strip(),
+            said.get("text", ""),
+            said.get("biz", "").strip(),
+            said.get("reason", ""),
+            said.get("error", ""),
+            alike,
+        )
+
+    @property
+    def looks_inside(self) -> bool:
+        """Whether messages have to be read to know if they match."""
+        return bool(self.task or self.text or self.biz or self.reason or self.error or self.alike)
+
+    def scanned(self, now: float) -> dict[str, Any]:
+        """The arguments of a scan.
+
+        now: by Redis's clock: it tells what is scheduled from what is ready
+        """
+        since, until = self.since, self.until
+        states: dict[str, str | None] = {reading.FLYING: IN_FLIGHT, reading.DIED: DEAD, ANY: None}
+        if self.state == reading.SCHEDULED:
+            since = max(since or 0.0, now)
+        elif self.state == reading.READY:
+            until = now if until is None else min(until, now)
+        return {"state": states.get(self.state, WAITING), "since": since, "until": until}
+
+    def matches(self, message: Shown) -> bool:
+        """Whether a message that was read is meant: of what is hidden, nothing is."""
+        if self.alike:
+            if likeness(message) != (self.task, self.reason, self.error):
+                return False
+        elif not self._fits(message):
+            return False
+        if self.text and self.text.lower() not in message.arguments.lower():
+            return False
+        return not self.biz or (message.biz is not None and message.biz[1] == self.biz)
+
+    def _fits(self, message: Shown) -> bool:
+        if self.task and not fnmatchcase(message.task or "", self.task.replace("[", "[[]")):
+            return False
+        if self.reason and message.reason != self.reason:
+            return False
+        return not self.error or reading.last_line(message.error) == self.error
+
+    def described(self) -> str:
+        """In words: ``waiting messages of shop.remind in mail``."""
+        what = "messages" if self.state == ANY else f"{self.state.replace('-', ' ')} messages"
+        what = "failed tasks" if self.state == FAILED_TASK else what
+        parts = [what]
+        if self.task:
+            parts.append(f"of {self.task}")
+        elif self.alike:
+            parts.append("of no task")
+        parts.append(f"in {self.queue}")
+        if self.text:
+            parts.append(f"with {self.text!r} in their arguments")
+        if self.biz:
+            parts.append(f"of business id {self.biz!r}")
+        for name, at in (("not before", self.since), ("before", self.until)):
+            if at is not None:
+                parts.append(f"{name} {moment(round(at * 1e6))}")
+        for said, name in ((self.reason, "that died because"), (self.error, "with the error")):
+            if said:
+                parts.append(f"{name} {said!r}")
+        if self.alike and not self.error:
+            parts.append("without an error")
+        return " ".join(parts)
+
+
+def likeness(message: Shown) -> tuple[str, str, str]:
+    """What dead letters are grouped by: their task, why they died, and what tells their error."""
+    return message.task or "", message.reason, reading.last_line(message.error)
+
+
+class Listing(NamedTuple):
+    """What was found.
+
+    after: where to go on; None: there is no more
+    looked: how many messages were looked at
+    took: seconds
+    goes_on: whether more is looked for
+    """
+
+    messages: list[Shown]
+    after: str | None
+    looked: int
+    took: float
+    goes_on: bool = False
+
+
+async def find(
+    center: Any,
+    reader: Reader,
+    selection: Selection,
+    *,
+    now_us: int,
+    limit: int,
+    after: str | None,
+    looked: int = LOOKED,
+    seconds: float = SECONDS,
+) -> Listing:
+    """Messages that match, in the order of their times: so many, or a few more where it has to be
+    read what matches. Raises Problem for an `after` that no page has."""
+    found: list[Shown] = []
+    size = number = 0
+    began = time.monotonic()
+    how = selection.scanned(now_us / 1e6)
+    while True:
+        step = STEP if selection.looks_inside else min(STEP, limit - len(found))
+        with going_on(FIRST):
+            page = await center.scan(
+                selection.queue, limit=step, after=after, size=PAGE_BYTES, **how
+            )
+        messages: list[Found] = page.messages
+        async for shown in reader.read_all(messages, now_us):
+            if selection.matches(shown):
+                # A list shows no more of it, and of some it is a mebibyte.
+                found.append(shown._replace(arguments=shown.arguments[: reading.WHOLE], body=""))
+                size += len(shown.found.body)
+        number += len(messages)
+        after = page.after
+        took = time.monotonic() - began
+        enough = after is None or len(found) >= limit or size >= PAGE_BYTES
+        if enough or (selection.looks_inside and (number >= looked or took >= seconds)):
+            return Listing(found, after, number, took)
+
+
+# -- which messages a job has counted
+#
+# A message is known by its id, its time to a millisecond, and its bytes. What is put later under
+# the same id is another message, and so is one that was given another time since.
+
+#: Messages that a job counts at most, as many as people wait for; about 30 bytes are kept of each.
+MOST = 1_000_000
+
+#: Messages of a part, and bytes from which on these are enough: a part is read, counted and changed
+#: at once.
+PART = 500
+PART_BYTES = 8 << 20
+
+#: Bytes that tell a message from others of its id.
+_BYTES = 8
+
+
+class Mark(NamedTuple):
+    """A message that was counted.
+
+    print: what tells it from others of its id
+    """
+
+    id: str
+    print: str
+
+
+def mark_of(found: Found) -> Mark:
+    """What a message is known by."""
+    said = blake2b(b"%d %d " % (found.time_us // 1000, found.state == DEAD), digest_size=_BYTES)
+    said.update(found.body)
+    return Mark(found.id, said.hexdigest())
+
+
+class Marks:
+    """Divides what is counted into parts.
+
+    made: how many parts there are
+    """
+
+    def __init__(self) -> None:
+        self.made = 0
+        self._marks: list[Mark] = []
+        self._size = 0
+
+    def add(self, found: Iterable[Found]) -> list[bytes]:
+        """Messages that were counted; returns the parts that are whole by now."""
+        whole = []
+        for one in found:
+            self._marks.append(mark_of(one))
+            self._size += len(one.body)
+            if len(self._marks) >= PART or self._size >= PART_BYTES:
+                whole += self.rest()
+        return whole
+
+    def rest(self) -> list[bytes]:
+        """The last part, if it has any."""
+        marks, self._marks, self._size = self._marks, [], 0
+        if not marks:
+            return []
+        self.made += 1
+        ids, prints = zip(*marks, strict=True)
+        return [zlib.compress(json.dumps([ids, "".join(prints)]).encode(), 1)]
+
+
+def read_part(raw: bytes) -> list[Mark]:
+    """The messages of a part."""
+    ids, prints = json.loads(zlib.decompress(raw))
+    size = 2 * _BYTES
+    return [Mark(id, prints[size * at : size * (at + 1)]) for at, id in enumerate(ids)]
+
+
+def those_of(marks: Iterable[Mark], found: Sequence[Found]) -> list[Found]:
+    """Of messages that were found by their ids, those that were counted."""
+    known = set(marks)
+    return [one for one in found if mark_of(one) in known]
+
+
+# -- what can be done to messages: each act with what it needs and what is told of it
+
+
+class Act(NamedTuple):
+    """Something that is done to messages.
+
+    role: that a token needs
+    states: of the messages that it can be done to
+    done: of what was done
+    asks: whether it is asked if it is meant: it cannot be taken back
+    """
+
+    name: str
+    title: str
+    role: str
+    states: tuple[str, ...]
+    done: str
+    asks: bool
+
+    def could(self, state: str) -> bool:
+        """Whether it can be done to messages of a state that is asked for."""
+        if state == ALL_WAITING:
+            return bool({reading.SCHEDULED, reading.READY} & set(self.states))
+        return state == ANY or state in self.states
+
+
+ACTS = {
+    one.name: one
+    for one in (
+        Act("cancel", "Cancel", "write", (reading.SCHEDULED, reading.READY), "cancelled", True),
+        Act("run", "Run now", "write", (reading.SCHEDULED,), "made due", False),
+        Act(
+            "reschedule",
+            "Reschedule",
+            "write",
+            (reading.SCHEDULED, reading.READY),
+            "rescheduled",
+            False,
+        ),
+        Act("requeue", "Requeue", "operate", (reading.DIED,), "requeued", False),
+        Act("purge", "Delete", "operate", (reading.DIED,), "deleted", True),
+    )
+}
+
+
+#: What can be done to failed tasks.
+FAILED_ACTS = {
+    one.name: one
+    for one in (
+        Act("retry", "Retry", "operate", (FAILED_TASK,), "retried", False),
+        Act("forget", "Delete", "operate", (FAILED_TASK,), "deleted", True),
+    )
+}
+
+#: Another number of slots for a queue, which moves messages of any state.
+RESHARD = Act("reshard", "Reshard", "operate", (ANY,), "moved", False)
+
+EVERY_ACT = {**ACTS, **FAILED_ACTS, RESHARD.name: RESHARD}
+
+
+class Done(NamedTuple):
+    """What became of messages, or of failed tasks.
+
+    late: how many were gone, or in another state by then
+    skipped: the schedules whose next firing was among those that are cancelled
+    notes: of how many that were retried what holds, by the names of `FailuresRetried`
+    """
+
+    number: int
+    late: int
+    skipped: tuple[str, ...] = ()
+    notes: Mapping[str, int] = {}
+
+
+class Actions:
+    """Does it.
+
+    center: what cancels and moves messages, so that the task library knows
+    """
+
+    def __init__(self, center: Any, extras: reading.PageExtras) -> None:
+        self._center = center
+        self._extras = extras
+
+    async def run(self, act: str, found: Sequence[Found], at: float | None = None) -> Done:
+        """Do something to messages that were found a moment ago.
+
+        at: the new time of those that are rescheduled, seconds since the epoch
+        """
+        if not found:
+            return Done(0, 0)
+        if act == "cancel":
+            cancelled: list[Cancelled] = await self._center.cancel(found, dead=False)
+            deleted = [one for one in cancelled if one.deleted]
+            if deleted:
+                await self._extras.cancelled(deleted)
+            skipped = tuple(one.schedule for one in deleted if one.schedule)
+            return Done(len(deleted), len(found) - len(deleted), skipped)
+        if act in ("run", "reschedule"):
+            moved = await self._center.reschedule(found, at=at if act == "reschedule" else None)
+            number = sum(one.moved for one in moved)
+            return Done(number, len(found) - number)
+        # Just these: another one of the same id may have died meanwhile.
+        these = {(one.id, one.time_us, one.body) for one in found}
+        ids = sorted({one.id for one in found})
+        method = self._center.dead.requeue if act == "requeue" else self._center.dead.purge
+        number = await method(
+            found[0].topic, ids=ids, where=lambda one: (one.id, one.time_us, one.body) in these
+        )
+        return Done(number, max(len(found) - number, 0))
+
+    async def run_failed(self, act: str, queue: str, ids: Sequence[str]) -> Done:
+        """Retry or forget failed tasks."""
+        if act == "forget":
+            number = await self._center.failures.delete(queue, ids=ids)
+            return Done(number, len(ids) - number)
+        done = (await self._center.failures.retry(queue, ids=ids))._asdict()
+        number, gone = done.pop("number"), done.pop("gone")
+        return Done(number, gone, notes=done)
+
+
+def narrowed(act: Act, state: str) -> str:
+    """Of a state that is asked for, that to which an act can be done."""
+    if state not in (ALL_WAITING, ANY):
+        return state
+    return ALL_WAITING if set(act.states) == {reading.SCHEDULED, reading.READY} else act.states[0]
+
+
+# -- jobs: what is done to all that match, in steps
 
 #: Jobs that a process has under way, at most.
 MAX_JOBS = 8
@@ -53,13 +452,14 @@ END_WITHIN = 1.5
 
 COUNTING, ASKING, RUNNING = "counting", "asking", "running"
 DONE, STOPPED, FAILED, LOST = "done", "stopped", "failed", "lost"
+PHASES = (COUNTING, ASKING, RUNNING, DONE, STOPPED, FAILED, LOST)
 
 
 #: Seconds for which a reshard waits for what workers have.
 PATIENCE = 60.0
 
 #: Failed tasks of a step; jobs that are listed.
-STEP, LISTED = 100, 50
+FAILED_STEP, LISTED = 100, 50
 
 #: Schedules that the end of a job names.
 MAX_NAMED = 10
@@ -69,7 +469,7 @@ class Job(NamedTuple):
     """Something that is done to all that match.
 
     at: the new time of what is rescheduled, seconds since the epoch
-    phase: COUNTING, ASKING, RUNNING, DONE, STOPPED, FAILED or LOST
+    phase: one of PHASES
     matching: how many matched when it was counted
     looked: how many were looked at, or tried, in this phase
     number, late: how many it was done to, and for how many it was too late
@@ -78,13 +478,13 @@ class Job(NamedTuple):
     parts: in how many parts those are that were counted
     more: whether there are more than may be counted
     skipped: schedules whose next firing was cancelled: some of their names, and how many they are
-    notes: as of :class:`.selection.Done`
+    notes: as of :class:`Done`
     slots: the new number of slots; 0: the act is another one
     """
 
     id: str
     act: str
-    selection: marks.Selection
+    selection: Selection
     who: str
     at: float | None = None
     phase: str = COUNTING
@@ -104,7 +504,7 @@ class Job(NamedTuple):
     def is_over(self) -> bool:
         return self.phase in (DONE, STOPPED, FAILED, LOST)
 
-    def plus(self, done: marks.Done, looked: int) -> Job:
+    def plus(self, done: Done, looked: int) -> Job:
         """The job after a step more.
 
         looked: how many the step was about
@@ -126,7 +526,7 @@ class Job(NamedTuple):
     @classmethod
     def of_json(cls, raw: bytes) -> Job:
         said = json.loads(raw)
-        said[2] = marks.Selection(*said[2])
+        said[2] = Selection(*said[2])
         return cls(*said)
 
 
@@ -143,7 +543,7 @@ class Jobs:
 
     _center: AsyncTimeoutCenter
     _reader: Reader
-    _acting: marks.Actions
+    _acting: Actions
     _audit: Audit
     _changed: Callable[[str], None] = lambda queue: None
 
@@ -153,7 +553,7 @@ class Jobs:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def begin(
-        self, act: str, selection: marks.Selection, who: str, at: float | None = None, **how: Any
+        self, act: str, selection: Selection, who: str, at: float | None = None, **how: Any
     ) -> Job:
         """Begin to count what matches, and to do it where nobody is asked: failed tasks, and what
         a reshard moves, are not counted. Raises Problem if too much is under way, and
@@ -165,9 +565,9 @@ class Jobs:
         self._check_room()
         asks, slots = how.pop("asks", True), how.pop("slots", 0)
         id, run = secrets.token_urlsafe(16), self._count if asks else self._count_and_do
-        selection = selection._replace(state=marks.narrowed(marks.EVERY_ACT[act], selection.state))
+        selection = selection._replace(state=narrowed(EVERY_ACT[act], selection.state))
         job = Job(id, act, selection, who, at, slots=slots)
-        if act in marks.FAILED_ACTS:
+        if act in FAILED_ACTS:
             job, run = job._replace(phase=RUNNING, is_meant=True), self._do_to_failed
         if slots:
             check_slots(selection.queue, slots)
@@ -298,9 +698,9 @@ class Jobs:
             return job
 
     async def _count(self, job: Job) -> None:
-        counted = marks.Marks()
+        counted = Marks()
         async for page, looked in self._matching(job):
-            left = marks.MOST - job.matching
+            left = MOST - job.matching
             if len(page) > left:
                 page, job = page[:left], job._replace(more=True)
             first = counted.made
@@ -343,16 +743,12 @@ class Jobs:
                 asked.queue,
                 since=asked.since,
                 until=min(asked.until or now, now),
-                limit=STEP,
+                limit=FAILED_STEP,
                 after=after,
                 **which._asdict(),
             )
             ids = [one.id for one in page.failures]
-            done = (
-                await self._acting.run_failed(job.act, asked.queue, ids)
-                if ids
-                else marks.Done(0, 0)
-            )
+            done = await self._acting.run_failed(job.act, asked.queue, ids) if ids else Done(0, 0)
             self._changed(asked.queue)
             job, after = job.plus(done, len(ids)), page.after
             if await self._write(job) or self._closing or after is None:
@@ -382,7 +778,7 @@ class Jobs:
     async def _do(self, job: Job) -> None:
         for number in range(job.parts):
             raw = await self._redis.hget(self._key(job.id), _part(number))
-            counted = marks.read_part(raw) if raw is not None else []
+            counted = read_part(raw) if raw is not None else []
             done = await self._acting.run(job.act, await self._still(job, counted), job.at)
             self._changed(job.selection.queue)
             job = job.plus(done, len(counted))
@@ -394,7 +790,7 @@ class Jobs:
                 return
         await self._end(job, DONE)
 
-    async def _still(self, job: Job, counted: Sequence[marks.Mark]) -> list[Found]:
+    async def _still(self, job: Job, counted: Sequence[Mark]) -> list[Found]:
         """Of what was counted, what is still there, as it was, in a state in which it can be
         done."""
         if not counted:
@@ -402,8 +798,8 @@ class Jobs:
         ids = [one.id for one in counted]
         found = await self._center.get(ids, topic=job.selection.queue)
         now_us = await self.now_us()
-        states = marks.ACTS[job.act].states
-        there = [one for one in marks.those_of(counted, found) if state_of(one, now_us) in states]
+        states = ACTS[job.act].states
+        there = [one for one in those_of(counted, found) if state_of(one, now_us) in states]
         places = {id: place for place, id in enumerate(ids)}
         return sorted(there, key=lambda one: places[one.id])  # in the order of their times
 
@@ -434,11 +830,11 @@ class Jobs:
         selection = job.selection
         now_us = await self.now_us()
         how = selection.scanned(now_us / 1e6)
-        states = marks.ACTS[job.act].states
+        states = ACTS[job.act].states
         after: str | None = None
         while True:
             page = await self._center.scan(
-                selection.queue, limit=PAGE, after=after, size=PAGE_BYTES, **how
+                selection.queue, limit=PART, after=after, size=PART_BYTES, **how
             )
             found = [one for one in page.messages if state_of(one, now_us) in states]
             if selection.looks_inside:

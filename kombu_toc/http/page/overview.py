@@ -15,8 +15,8 @@ from ...model.results import Counts
 from ..fields import going_on, invalid, not_found
 from ..library import between, read_attributes, shown_record
 from ..request import Answer
+from .jobs import ACTS, FIRST
 from .render import Ask, View, link, read_time, redirect, render, span
-from .selection import ACTS, FIRST
 from .snapshots import ENDS, IDLE, LOOKED, LOOKED_IN_ALL, SPANS, Minute, Row, Snapshot, sum_of
 from .tools import Tools, check_any, check_role
 

@@ -21,7 +21,7 @@ from ..fields import Problem, going_on, invalid, not_found
 from ..library import MOST_FAILURES, shown_failures
 from ..request import Answer
 from ..tokens import HIDDEN, Masking
-from . import selection as selections
+from . import jobs as selections
 from .overview import drawn_hour, shown_records
 from .reading import DIED, FLYING, READY, SCHEDULED
 from .render import Ask, View, counted, iso, link, noted, number, read_time, redirect, skipped

@@ -21,8 +21,8 @@ from ...model.results import DEAD, Consumer, Counts, Found
 from ...model.topic import Topic
 from ..fields import Problem, problem_of, retry_after
 from ..request import end
+from .jobs import PAGE_BYTES, Listing, Selection, find, likeness
 from .reading import Reader
-from .selection import PAGE_BYTES, Listing, Selection, find, likeness
 
 logger = logging.getLogger(__name__)
 

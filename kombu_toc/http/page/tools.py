@@ -14,10 +14,9 @@ from ..fields import Problem
 from ..library import FarAhead
 from ..request import Answer
 from ..tokens import Audit, Mask
-from .jobs import Jobs
+from .jobs import Actions, Jobs
 from .reading import PageExtras, Reader
 from .render import Ask, View
-from .selection import Actions
 from .sessions import Sessions
 from .snapshots import DeadLetterGroups, Looks, SearchCache, SnapshotCache
 
