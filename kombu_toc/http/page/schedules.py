@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import date
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 from ...model.timetext import read_span
@@ -88,20 +88,8 @@ async def change(tools: Tools, ask: Ask) -> View | Answer:
 # -- forms: what is typed becomes the body that the HTTP API takes
 
 
-class Field(NamedTuple):
-    """A field of a form, by its name in the HTTP API.
-
-    read: what was typed, the name of the field, and Redis's clock; a part of the body
-    hint: an example
-    choices: all that it can be; the first one is the default
-    """
-
-    name: str
-    title: str
-    read: Callable[[str, str, float], Any]
-    hint: str = ""
-    choices: tuple[str, ...] = ()
-    needed: bool = False
+#: Reads what was typed, given the name of the field and Redis's clock: a part of the body.
+Read = Callable[[str, str, float], Any]
 
 
 def _text(said: str, field: str, now: float) -> str:
@@ -146,48 +134,44 @@ def _when(said: str, field: str, now: float) -> Mapping[str, Any]:
     return {"cron": said}
 
 
-_TASK = Field("task", "Task", _text, "shop.mail.remind", needed=True)
-_ARGUMENTS = (
-    Field("args", "Arguments", _json, '[7, "anna"]'),
-    Field("kwargs", "Arguments by name", _json, '{"late": true}'),
-)
-_QUEUE = Field("queue", "Queue", _text, "the one that it is routed to")
-
-SEND = (_TASK, Field("eta", "When", _time, "now; 1h30m; 2026-01-31 09:30"), _QUEUE, *_ARGUMENTS)
-PUT = (
-    Field("name", "Name", _text, "nightly", needed=True),
-    _TASK,
-    Field("when", "Fires", _when, "every 30s; 0 3 * * *; @daily", needed=True),
-    _QUEUE,
-    *_ARGUMENTS,
-)
-RULES = (
-    Field("timezone", "Time zone of a crontab", _text, "Europe/Berlin"),
-    Field("misfire", "What was missed", _text, choices=("once", "skip", "all")),
-    Field("grace", "Is missed if later than", _seconds, "60s"),
-    Field("overlap", "While one still runs", _text, choices=("allow", "skip", "wait", "cancel")),
-    Field("jitter", "Up to so much later", _seconds, "0s"),
-    Field("start", "Not before", _time, "1d; 2026-01-31 09:30"),
-    Field("end", "Not after", _time, "2026-12-31"),
-    Field("maxRuns", "Ends after runs", _whole, "10"),
-    Field("exclude", "Not on these days", _days, "2026-12-25, 2027-01-01"),
-)
+#: Fields of forms by their names in the HTTP API; the template has what is shown of each.
+_ARGUMENTS: Mapping[str, Read] = {"args": _json, "kwargs": _json}
+SEND: Mapping[str, Read] = {"task": _text, "eta": _time, "queue": _text, **_ARGUMENTS}
+PUT: Mapping[str, Read] = {
+    "name": _text,
+    "task": _text,
+    "when": _when,
+    "queue": _text,
+    **_ARGUMENTS,
+}
+RULES: Mapping[str, Read] = {
+    "timezone": _text,
+    "misfire": _text,
+    "grace": _seconds,
+    "overlap": _text,
+    "jitter": _seconds,
+    "start": _time,
+    "end": _time,
+    "maxRuns": _whole,
+    "exclude": _days,
+}
+NEEDED = ("name", "task", "when")
 
 
-def _typed(fields: tuple[Field, ...], ask: Ask) -> dict[str, str]:
-    return {one.name: ask.field(one.name) for one in fields}
+def _typed(fields: Iterable[str], ask: Ask) -> dict[str, str]:
+    return {name: ask.field(name) for name in fields}
 
 
-def _body(fields: tuple[Field, ...], typed: Mapping[str, str], now: float) -> dict[str, Any]:
+def _body(fields: Mapping[str, Read], typed: Mapping[str, str], now: float) -> dict[str, Any]:
     """What was typed, as the HTTP API takes it; what is empty is left out. Raises Problem."""
     body: dict[str, Any] = {}
-    for one in fields:
-        said = typed[one.name].strip()
-        if one.needed and not said:
-            raise invalid(one.name, "it is missing")
+    for name, read in fields.items():
+        said = typed[name].strip()
+        if name in NEEDED and not said:
+            raise invalid(name, "it is missing")
         if said:
-            value = one.read(said, one.name, now)
-            body.update(value if one.read is _when else {one.name: value})
+            value = read(said, name, now)
+            body.update(value if read is _when else {name: value})
     return body
 
 
@@ -202,10 +186,10 @@ async def _form(
     tools: Tools,
     ask: Ask,
     title: str,
-    fields: tuple[Field, ...],
+    fields: Collection[str],
     typed: Mapping[str, str],
     problem: Problem | None = None,
-    rules: tuple[Field, ...] = (),
+    rules: Collection[str] = (),
     **more: Any,
 ) -> View:
     """A form, with what was typed, and what is wrong with it."""
@@ -213,12 +197,12 @@ async def _form(
     wrong = detail = ""
     if problem is not None:
         wrong = {"every": "when", "cron": "when"}.get(problem.field, problem.field)
-        wrong = wrong if any(one.name == wrong for one in (*fields, *rules)) else ""
+        wrong = wrong if wrong in (*fields, *rules) else ""
         detail = problem.detail.removeprefix(f"{problem.field}: ")
     names = [one for one in await tools.center.queues.names() if ask.visitor.may("write", one)]
     values = {
         **{"about": about, "kept": {}, "danger": False, "wrong": wrong, "detail": detail},
-        **{"fields": fields, "rules": rules, "typed": typed, "tasks": tasks},
+        **{"fields": fields, "rules": rules, "needed": NEEDED, "typed": typed, "tasks": tasks},
         **{"queues": sorted(names)[:500], **more},
     }
     status = 200 if problem is None else problem.status
@@ -229,7 +213,7 @@ async def send(tools: Tools, ask: Ask) -> View:
     """The form that sends a task."""
     _check(tools)
     check_any(ask, "write")
-    typed = {**dict.fromkeys((one.name for one in SEND), ""), **ask.query}
+    typed = {**dict.fromkeys(SEND, ""), **ask.query}
     return await _send_form(tools, ask, typed, str(uuid4()))
 
 
@@ -272,7 +256,7 @@ async def _form_of(tools: Tools, ask: Ask) -> View:
     check_role(ask, "operate", None)
     name = ask.query.get("name", "")
     if "new" in ask.query:
-        return await _put_form(tools, ask, dict.fromkeys((one.name for one in (*PUT, *RULES)), ""))
+        return await _put_form(tools, ask, dict.fromkeys((*PUT, *RULES), ""))
     row, _ = await tools.extras.schedule(name)
     back = link("schedules", name=name)
     if "delete" in ask.query:
@@ -310,17 +294,18 @@ async def _put_form(
     more["button"] = "Change" if name else "Put"
     if name:
         more.update(kept={"name": name, "edit": "1"}, back=link("schedules", name=name))
-    title, fields = (f"Change {name}", PUT[1:]) if name else ("New schedule", PUT)
+    title = f"Change {name}" if name else "New schedule"
+    fields = [one for one in PUT if not (name and one == "name")]
     return await _form(tools, ask, title, fields, typed, problem, RULES, **more)
 
 
 async def _put(tools: Tools, ask: Ask) -> View | Answer:
-    fields: tuple[Field, ...] = (*PUT, *RULES)
+    fields = {**PUT, **RULES}
     typed, is_new = _typed(fields, ask), not ask.field("edit")
     name = ask.field("name").strip() if is_new else ask.field("name")
     try:
         if not is_new and typed["when"] == (await tools.extras.schedule(name))[0].text:
-            fields = tuple(one for one in fields if one.name != "when")
+            del fields["when"]
         body = _body(fields, typed, await tools.now_us() / 1e6)
         body.pop("name")
         who = ask.visitor.name
