@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
@@ -329,6 +330,27 @@ class Move(ABC):
             dead=self.dead,
         )
 
+    def carry_out(self, force: bool, on_progress: OnProgress) -> Migrated:
+        """Check, and then move.
+
+        force: also while somebody consumes
+
+        Raises ConsumersError if somebody does.
+        """
+        refused = ""
+        self.check()
+        if not force:
+            try:
+                self.check_for_consumers()
+            except errors.ConsumersError as exc:
+                if not self.dry_run:
+                    raise
+                refused = str(exc)
+        found = self.run(on_progress)
+        # Who migrates ends now, and may have no connection left when its process does.
+        self.center.metrics.send(self.center.runner)
+        return found._replace(refused=refused)
+
     @abstractmethod
     def check(self) -> None:
         """Make sure that both sides can be used; raises if not."""
@@ -342,23 +364,16 @@ class Move(ABC):
         """Move everything."""
 
 
-def carry_out(
-    center: Connection,
-    url: str,
-    options: Mapping[str, Any] | None,
-    make: Callable[[Channel, Broker], Move],
-    *,
-    dry_run: bool,
-    force: bool,
-    on_progress: OnProgress,
-) -> Migrated:
-    """Check, and then move.
+@contextmanager
+def both_sides(
+    center: Connection, url: str, options: Mapping[str, Any] | None
+) -> Iterator[tuple[Channel, Broker]]:
+    """A channel of the timeout center, and the broker.
 
     center: a connection to the timeout center
     url, options: the broker's, and its ``broker_transport_options``
-    force: also while somebody consumes
 
-    Raises ConsumersError if somebody does, ConfigurationError for a URL that cannot be used.
+    Raises ConfigurationError for a URL that cannot be used.
     """
     with center.channel() as channel:
         if not isinstance(channel, Channel):
@@ -367,21 +382,8 @@ def carry_out(
                 "such a URL begins with toc+, as in toc+redis://localhost:6379/0"
             )
         broker = Broker(url, options or {})
-        refused = ""
         try:
-            move = make(channel, broker)
-            move.check()
-            if not force:
-                try:
-                    move.check_for_consumers()
-                except errors.ConsumersError as exc:
-                    if not dry_run:
-                        raise
-                    refused = str(exc)
-            found = move.run(on_progress)
-            # Who migrates ends now, and may have no connection left when its process does.
-            channel.center.metrics.send(channel.center.runner)
-            return found._replace(refused=refused)
+            yield channel, broker
         finally:
             broker.close()
 
@@ -442,15 +444,8 @@ def migrate_broker(
     Raises ConsumersError if there are any, MigrationError if nothing there has that key prefix but
     others are there, ConfigurationError for a URL that cannot be used.
     """
-    return carry_out(
-        target,
-        source,
-        options,
-        lambda channel, broker: _FromRedis(channel, broker, queues, dry_run, fanout),
-        dry_run=dry_run,
-        force=force,
-        on_progress=on_progress,
-    )
+    with both_sides(target, source, options) as sides:
+        return _FromRedis(*sides, queues, dry_run, fanout).carry_out(force, on_progress)
 
 
 class _Row(NamedTuple):
@@ -812,17 +807,9 @@ def migrate_back(
 
     Raises ConsumersError if somebody consumes, ConfigurationError for a URL that cannot be used.
     """
-    return carry_out(
-        source,
-        target,
-        options,
-        lambda channel, broker: _ToRedis(
-            channel, broker, queues, dry_run, source.as_uri(), taken=not force
-        ),
-        dry_run=dry_run,
-        force=force,
-        on_progress=on_progress,
-    )
+    with both_sides(source, target, options) as sides:
+        move = _ToRedis(*sides, queues, dry_run, source.as_uri(), taken=not force)
+        return move.carry_out(force, on_progress)
 
 
 @dataclass(eq=False)
