@@ -444,10 +444,10 @@ def read_metrics(
         found[name] = Measured(
             name,
             {counter: totals.get(counter, 0) for counter in COUNTERS},
-            _lateness(totals),
+            lateness_of(totals),
             minutes * 60 + seconds % 60 + us / 1_000_000,
             {counter: recent.get(counter, 0) for counter in COUNTERS},
-            _lateness(recent),
+            lateness_of(recent),
         )
     return found
 
@@ -484,11 +484,6 @@ def _of_minute(minute: int, raw: bytes | None) -> dict[str, int]:
     return numbers if numbers.pop("minute", None) == minute else {}
 
 
-def lateness_of(numbers: Mapping[str, int]) -> Lateness:
-    """The lateness in what was counted in a minute."""
-    return _lateness(numbers)
-
-
 def read_script_times(center: Source) -> dict[str, ScriptTimes]:
     """How often all processes have called each script, and how long they waited for it."""
     numbers = _numbers(center.client.hgetall(center.keys.scripts))
@@ -507,6 +502,7 @@ def _numbers(raw: dict[bytes, bytes]) -> dict[str, int]:
     return {name.decode(): int(number) for name, number in raw.items()}
 
 
-def _lateness(numbers: Mapping[str, int]) -> Lateness:
+def lateness_of(numbers: Mapping[str, int]) -> Lateness:
+    """The lateness in what was counted."""
     buckets = tuple(numbers.get(f"late:{bound}", 0) for bound in PLACES)
     return Lateness(buckets, numbers.get("late_us", 0))

@@ -24,7 +24,7 @@ from ..tokens import HIDDEN, Masking
 from . import jobs as selections
 from .overview import drawn_hour, shown_records
 from .reading import DIED, FLYING, READY, SCHEDULED
-from .render import Ask, View, counted, iso, link, noted, number, read_time, redirect, skipped
+from .render import Ask, View, counted, iso, link, noted, read_time, redirect, skipped
 from .snapshots import MINUTES, Minute
 from .tools import Tools, check_any, check_role
 
@@ -37,15 +37,6 @@ SLOW = 0.1
 
 #: Messages that may be chosen by hand, at most.
 MAX_CHOSEN = 1_000
-
-_STATES = (
-    (selections.ALL_WAITING, "waiting"),
-    (SCHEDULED, "scheduled"),
-    (READY, "ready"),
-    (FLYING, "in flight"),
-    (DIED, "dead"),
-    (selections.ANY, "all"),
-)
 
 
 async def queue(tools: Tools, ask: Ask) -> View | Answer:
@@ -67,24 +58,18 @@ async def queue(tools: Tools, ask: Ask) -> View | Answer:
         DIED: counts.dead,
         selections.ANY: sum(counts),
     }
-    kept = {field: ask.query[field] for field in selections.FIELDS if field in ask.query}
-    here = {**kept, "queue": name}
-    tabs = {name: said for name, said in here.items() if name != "state"}
+    here = {field: ask.query[field] for field in selections.FIELDS if field in ask.query}
     return View(
         name,
         "queue",
         {
             "selection": selection,
-            "states": [
-                (state, f"{title} {number(numbers[state])}", link("queue", **tabs, state=state))
-                for state, title in _STATES
-            ],
+            "numbers": numbers,
             "declaration": declared and declared.declaration,
             "paused": paused,
             "listing": listing,
             "number": max(numbers[selection.state], listing.looked),
-            "next": link("queue", **{**kept, "after": listing.after}),
-            "here": here,
+            "here": {**here, "queue": name},
             "seen_us": seen_us,
             "acts": [
                 act
