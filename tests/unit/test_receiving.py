@@ -97,29 +97,11 @@ def test_a_message_is_acknowledged_once(site: Site) -> None:
     assert site.poller.sent == [("ack", "a")]
 
 
-def test_a_consumer_without_acknowledgements_has_the_message_acknowledged_before(
-    site: Site,
-) -> None:
-    site.consume(no_ack=True)
-    site.receiver.receive(delivery("a"))
-    assert site.poller.sent == [("ack", "a")]
-    assert not site.qos.unsettled()
-
-
 def test_what_nobody_consumes_any_more_is_released(site: Site) -> None:
     site.consume()
     site.receiver.remove("mail")
     site.receiver.receive(delivery("a"))
     assert site.poller.sent == [("release", "a")]
-
-
-def test_a_damaged_message_is_rejected_and_no_consumer_sees_it(site: Site) -> None:
-    site.consume()
-    site.receiver.receive(delivery("a", b"damaged"))
-    [(what, id, requeue, reason)] = site.poller.sent
-    assert (what, id, requeue) == ("reject", "a", False)
-    assert reason
-    assert not site.got
 
 
 def test_what_the_worker_executes_is_kept_when_the_channel_closes(site: Site) -> None:
@@ -156,16 +138,6 @@ def test_a_firing_is_handed_over_early_if_it_is_known_that_it_runs(site: Site) -
     assert [message is not None for message in taken] == [True, False]
 
 
-def test_what_waits_for_its_time_is_given_back_as_if_no_consumer_had_seen_it(site: Site) -> None:
-    site.consume()
-    message = site.receiver.take_early(delivery("early"))
-    assert message is not None
-    site.receiver.deliver_early(message)
-    site.receiver.receive(delivery("due"))
-    site.qos.restore_unacked()
-    assert site.poller.sent == [("give back", "due"), ("release", "early")]
-
-
 def test_a_broadcast_that_is_given_back_is_delivered_again(site: Site) -> None:
     subscription = Subscription("mail", "news", "", {})
     assert not site.receiver.receive_broadcast(subscription, "key", packed("a"))
@@ -173,11 +145,3 @@ def test_a_broadcast_that_is_given_back_is_delivered_again(site: Site) -> None:
     assert site.receiver.receive_broadcast(subscription, "key", packed("a"))
     site.qos.reject(site.got[0].delivery_tag, requeue=True)
     assert subscription.returned == [("key", packed("a"))]
-
-
-def test_a_queue_gets_a_broadcast_by_the_first_of_its_bindings_that_matches(site: Site) -> None:
-    first, second = (Subscription("mail", "news", pattern, {}) for pattern in ("a.*", "*"))
-    site.subscriptions = [first, second]
-    assert site.receiver.wants(first, "a.b")
-    assert not site.receiver.wants(second, "a.b")
-    assert site.receiver.wants(second, "b")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from kombu_toc.center.registry import MAX_KNOWN, RELOAD, Registry
-from kombu_toc.errors import ConfigurationError, PriorityStepsError, SlotCountError
 from kombu_toc.model.keys import Keys
 from kombu_toc.model.results import Delivery
 from kombu_toc.model.topic import Declaration
@@ -201,46 +200,6 @@ def test_the_topic_of_a_delivery_asks_nobody(registry: Registry, server: Server)
 
 
 # -- declaring
-
-
-def test_the_first_declaration_stands(registry: Registry, server: Server) -> None:
-    server.change("mail", slots=2, steps=(0, 3, 6, 9))
-    assert registry.declare("mail").slots == 2
-    with pytest.raises(SlotCountError, match=r"with 2 slots, not 8.*reshard mail --slots 8"):
-        registry.declare("mail", slots=8)
-    server.change("mail", slots=2, previous_counts=(8,), steps=(0, 3, 6, 9))
-    assert registry.declare("mail", slots=8).slots == 2
-
-
-def test_steps_have_to_agree_but_not_of_a_topic_that_expires(
-    registry: Registry, server: Server
-) -> None:
-    server.change("mail", steps=(0, 5))
-    assert registry.declare("mail").steps == (0, 5)
-    with pytest.raises(PriorityStepsError, match="declared with priority_steps 0,5, not 0,7"):
-        registry.declare("mail", steps=[0, 7])
-    server.change("reply", steps=(0, 5), expires=1000)
-    assert registry.declare("reply", steps=[0, 7]).steps == (0, 5)
-
-
-def test_a_name_that_no_key_can_have_is_refused(registry: Registry, server: Server) -> None:
-    for use in (registry.declare, registry.declared):
-        with pytest.raises(ConfigurationError, match="surrogate"):
-            use("a\ud800")
-    assert (server.read, server.ran) == (0, 0)
-
-
-def test_a_declaration_is_replaced_only_if_it_is_what_it_was(
-    registry: Registry, server: Server
-) -> None:
-    topic = registry.declare("mail", slots=4)
-    wanted = Declaration(slots=8)
-    server.change("mail", slots=2)
-    assert not registry.redeclare(topic, wanted)
-    now = registry.standing("mail")
-    assert registry.redeclare(now, wanted)
-    assert registry.standing("mail").slots == 8
-    assert registry.redeclare(registry.standing("mail"), wanted)  # it is so already
 
 
 def test_the_first_message_of_a_kind_is_admitted_and_no_other(

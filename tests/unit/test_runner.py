@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 
 import pytest
 import redis
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError
 
 from kombu_toc.center.calls import add_counters
 from kombu_toc.center.runner import Runner, executor_for
-from kombu_toc.errors import ConfigurationError, ReplicationError
 from kombu_toc.metrics import Metrics
 from kombu_toc.model.keys import Keys
 from kombu_toc.scripts.call import ScriptCall, load
@@ -116,43 +115,6 @@ def test_an_executor_is_chosen_by_the_client() -> None:
     assert (several.clustered, several.place_of("key")) == (True, ("node", 3))
 
 
-@pytest.mark.versions
-def test_a_client_that_returns_texts_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="decode_responses"):
-        executor_for(redis.Redis(decode_responses=True))
-
-
-@pytest.mark.parametrize("packs", [True, False])
-def test_a_script_that_the_server_does_not_know_is_sent_once_with_its_text(packs: bool) -> None:
-    client = Client(once_unknown(7))
-    if not packs:
-        client.run_packed = None  # type: ignore[assignment,method-assign]
-    calls = [call(PUT), call(PUT), call(POP), call(PUT)]
-    assert runner(client).run_all(calls) == [("parsed", 7)] * 4
-    first, second = client.sent
-    assert len(first) == len(second) == 4
-    if packs:
-        assert [b"EVALSHA" in command for command in second] == [False, True, False, True]
-
-
-def test_only_what_was_not_run_is_sent_again() -> None:
-    known = once_unknown(7)
-    client = Client(lambda command: 8 if POP.sha.encode() in command else known(command))
-    assert runner(client).run_all([call(POP), call(PUT)]) == [("parsed", 8), ("parsed", 7)]
-    assert [len(commands) for commands in client.sent] == [2, 1]
-
-
-def test_an_error_takes_the_place_of_its_own_result_only() -> None:
-    error = ResponseError("no")
-    client = Client(lambda command: error if POP.sha.encode() in command else 7)
-    ran = runner(client)
-    assert ran.run_each([call(PUT), call(POP), call(PUT)]) == [("parsed", 7), error, ("parsed", 7)]
-    assert ran.run_each([call(POP)]) == [error]
-    assert ran.run_each([]) == []
-    with pytest.raises(ResponseError, match="no"):
-        ran.run_all([call(PUT), call(POP)])
-
-
 def test_a_broken_connection_is_an_error_of_all_calls_but_on_a_cluster_of_its_node() -> None:
     def broken(command: Any) -> Any:
         raise redis.ConnectionError("gone")
@@ -161,15 +123,6 @@ def test_a_broken_connection_is_an_error_of_all_calls_but_on_a_cluster_of_its_no
         runner(Client(broken)).run_each([call()])
     error = redis.ConnectionError("gone")
     assert runner(Nodes(lambda command: error)).run_each([call()]) == [error]
-
-
-def test_single_calls_are_timed_and_others_counted() -> None:
-    ran = runner(Client(lambda command: 7))
-    ran.run(call())
-    ran.run_each([call(), call()])
-    timed, seconds, others = ran.metrics.scripts["put"]
-    assert (timed, others) == (1, 2)
-    assert seconds > 0
 
 
 def test_on_a_cluster_what_a_script_could_not_announce_is_announced() -> None:
@@ -184,20 +137,6 @@ def test_on_a_cluster_what_a_script_could_not_announce_is_announced() -> None:
     assert [len(commands) for commands in client.sent] == [3, 1]
     [announced] = client.sent[1]
     assert announced.count(b"3:1000000000000000") == 1
-
-
-@pytest.mark.parametrize("make", [Client, Nodes])
-def test_puts_wait_for_replicas_and_say_if_too_few_have_them(make: type[Client]) -> None:
-    def reply(command: Any) -> Any:
-        return 2 if command[0] == "WAIT" else 7
-
-    client = make(reply)
-    assert runner(client, wait_replicas=2).run_puts([call(), call()]) == [("parsed", 7)] * 2
-    with pytest.raises(ReplicationError, match="only 2 of 3 replicas"):
-        runner(client, wait_replicas=3).run_puts([call()])
-    sent = len(client.sent)
-    assert runner(client, wait_replicas=3).run_puts([call()], wait=False) == [("parsed", 7)]
-    assert len(client.sent) == sent + 1
 
 
 def test_replicas_are_asked_again_after_a_script_was_sent_with_its_text() -> None:
