@@ -82,8 +82,7 @@ def fill(center: TimeoutCenter, others: int, **limits: object) -> None:
         for n in range(others)
     ]
     center.runner.run_all([commands.changing(topic, one) for one in changes])
-    for one in changes:
-        center.recurring.places.note("mail", one.name)
+    center.recurring.places.note("mail", [one.name for one in changes])
     for id in ("cancelled", "moved", "seen"):
         center.put("mail", id, b"", delay=HOUR)
     # From then on each put says again what is due, however long it took to fill the topic.

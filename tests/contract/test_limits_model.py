@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -305,23 +306,28 @@ class Model:
     # -- what holds after each
 
     def check(self) -> None:
-        client = self.client
         placed: Counter[str] = Counter()
         found: list[str] = []
-        for slot in self.center.registry.topic(TOPIC).all_slots():
-            tokens = {k.decode(): v.decode() for k, v in client.hgetall(slot.tokens).items()}
+        slots = list(self.center.registry.topic(TOPIC).all_slots())
+        with self.client.pipeline(transaction=False) as asked:
+            for slot in slots:
+                asked.hgetall(slot.tokens).hgetall(slot.busy).zrange(slot.lane_keys[0], 0, -1)
+                for key in (*slot.stores, slot.prepare, slot.dead):
+                    asked.zrange(key, 0, -1, withscores=True)
+            replies = iter(asked.execute())
+        for slot in slots:
+            named, busy, lanes = islice(replies, 3)
+            tokens = {k.decode(): v.decode() for k, v in named.items()}
+            stores = [next(replies) for _ in slot.stores]
+            prepare, dead = islice(replies, 2)
             here: Counter[str] = Counter()
-            for id in client.zrange(slot.prepare, 0, -1):
+            for id, _ in prepare:
                 token = tokens[id.decode()]
                 if ",p1" in token or ";p1" in token:
                     key = token.partition(";k")[2].partition(",")[0] if ";k" in token else ""
                     here[key] += 1
             placed += here
-            counted = {
-                k.decode(): int(v)
-                for k, v in client.hgetall(slot.busy).items()
-                if not k.startswith(b"!")
-            }
+            counted = {k.decode(): int(v) for k, v in busy.items() if not k.startswith(b"!")}
             total = counted.pop("", 0)
             assert counted == {key: n for key, n in here.items() if key}
             if slot.number == 0 and not self.center.clustered:
@@ -329,14 +335,9 @@ class Model:
             elif self.center.clustered:
                 assert total == here.total()
                 every = None
-            for key in (*slot.stores, slot.prepare, slot.dead):
-                found += [id.decode() for id in client.zrange(key, 0, -1)]
-            sorted_ids = {
-                id.decode()
-                for store in slot.stores
-                for id in client.zrangebyscore(store, "-inf", "(0")
-            }
-            lanes = client.zrange(slot.lane_keys[0], 0, -1)
+            for part in (*stores, prepare, dead):
+                found += [id.decode() for id, _ in part]
+            sorted_ids = {id.decode() for store in stores for id, score in store if score < 0}
             entered = {entry.split(b"\0")[2].decode() for entry in lanes}
             assert sorted_ids <= entered
         if every is not None:

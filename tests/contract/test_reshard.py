@@ -43,33 +43,33 @@ def now(center: TimeoutCenter, topic: str, slots: int, **options: object) -> Res
 
 def everything(center: TimeoutCenter, topic: str) -> dict[str, tuple[object, ...]]:
     """What a topic holds, wherever it is: id -> state, step, score, body, reason, error."""
+    slots = center.registry.topic(topic).all_slots()
+    ids = {id.decode() for slot in slots for id in center.client.hkeys(slot.body)}
     found = {}
-    for id in {
-        id
-        for slot in center.registry.topic(topic).all_slots()
-        for id in center.client.hkeys(slot.body)
-    }:
-        for one in center.get(id.decode(), topic=topic):
-            assert one.id not in found or found[one.id][0] == one.state
-            found[one.id] = (one.state, one.step, one.score, one.body, one.reason, one.error)
+    for one in center.get(sorted(ids), topic=topic):
+        assert one.id not in found or found[one.id][0] == one.state
+        found[one.id] = (one.state, one.step, one.score, one.body, one.reason, one.error)
     return found
 
 
 def fill(center: TimeoutCenter, topic: str) -> None:
     """Messages of every kind: waiting, with priorities, rolled back, dead, and copies of others."""
-    for i in range(40):
-        center.put(topic, f"later-{i}", packed(f"later-{i}"), delay=HOUR + i, priority=i % 10)
-    for i in range(12):
-        center.put(topic, f"dies-{i}", packed(f"dies-{i}"))
-    for delivery in center.pop(topic, 12).messages:
-        center.reject(delivery, requeue=False, reason="on purpose", error="it failed")
-    for i in range(12):
-        center.put(topic, f"tried-{i}", packed(f"tried-{i}"))
-    for delivery in center.pop(topic, 12).messages:
-        center.reject(delivery, requeue=True, error="again", backoff=HOUR)
-    for i in range(8):
-        center.put(topic, f"shared-{i}", packed(f"shared-{i}", k=1), delay=HOUR)
-        center.put(topic, f"shared-{i}", packed(f"shared-{i}", k=2), delay=HOUR, token="second")
+
+    def put(*ids: str, k: int = 0, **how: object) -> None:
+        center.put_many(topic, [{"id": id, "body": packed(id, k=k), **how} for id in ids])
+
+    def reject(**how: object) -> None:
+        taken = center.pop(topic, 12).messages
+        center.runner.run_all([center.commands.reject(one, **how) for one in taken])
+
+    for i in range(10):
+        put(*(f"later-{n}" for n in range(i, 40, 10)), delay=HOUR + i, priority=i)
+    put(*(f"dies-{i}" for i in range(12)))
+    reject(requeue=False, reason="on purpose", error="it failed")
+    put(*(f"tried-{i}" for i in range(12)))
+    reject(requeue=True, error="again", backoff=HOUR)
+    for i, token in ((1, None), (2, "second")):
+        put(*(f"shared-{n}" for n in range(8)), k=i, delay=HOUR, token=token)
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 16), (16, 2), (8, 1), (1, 8), (4, 4)])

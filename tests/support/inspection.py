@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import redis
@@ -158,29 +159,38 @@ def commands_run(server: Server) -> Iterator[list[list[str]]]:
 def time_passes(center: TimeoutCenter, topic: str, seconds: float) -> None:
     """Make everything of a topic that much older: as if the server's clock had gone on."""
     client, ms = center.client, int(seconds * 1000)
-    for slot in center.registry.topic(topic).all_slots():
-        for key in (*slot.stores, slot.prepare, slot.dead):
-            for id, score in client.zrange(key, 0, -1, withscores=True):
-                if score >= 1000:  # what is due at once remains so
-                    client.zadd(key, {id: score - ms * 1000})
-        # What waits in a lane keeps its place there; rates open, and have been used, earlier.
-        for key in (slot.pace, slot.waits):
-            for name, us in client.zrange(key, 0, -1, withscores=True):
-                client.zadd(key, {name: us - ms * 1000})
-        for id, token in client.hgetall(slot.tokens).items():
-            client.hset(slot.tokens, id, older(token.decode(), seconds))
-        # When each copy of an id was put, and where the message of the id itself waited then.
-        for base in {base_of(id.decode()) for id in client.hkeys(slot.body) if b"#" in id}:
-            for copy, note in client.hgetall(slot.copies(base)).items():
-                put_at, _, plain = note.partition(b":")
-                plain = b"%d" % (float(plain) - ms * 1000) if float(plain or 0) >= 1000 else plain
-                client.hset(slot.copies(base), copy, b"%d:%s" % (int(put_at) - ms * 1000, plain))
-        times = [
-            int(score) for _, score in client.zrange(slot.announced_times, 0, -1, withscores=True)
-        ]
-        client.delete(slot.announced_times)
-        for us in times:
-            client.zadd(slot.announced_times, {str(us - ms * 1000): us - ms * 1000})
+    slots = list(center.registry.topic(topic).all_slots())
+    with client.pipeline(transaction=False) as asked:
+        for slot in slots:
+            for key in (*slot.stores, slot.prepare, slot.dead, slot.pace, slot.waits):
+                asked.zrange(key, 0, -1, withscores=True)
+            asked.zrange(slot.announced_times, 0, -1, withscores=True)
+            asked.hgetall(slot.tokens).hkeys(slot.body)
+        replies = iter(asked.execute())
+    with client.pipeline(transaction=False) as said:
+        for slot in slots:
+            # What waits in a lane keeps its place there; rates open, and have been used, earlier.
+            for key in (*slot.stores, slot.prepare, slot.dead, slot.pace, slot.waits):
+                there = next(replies)
+                if key not in (slot.pace, slot.waits):
+                    there = [one for one in there if one[1] >= 1000]  # what is due stays so
+                if there:
+                    said.zadd(key, {id: at - ms * 1000 for id, at in there})
+            announced_times, tokens, ids = islice(replies, 3)
+            said.delete(slot.announced_times)
+            if then := [int(us) - ms * 1000 for _, us in announced_times]:
+                said.zadd(slot.announced_times, {str(us): us for us in then})
+            for id, token in tokens.items():
+                said.hset(slot.tokens, id, older(token.decode(), seconds))
+            # When each copy of an id was put, and where the message of the id itself waited then.
+            for base in {base_of(id.decode()) for id in ids if b"#" in id}:
+                for copy, note in client.hgetall(slot.copies(base)).items():
+                    put_at, _, plain = note.partition(b":")
+                    if float(plain or 0) >= 1000:
+                        plain = b"%d" % (float(plain) - ms * 1000)
+                    note = b"%d:%s" % (int(put_at) - ms * 1000, plain)
+                    said.hset(slot.copies(base), copy, note)
+        said.execute()
     wake = center.keys.wake(topic)
     for slot, us in announced(center, topic):
         client.zrem(wake, f"{slot}:{us}")
@@ -227,28 +237,31 @@ def check_slots(center: TimeoutCenter, topic: str) -> None:
     client = center.client
     now = now_us(client)
     armed: set[tuple[int, int]] = set()
-    for slot in center.registry.topic(topic).all_slots():
-        sets = [client.zrange(key, 0, -1) for key in (*slot.stores, slot.prepare, slot.dead)]
-        ids = [id for one in sets for id in one]
+    every = list(client.scan_iter(count=1000))
+    slots = list(center.registry.topic(topic).all_slots())
+    with client.pipeline(transaction=False) as asked:
+        for slot in slots:
+            for key in (*slot.stores, slot.prepare, slot.dead, slot.announced_times):
+                asked.zrange(key, 0, -1, withscores=True)
+            asked.hkeys(slot.body).hgetall(slot.reasons).hkeys(slot.tokens)
+        replies = iter(asked.execute())
+    for slot in slots:
+        stores = [next(replies) for _ in slot.stores]
+        prepare, dead, announced_times, bodies, notes, tokens = islice(replies, 6)
+        ids = [id for one in (*stores, prepare, dead) for id, _ in one]
         assert len(ids) == len(set(ids)), f"an id in two places: {sorted(ids)}"
-        assert set(ids) == set(client.hkeys(slot.body))
-        notes = client.hgetall(slot.reasons)
+        assert set(ids) == set(bodies)
         assert set(notes) <= set(ids)
-        named = set(client.hkeys(slot.tokens)) - {b"\n"}  # that is how long leases may be
-        assert set(sets[-2]) <= named <= set(ids)
-        dead = {id for id, note in notes.items() if not note.startswith(b"\n")}
-        assert dead == set(sets[-1])
-        copies = {id for id in ids if b"#" in id}
-        recorded: set[bytes] = set()
-        for key in client.scan_iter(slot.copies("*").replace("[", "\\["), count=1000):
-            recorded |= set(client.hkeys(key))
-        assert recorded == copies
-        times = [
-            int(score) for _, score in client.zrange(slot.announced_times, 0, -1, withscores=True)
-        ]
+        named = set(tokens) - {b"\n"}  # that is how long leases may be
+        assert {id for id, _ in prepare} <= named <= set(ids)
+        told = {id for id, note in notes.items() if not note.startswith(b"\n")}
+        assert told == {id for id, _ in dead}
+        sharing = [key for key in every if key.startswith(slot.copies("").encode())]
+        recorded = {id for key in sharing for id in client.hkeys(key)}
+        assert recorded == {id for id in ids if b"#" in id}
+        times = [int(score) for _, score in announced_times]
         armed |= {(slot.number, us) for us in times}
-        heads = [client.zrange(key, 0, 0, withscores=True) for key in slot.stores]
-        firsts = [scores.action_time(int(head[0][1])) for head in heads if head]
+        firsts = [scores.action_time(int(store[0][1])) for store in stores if store]
         if firsts:
             assert times, f"slot {slot.number} waits and has announced nothing"
             assert min(times) <= max(min(firsts), now)
