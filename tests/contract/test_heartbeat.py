@@ -20,6 +20,7 @@ from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.model.results import Delivery
 from kombu_toc.model.topic import slot_of
 
+from ..support import nursery
 from ..support.cases import night
 from ..support.cluster import Cluster
 from ..support.ports import free_port
@@ -397,7 +398,7 @@ def test_nobody_reads_that_a_process_consumes_which_has_ended(
 ) -> None:
     """Although it has cancelled nothing, and is gone at once."""
     command = [sys.executable, "-c", CONSUMES, server.toc_url]
-    assert subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout == b"ends\n"
+    assert nursery.run(command, cwd=ROOT, check=True, capture_output=True).stdout == b"ends\n"
     assert center.queues.consumers() == {}
 
 
@@ -431,7 +432,7 @@ def test_a_process_says_what_it_owes_before_it_ends_and_waits_no_longer_than_it_
     nobody = f"toc+redis://127.0.0.1:{free_port()}/0"
     command = [sys.executable, "-c", ENDS, library, server.toc_url]
     command.append(server.toc_url if reachable else nobody)
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with nursery.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ends\n"
         began = time.monotonic()
         said = process.stdout.read()

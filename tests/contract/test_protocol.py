@@ -30,6 +30,7 @@ from kombu_toc.scripts import __main__ as writer
 from kombu_toc.scripts.__main__ import names
 from kombu_toc.scripts.call import load
 
+from ..support import nursery
 from ..support.cases import night
 from ..support.cluster import Cluster
 from ..support.inspection import now_us, slot_keys
@@ -88,7 +89,7 @@ def body_of(message: dict[str, Any]) -> str:
 def protocol(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What ``python -m kombu_toc.scripts`` writes."""
     words = [sys.executable, "-m", "kombu_toc.scripts"]
-    made = subprocess.run(words, cwd=ROOT, check=True, capture_output=True).stdout
+    made = nursery.run(words, cwd=ROOT, check=True, capture_output=True).stdout
     file = tmp_path_factory.mktemp("protocol") / "protocol.json"
     file.write_bytes(made)
     return file

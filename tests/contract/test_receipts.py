@@ -4,7 +4,6 @@ were stale."""
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import Any
 
@@ -14,6 +13,7 @@ import redis
 from kombu_toc import DEAD, WAITING, Delivery, ReceiptError, Settled, TimeoutCenter
 from kombu_toc.center.reshard import reshard_topic
 
+from ..support import nursery
 from ..support.cluster import Cluster
 from ..support.inspection import check_slots, residue
 from ..support.servers import Server
@@ -57,7 +57,7 @@ def test_another_process_ends_a_delivery_by_its_receipt(
         ]))
     """
     receipts = [message.receipt for message in (one, two, three, four)]
-    run = subprocess.run(
+    run = nursery.run(
         [sys.executable, "-c", program, server.toc_url, *receipts], capture_output=True, check=True
     )
     assert json.loads(run.stdout) == [[], 1, 1, DEAD]

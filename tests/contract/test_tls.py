@@ -19,6 +19,7 @@ from kombu import Connection
 import kombu_toc
 
 from ..meta.test_readme import broker_of
+from ..support import nursery
 from ..support.cases import each, night
 from ..support.certificates import Authority, TLSServer, tls_options, tls_program
 from ..support.fixtures import failure
@@ -213,9 +214,7 @@ def deployment(
     made.stop()
 
 
-@pytest.mark.parametrize(
-    "inner", [{"ssl": True}, {"ssl": True, "ssl_cert_reqs": "none"}, "sentinel_ssl"]
-)
+@each("inner", [{"ssl": True}, {"ssl": True, "ssl_cert_reqs": "none"}, "sentinel_ssl"])
 def test_master_and_sentinels_speak_tls(
     deployment: Deployment, authority: Authority, inner: object
 ) -> None:
@@ -246,7 +245,7 @@ def test_a_client_in_node_checks_the_certificate_and_logs_in(
     secure.client().execute_command("ACL", "SETUSER", "node", *rights.split())
     protocol = tmp_path / "protocol.json"
     with protocol.open("wb") as file:
-        subprocess.run([sys.executable, "-m", "kombu_toc.scripts"], check=True, stdout=file)
+        nursery.run([sys.executable, "-m", "kombu_toc.scripts"], check=True, stdout=file)
 
     def remind(login: str, **trusted: str) -> tuple[str, str]:
         ended = subprocess.run(

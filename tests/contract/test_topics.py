@@ -29,6 +29,7 @@ from kombu_toc.center import registry
 from kombu_toc.center.registry import AGING, RELOAD
 from kombu_toc.consumer.poller import REREAD
 
+from ..support import nursery
 from ..support.cases import each
 from ..support.cluster import Cluster
 from ..support.fixtures import drain
@@ -259,7 +260,7 @@ for line in sys.stdin:
 def a_producer(url: str) -> Iterator[Callable[[str], None]]:
     """A process that has read how a topic is declared, and puts messages into it when told."""
     command = [sys.executable, "-c", PUTS, url]
-    with subprocess.Popen(
+    with nursery.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     ) as process:
         try:

@@ -27,6 +27,7 @@ from kombu_toc import (
 from kombu_toc.center.waiting import WakeConnection
 from kombu_toc.scripts.call import load
 
+from ..support import nursery
 from ..support.cluster import Cluster
 from ..support.fixtures import own_server
 from ..support.inspection import announced, blocked, calls_of, check_slots, now_us, time_passes
@@ -286,7 +287,7 @@ def test_a_process_that_is_killed_with_claims_delays_its_messages_by_moments(
     center.queues.declare("mail", slots=1)
     center.queues.declare("sms", slots=1)
     command = [sys.executable, "-c", WAITS, server.toc_url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with nursery.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "waits\n"
         wait_until(lambda: blocked(client) == 1)
         due = time.monotonic() + 3
@@ -387,7 +388,7 @@ def test_who_stands_next_looks_when_the_process_that_looks_is_killed(
     held = center.pop("mail", visibility=60).messages
     first, last = center.keys.look("mail", 0), center.keys.look("mail", 2)
     command = [sys.executable, "-c", WAITS, server.toc_url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with nursery.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "waits\n"
             wait_until(lambda: client.exists(first))

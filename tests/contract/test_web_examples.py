@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -80,7 +79,7 @@ asyncio.run(visit())
 
 def run(program: str, folder: Path, server: Server) -> str:
     """What a program prints."""
-    done = subprocess.run(
+    done = nursery.run(
         [sys.executable, "-c", program],
         cwd=folder,
         env={**os.environ, "BROKER": server.toc_url},

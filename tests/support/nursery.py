@@ -8,10 +8,10 @@ has imported the modules of such a program, and has made no thread, no connectio
 forks, and the fork runs the program as ``python -m`` does, with the arguments, environment, folder
 and files that are asked for. A worker is ready in a quarter of the time.
 
-A program is executed as usual if no nursery fits it: other modules, ``-c``, another interpreter,
-gevent and eventlet, another value of an environment variable that an interpreter reads when it
-starts (LD_PRELOAD, PYTHONHASHSEED, ...). Tests that are about the start itself use
-subprocess.Popen. TOC_TEST_EXEC=1 has everything executed.
+The text of ``-c`` and a file come from one as well. A program is executed as usual if no nursery
+fits it: other modules, another interpreter, gevent and eventlet, another value of an environment
+variable that an interpreter reads when it starts (LD_PRELOAD, PYTHONHASHSEED, ...). Tests that are
+about the start itself use subprocess.Popen. TOC_TEST_EXEC=1 has everything executed.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import struct
 import subprocess
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -40,21 +41,28 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
+#: What each server of the API and of the page has imported; the page's templates are compiled too.
+SERVER = (
+    *("kombu_toc.http.page", "kombu_toc.http.serving", "kombu_toc.library.opening", "jinja2"),
+    *("httptools", "uvicorn.protocols.http.httptools_impl", "uvicorn.loops.asyncio"),
+    *("uvicorn.lifespan.off", "uvicorn.lifespan.on", "encodings.idna", "encodings.unicode_escape"),
+)
+
 #: What each kind of program has imported by the time it works. A worker's own list is without
 #: celery.worker.consumer and what imports it: with these, the step of the timeout center is added
 #: another way (celery_toc/plugin.py). The programs of kombu_toc know nothing of Celery.
 PRELOADED = {
     "kombu_toc": (
         *("kombu_toc.transport.transport", "kombu_toc.http.__main__", "kombu_toc.notify.__main__"),
-        *("kombu_toc.http.page", "kombu_toc.notify.notifier", "kombu_toc.http.serving"),
-        *("aiohttp", "httptools", "uvicorn.protocols.http.httptools_impl", "uvicorn.lifespan.off"),
-        *("sqlalchemy.dialects.sqlite", "sqlalchemy.ext.asyncio", "kombu_toc.library.opening"),
+        *("kombu_toc.notify.notifier", "kombu_toc.notify.posting", "aiohttp", *SERVER),
+        *("sqlalchemy.dialects.sqlite", "sqlalchemy.ext.asyncio"),
     ),
     "celery": (
         *("kombu_toc.transport.transport", "celery.__main__", "celery.bin.celery", "celery.app"),
         *("celery.backends.redis", "celery.loaders.app", "celery.app.builtins", "celery.app.amqp"),
         *("celery.app.control", "celery.events.state", "celery.app.log", "celery.app.events"),
-        *("celery_toc.cli.session", "celery_toc.app.revoke"),
+        *("celery_toc.cli.session", "celery_toc.cli.web", "celery_toc.web.schedules", *SERVER),
+        *("celery_toc.web.tasks", "celery_toc.aio", "celery_toc.app.revoke"),
         *("celery_toc.compat.sending", "sqlalchemy.dialects.sqlite"),
     ),
     "worker": (
@@ -212,11 +220,23 @@ def kind_of(args: Any, environment: dict[str, str]) -> str | None:
         return None
     if environment.get("PYTHONWARNINGS", "") not in _WARNINGS:
         return None
-    if _module_of(args) in ("kombu_toc.http", "kombu_toc.notify"):
+    if _module_of(args) in ("kombu_toc.http", "kombu_toc.notify", "kombu_toc.scripts"):
         return "kombu_toc"
     if _module_of(args) == "celery":
         return "worker" if "worker" in args else "celery"
-    return None
+    text = _text_of([os.fspath(word) for word in args])
+    if text is None or "gevent" in text or "eventlet" in text:
+        return None
+    return "celery" if "celery" in text else "kombu_toc"
+
+
+def _text_of(words: list[str]) -> str | None:
+    """Of a program that is given as text, or as a file."""
+    if words[0] != sys.executable or len(words) < 2:
+        return None
+    if words[1] == "-c":
+        return words[2]
+    return Path(words[1]).read_text() if re.fullmatch(r"/.*\.py", words[1]) else None
 
 
 def _module_of(args: Any) -> str | None:
@@ -355,15 +375,18 @@ class _Asked:
     def run(self) -> None:
         """As an interpreter runs it."""
         paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-        module = self.words[1] if self.words[0] == "-m" else None
-        sys.argv = self.words[1:] if module else self.words
-        first = self.folder if module else str(CELERY.parent)
+        how, *rest = self.words
+        first = {"-m": self.folder, "-c": ""}.get(how, os.path.dirname(how))
         sys.path[:1] = [first, *(os.path.abspath(path) for path in paths)]
         importlib.invalidate_caches()
-        if module:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        sys.argv = rest if how == "-m" else [how, *rest[how == "-c" :]]
+        if how == "-m":
+            runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        elif how == "-c":
+            sys.modules["__main__"] = main = types.ModuleType("__main__")
+            exec(compile(rest[0], "<string>", "exec"), vars(main))
         else:
-            runpy.run_path(self.words[0], run_name="__main__")
+            runpy.run_path(how, run_name="__main__")
 
 
 def _serve(kind: str, connection: socket.socket) -> _Asked:
@@ -373,6 +396,10 @@ def _serve(kind: str, connection: socket.socket) -> _Asked:
             importlib.import_module(name)
     for name in [name for name in sys.modules if name.endswith(".__main__")]:
         del sys.modules[name]  # it is run, and its imports are here
+    if {"kombu_toc.http.page", "jinja2"} <= sys.modules.keys():
+        page = importlib.import_module("kombu_toc.http.page.render").templates()
+        for name in page.list_templates(["html"]):
+            page.get_template(name)
     _check(connection)
     fork = _forking()
     gc.collect()
