@@ -459,7 +459,8 @@ def placed(client, slot, ids):
 
 
 @pytest.mark.parametrize(
-    "there, plain", [*((0, False), (0, True), (967, True), (61_888, True)), night(600_000, True)]
+    "there, plain",
+    [*((0, False), (0, True), (61_888, True)), night(967, True), night(600_000, True)],
 )
 def test_any_number_of_messages_with_one_action_time_keep_their_publish_order(
     one, client, there, plain

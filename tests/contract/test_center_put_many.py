@@ -27,7 +27,7 @@ from kombu_toc import (
 from kombu_toc.center import put as put_many
 from kombu_toc.model import message as envelope
 
-from ..support.cases import each
+from ..support.cases import each, night
 from ..support.fixtures import own_server
 from ..support.inspection import calls_of, check_slots, residue
 from ..support.proxy import Proxy
@@ -90,7 +90,7 @@ def test_a_message_may_be_a_mapping_or_a_tuple_or_have_names(center):
     assert [id for id, _ in drained(center, "mail")] == ["b", "d"]
 
 
-@pytest.mark.parametrize("there", [0, 967, 61_888])
+@pytest.mark.parametrize("there", [0, night(967), 61_888])
 @pytest.mark.parametrize("scattered", [False, True])
 def test_messages_with_one_action_time_keep_the_order_of_the_list(one, client, there, scattered):
     """K5, also among those of other times, and behind as many as there are"""

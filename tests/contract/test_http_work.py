@@ -117,17 +117,19 @@ def fill(center: TimeoutCenter, model: tuple[str, bytes], start: int, end: int) 
         center.queues.declare("big", slots=2),
     )
 
-    def schedule(queue: str, name: str) -> None:
-        made = ScheduleChange(name, "", record.replace("model", name), 4 * 10**15, template)
-        assert center.recurring.change(queue, made).done
+    def schedule(queue: str, *names: str) -> None:
+        made = [
+            ScheduleChange(name, "", record.replace("model", name), 4 * 10**15, template)
+            for name in names
+        ]
+        assert all(changed.done for changed in center.recurring.change_many(queue, made))
 
-    for number in range(start, end):
-        queue = f"q{number:05}"
-        center.queues.declare(queue, rate="100/s")
-        center.queues.pause(queue)
-        schedule(queue, f"q-{number:05}")
-        schedule("big", f"big-{number:05}")
     numbers = [f"{number:05}" for number in range(start, end)]
+    for number in numbers:
+        center.queues.declare(f"q{number}", rate="100/s")
+        center.queues.pause(f"q{number}")
+        schedule(f"q{number}", f"q-{number}")
+    schedule("big", *(f"big-{number}" for number in numbers))
     for kind, far in (("later", 10**11), ("dead", 0), ("flying", 0)):
         ids = [f"{kind}-{number}" for number in numbers]
         center.runner.run_all([put_call(center, big, id, b"x", delay_us=far) for id in ids])

@@ -594,32 +594,18 @@ def test_a_request_over_http_goes_on_in_the_trace_that_it_names(
         [leased] = api.post("/v1/queues/mail:lease", {"wait": 10}).json["tasks"]
         assert leased["headers"]["traceparent"] == context
         api.post("/v1/queues/mail:ack", {"receipts": [leased["receipt"]]})
+        many = {"tasks": [{"text": "x"}, {"text": "y", "delay": 3600}]}
+        api.post("/v1/queues/sms/tasks:batch", many, headers={"traceparent": context})
     found = {one["name"]: one for one in map(json.loads, file.read_text().splitlines())}
-    assert set(found) == {"send mail", "receive mail", "ack mail"}
+    assert set(found) == {"send mail", "receive mail", "ack mail", "send sms"}
     assert found["send mail"]["context"]["trace_id"] == f"0x{'7' * 32}"
-    assert found["send mail"]["parent_id"] == f"0x{'9' * 16}"
+    for name in ("send mail", "send sms"):
+        assert found[name]["parent_id"] == f"0x{'9' * 16}"
+    assert found["send sms"]["attributes"]["messaging.batch.message_count"] == 2
     receive = found["receive mail"]
     assert receive["parent_id"] is None
     assert [link["context"]["span_id"] for link in receive["links"]] == [f"0x{'9' * 16}"]
     assert found["ack mail"]["attributes"]["messaging.message.id"] == "one"
-
-
-def test_many_messages_of_a_request_over_http_are_put_in_its_trace(
-    server: Server | Cluster, center: TimeoutCenter, tmp_path: Path
-) -> None:
-    file = tmp_path / "spans"
-    parted = "&" if "?" in server.toc_url else "?"
-    with HttpServer(
-        f"{server.toc_url}{parted}toc_otel=true",
-        command=("-c", HTTP),
-        environment={"SPANS": str(file)},
-    ) as api:
-        tasks = {"tasks": [{"text": "x"}, {"text": "y", "delay": 3600}]}
-        context = {"traceparent": f"00-{'7' * 32}-{'9' * 16}-01"}
-        assert api.post("/v1/queues/mail/tasks:batch", tasks, headers=context).status == 201
-    [send] = map(json.loads, file.read_text().splitlines())
-    assert (send["name"], send["parent_id"]) == ("send mail", f"0x{'9' * 16}")
-    assert send["attributes"]["messaging.batch.message_count"] == 2
 
 
 def test_the_example_of_a_center_runs(

@@ -14,6 +14,7 @@ import pytest
 from kombu_toc import TimeoutCenter
 
 from ..meta.test_readme import named
+from ..support import nursery
 from ..support.servers import Server
 
 pytestmark = pytest.mark.one_server("what it tests is Django's")
@@ -141,7 +142,7 @@ for line in sys.stdin:
 class Project:
     def __init__(self, broker: str, folder: Path) -> None:
         (folder / "project_page.py").write_text(PROJECT)
-        self.process = subprocess.Popen(
+        self.process = nursery.Popen(
             [
                 *(sys.executable, str(folder / "project_page.py")),
                 *(broker, str(folder / "own.sqlite3")),
@@ -162,11 +163,9 @@ class Project:
         return found
 
 
-@pytest.fixture
-def ask(single_server: Server, center: TimeoutCenter, tmp_path: Path) -> Iterator[Project]:
-    center.put("mail", "order-7", b'{"card": "4111-1111", "order": 7}', delay=3600)
-    made = Project(single_server.toc_url, tmp_path)
-    made("[person('root', is_superuser=True).pk, person('anna').pk, person('ben', staff=False).pk]")
+@pytest.fixture(scope="module")
+def project(single_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    made = Project(single_server.toc_url, tmp_path_factory.mktemp("project"))
     yield made
     assert made.process.stdin is not None
     made.process.stdin.close()
@@ -175,6 +174,15 @@ def ask(single_server: Server, center: TimeoutCenter, tmp_path: Path) -> Iterato
     finally:
         assert made.process.stdout is not None
         made.process.stdout.close()
+
+
+@pytest.fixture
+def ask(project: Project, center: TimeoutCenter) -> Project:
+    """A project with a message, and with persons whom nobody has allowed anything yet."""
+    center.put("mail", "order-7", b'{"card": "4111-1111", "order": 7}', delay=3600)
+    project("[User.objects.all().delete(), clients.clear()]")
+    project("[person('root', is_superuser=True).pk, person('anna').pk, person('ben', False).pk]")
+    return project
 
 
 def test_the_page_is_for_staff_with_a_permission(ask: Project, center: TimeoutCenter) -> None:

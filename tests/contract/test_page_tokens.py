@@ -18,6 +18,7 @@ import pytest
 from kombu_toc import TimeoutCenter
 from kombu_toc.http import new_token
 
+from ..support.cases import night
 from ..support.cluster import Cluster
 from ..support.http_server import HttpServer, peak_of
 from ..support.page_visitor import Visitor, audit, wait_for
@@ -46,8 +47,13 @@ def test_without_a_session_nothing_is_shown_but_where_to_sign_in(
     assert again.status == 200 and b'http-equiv="refresh" content="0"' in again.body
 
 
-@pytest.mark.parametrize("how", ["length", "chunks"])
-@pytest.mark.parametrize("view", ["login", "do"])
+@pytest.mark.parametrize(
+    "view, how",
+    [
+        *(("login", "chunks"), ("do", "length")),
+        *(night(*other) for other in (("login", "length"), ("do", "chunks"))),
+    ],
+)
 def test_who_has_not_signed_in_has_nothing_large_kept(
     guarded_page: HttpServer, how: str, view: str
 ) -> None:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from kombu.asynchronous import Hub
 
 from kombu_toc import ConfigurationError, TimeoutCenter
 from kombu_toc.consumer.state import DefaultPolicy
+
+from ..support.cases import night
 
 Connect = Callable[..., Connection]
 
@@ -95,8 +98,7 @@ def taker(connect: Connect) -> Iterator[Callable[..., Taker]]:
 
 
 def fill(connection: Connection, queue: str, number: int, **options: object) -> None:
-    with connection.channel() as channel:
-        producer = Producer(channel)
+    with connection.channel() as channel, (producer := Producer(channel)).batch(max_size=100):
         for i in range(number):
             producer.publish(str(i), routing_key=queue, **options)
 
@@ -110,13 +112,18 @@ def assert_shared(taken: list[str], queues: list[str], within: int = 100) -> Non
             assert 0.8 * share <= got[queue] <= 1.2 * share, (first, got)
 
 
-@pytest.mark.parametrize("loop", [False, True], ids=["drained", "loop"])
-@pytest.mark.parametrize("early", [False, True], ids=["late", "early"])
-@pytest.mark.parametrize(
-    "prefetch",
-    [*(2, 16), *(pytest.param(many, marks=pytest.mark.nightly) for many in (1, 4, 8, 32))],
-)
-@pytest.mark.parametrize("number", [2, 3])
+def shapes() -> Iterator[Any]:
+    """Numbers of queues and of messages ahead, how it settles and drains; by day so many that each
+    three of them go together in every way."""
+    for number, prefetch, early, loop in product(
+        (2, 3), (1, 2, 4, 8, 16, 32), *[(False, True)] * 2
+    ):
+        by_day = prefetch in (2, 16) and (number == 3) ^ (prefetch == 16) ^ early ^ loop
+        id = f"{number}-{prefetch}-{'early' if early else 'late'}-{'loop' if loop else 'drained'}"
+        yield (pytest.param if by_day else night)(number, prefetch, early, loop, id=id)
+
+
+@pytest.mark.parametrize("number, prefetch, early, loop", list(shapes()))
 def test_queues_that_are_full_get_equal_shares(
     connect: Connect,
     taker: Callable[..., Taker],

@@ -240,6 +240,7 @@ def test_after_a_restart_nobody_takes_from_who_lives(
         back = time.monotonic() + 1
         while time.monotonic() < back:
             ask()
+            time.sleep(0.02)  # as one who looks now and then
         assert got == []
         assert living.center.extend(living.held, VISIBILITY) == []
         for delivery in living.held:

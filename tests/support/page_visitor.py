@@ -142,7 +142,7 @@ def wait_for(visitor: Visitor, view: str, text: str, seconds: float = 20) -> str
     deadline = time.monotonic() + seconds
     while text not in (shown := unescape(visitor.get(view).body.decode())):
         assert time.monotonic() < deadline, shown
-        time.sleep(0.05)
+        time.sleep(0.1)
     return shown
 
 

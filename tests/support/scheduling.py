@@ -17,6 +17,9 @@ SHARING = re.compile(
     r"|test_clocks.*\b((?:prefork|threads)-(?:ahead|behind)|right-worker)\b)"
 )
 
+#: Tests of one file, which share a server of the API or of the page, or certificates.
+FILE = re.compile(r"tests/contract/test_(?:http|page|schedule_pages|tls)\w*\.py")
+
 #: Tests that stop a database server, whose data takes seconds to make.
 DATABASE = re.compile(r"tests/\w+/test_library_faults\.py.*\b(postgresql|mariadb)\b")
 
@@ -25,6 +28,8 @@ def scope_of(nodeid: str) -> str:
     """What tests have in common that run in one process, one after the other."""
     if database := DATABASE.match(nodeid):
         return f"{database[1]} that is stopped"
+    if file := FILE.match(nodeid):
+        return file[0]
     found = SHARING.match(nodeid)
     if found is None:
         return nodeid

@@ -17,10 +17,11 @@ def wait_until(holds: Callable[[], Any], seconds: float = 15, what: Any = None) 
 
     what: what a failure shows; called for, if it can be
     """
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not (value := holds()):
-        assert time.monotonic() < deadline, what() if callable(what) else what
-        time.sleep(0.005)
+        waited = time.monotonic() - began
+        assert waited < seconds, what() if callable(what) else what
+        time.sleep(min(0.005 + waited / 50, 0.02))  # what takes longer is asked for less often
     return value
 
 
