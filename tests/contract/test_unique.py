@@ -28,7 +28,7 @@ from kombu_toc.center.pop import mark_calls
 from kombu_toc.center.upkeep import ClaimSweep
 
 from ..meta.test_readme import named
-from ..support.cases import each
+from ..support.cases import each, night
 from ..support.inspection import check_slots, now_us
 from ..support.servers import Server
 from ..support.waiting import at_once
@@ -598,10 +598,7 @@ events = st.one_of(
 )
 
 
-@pytest.mark.cluster
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(events, max_size=40))
-def test_whatever_happens_a_key_is_held_by_what_is_still_there(client, steps):
+def live_through(client, steps):
     client.flushall()
     center = TimeoutCenter(client, grace=0)
     center.queues.declare("mail", slots=4, retries=16)
@@ -655,6 +652,17 @@ def test_whatever_happens_a_key_is_held_by_what_is_still_there(client, steps):
         id: model.body[id] for id in model.state
     }
     assert center.admin.check("mail") == []
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("examples", [100, night(200)])
+def test_whatever_happens_a_key_is_held_by_what_is_still_there(client, examples):
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(events, max_size=40))
+    def run(steps):
+        live_through(client, steps)
+
+    run()
 
 
 # -- another number of slots
