@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from celery import Celery
 
 import kombu_toc
@@ -11,37 +10,21 @@ from celery_toc.metrics import TimeoutCenterCollector, metrics_text
 from kombu_toc import TimeoutCenter
 
 
-@pytest.fixture
-def tasks(center: TimeoutCenter) -> TaskCenter:
-    """A center with a message that was acknowledged, and one that waits."""
+def test_functions_that_take_a_center_take_a_task_center(center: TimeoutCenter) -> None:
+    """Of a message that was acknowledged, and one that waits."""
     center.queues.declare("mail", slots=2)
     for id in ("a", "b"):
         center.put("mail", id, b"x" * 1000)
     center.ack(center.pop("mail", 1).messages)
     center.metrics.send(center.runner)
-    return TaskCenter(Celery("shop", set_as_current=False), center)
-
-
-def test_counters_are_read(tasks: TaskCenter) -> None:
+    tasks = TaskCenter(Celery("shop", set_as_current=False), center)
     totals = kombu_toc.read_metrics(tasks, ["mail"])["mail"].totals
     assert (totals["put"], totals["acked"]) == (2, 1)
     assert kombu_toc.read_script_times(tasks)["put"].calls == 2
-
-
-def test_memory_is_estimated(tasks: TaskCenter) -> None:
     sizes = kombu_toc.estimate_memory(tasks, ["mail"])
-    assert sizes is not None
-    assert sizes["mail"] > 1000
-
-
-def test_a_topic_is_resharded(tasks: TaskCenter) -> None:
-    done = kombu_toc.reshard_topic(tasks, "mail", 1, settle=0.0)
-    assert done.done
+    assert sizes is not None and sizes["mail"] > 1000
+    assert 'celery_toc_messages{state="ready",topic="mail"} 1.0' in metrics_text(tasks)
+    assert [family.name for family in TimeoutCenterCollector(tasks).collect()]
+    assert kombu_toc.reshard_topic(tasks, "mail", 1, settle=0.0).done
     assert tasks.registry.declared("mail").slots == 1
     assert len(tasks.get("b")) == 1
-
-
-def test_the_exporter_reads_it(tasks: TaskCenter) -> None:
-    said = 'celery_toc_messages{state="ready",topic="mail"} 1.0'
-    assert said in metrics_text(tasks)
-    assert [family.name for family in TimeoutCenterCollector(tasks).collect()]

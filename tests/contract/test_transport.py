@@ -354,16 +354,6 @@ def test_one_consumer_serves_many_queues(connection: Connection) -> None:
     assert sorted(inbox.bodies) == list(range(5))
 
 
-def test_the_same_publish_twice_is_one_message(connection: Connection) -> None:
-    """What Kombu repeats because a reply was lost does not become two messages."""
-    channel = connection.default_channel
-    properties: dict[str, Any] = {"delivery_mode": 2}
-    for _ in range(2):
-        message = channel.prepare_message("x", headers={"id": "m1"}, properties=properties)
-        channel.basic_publish(message, exchange="", routing_key="mail")
-    assert connection.transport.center.counts("mail").waiting == 1
-
-
 def test_two_messages_of_one_task_id_live_side_by_side(connection: Connection) -> None:
     """Celery's retry republishes the id of the task that is still running."""
     with connection.SimpleQueue("mail") as queue:

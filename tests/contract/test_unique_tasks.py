@@ -91,24 +91,6 @@ def test_what_replaces_another_task_has_its_id_and_its_result(app, tasks, confli
     assert found.time_us / 1e6 - seconds > HOUR - 60
 
 
-def test_a_push_back_ends_so_long_after_the_first(app, tasks):
-    said = unique("k", conflict="push_back", at_most=100)
-    first = app.tasks["add"].apply_async((1, 2), countdown=60, **said)
-    for _ in range(3):
-        app.tasks["add"].apply_async((1, 2), countdown=HOUR, **said)
-    [found] = tasks.get(first.id)
-    seconds, _ = tasks.client.time()
-    assert 60 < found.time_us / 1e6 - seconds <= 101  # the seconds are cut
-
-
-def test_who_wants_an_error_gets_the_id_of_the_other(app, tasks):
-    first = app.tasks["add"].apply_async((1, 2), **unique("k", conflict="raise"))
-    with pytest.raises(kombu_toc.UniqueError) as caught:
-        app.tasks["add"].apply_async((3, 4), **unique("k", conflict="raise"))
-    assert caught.value.id == first.id
-    assert waiting(tasks) == [(first.id, [1, 2], {})]
-
-
 def test_signals_tell_of_what_is_sent_and_not_of_what_is_kept(app):
     sent: list[str] = []
 

@@ -151,13 +151,6 @@ def read_row(**fields: Any) -> Read:
 EVERY = SimpleNamespace(every=5, period="minutes")
 
 
-def test_a_row_with_an_interval_keeps_its_rhythm():
-    last = NOW - timedelta(minutes=2)
-    entry = only(read_row(interval=EVERY, last_run_at=last))
-    assert entry.schedule.run_every == timedelta(minutes=5)
-    assert entry.rules == {"start": last.timestamp()}
-
-
 def test_a_row_is_read_with_all_it_says():
     fields = dict.fromkeys(("day_of_week", "day_of_month", "month_of_year"), "*")
     end = NOW + timedelta(days=1)
@@ -250,12 +243,6 @@ def test_what_redbeat_keeps_is_read_with_all_it_says():
     assert (entry.args, entry.kwargs, entry.paused) == (["eu"], {"deep": True}, True)
     expires = datetime(2030, 1, 2, 3, 4, 5, 6, tzinfo=timezone.utc)
     assert entry.options == {"queue": "slow", "expires": expires}
-
-
-def test_an_interval_of_redbeat_is_read():
-    entry = only(read_json({"task": "shop.poll", "schedule": EVERY_5}))
-    assert entry.schedule.run_every == timedelta(minutes=5)
-    assert (entry.args, entry.kwargs, entry.paused) == ([], {}, False)
 
 
 @each(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 import weakref
 from collections import Counter
 from itertools import pairwise
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_toc.metrics import _FIELDS, BOUNDS_US, PAUSE, Lateness, Metrics, TopicCounts
+from kombu_toc.metrics import _FIELDS, BOUNDS_US, Lateness, Metrics, TopicCounts
 from kombu_toc.model.topic import Declaration, Topic
 
 
@@ -63,21 +62,6 @@ def test_what_is_beyond_the_histogram_counts_as_its_end() -> None:
 
 def test_two_latenesses_add_up() -> None:
     assert lateness(100) + lateness(100, 300) == lateness(100, 100, 300)
-
-
-def test_topics_that_go_away_by_themselves_are_not_counted() -> None:
-    metrics = Metrics()
-    metrics.counts(topic("reply", expires=60_000)).put += 1
-    metrics.counts(topic("mail")).put += 1
-    assert list(metrics.topics) == ["mail"]
-
-
-def test_a_process_that_is_told_not_to_count_does_not() -> None:
-    metrics = Metrics(active=False)
-    metrics.counts(topic("mail")).put += 1
-    metrics.late("mail", 5)
-    assert metrics.topics == {}
-    assert metrics.due == float("inf")
 
 
 def test_a_forked_child_does_not_send_again_what_its_parent_has_counted() -> None:
@@ -142,31 +126,6 @@ class Outlet:
         for topic, added in calls:
             self.totals.update({(topic, name): number for name, number in added.items()})
         return [True] * len(calls)
-
-
-def test_each_number_is_sent_once_and_only_what_is_new() -> None:
-    metrics, outlet = Metrics(), Outlet()
-    counts = metrics.counts(topic("mail"))
-    for _ in range(3):
-        counts.put += 1
-        metrics.send(outlet)
-        metrics.send(outlet)
-    assert outlet.totals == {("mail", "put"): 3}
-    assert outlet.calls == 3
-
-
-def test_what_could_not_be_sent_is_sent_later_and_not_at_once() -> None:
-    metrics, outlet = Metrics(), Outlet()
-    metrics.counts(topic("mail")).put += 1
-    outlet.fails = ConnectionError("away")
-    before = time.monotonic()
-    metrics.send(outlet)
-    assert before + PAUSE <= metrics.due
-    metrics.pass_by(outlet)
-    assert outlet.calls == 1
-    outlet.fails, metrics.due = None, 0.0
-    metrics.pass_by(outlet)
-    assert outlet.totals == {("mail", "put"): 1}
 
 
 def test_a_sender_keeps_no_outlet_alive() -> None:

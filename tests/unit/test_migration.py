@@ -26,7 +26,7 @@ from kombu_toc.migrate import (
 )
 from kombu_toc.model import scores
 from kombu_toc.model.message import pack
-from kombu_toc.model.results import IN_FLIGHT, WAITING, Found, OnProgress
+from kombu_toc.model.results import WAITING, Found, OnProgress
 
 from ..support.cases import each
 
@@ -115,21 +115,6 @@ def test_a_task_keeps_an_eta_that_is_near_its_action_time(wrong_by: int) -> None
     assert eta_us == NOW_US + HOUR_US
     made = to_kombu(found(task, eta_us + wrong_by), NOW_US)
     assert made["headers"]["eta"] == "2027-01-15T09:00:00+00:00"
-
-
-@each(("state", "later"), [(WAITING, 2 * HOUR_US), (WAITING, 0), (IN_FLIGHT, 7)])
-def test_a_task_that_was_given_another_time_takes_that_as_its_eta(state: str, later: int) -> None:
-    task = from_kombu(payload(headers={"task": "t", "eta": "2027-01-15T09:00:00+00:00"}))
-    moved = found(task, NOW_US + later, state)
-    made = to_kombu(moved, NOW_US)
-    expected = moved.time_us if state == WAITING and later else None
-    assert eta_or_none({"headers": made["headers"]}) == expected
-
-
-def test_what_is_no_task_and_not_due_stays() -> None:
-    with pytest.raises(Unreadable, match="not due yet"):
-        to_kombu(found(from_kombu(payload()), NOW_US + 1000), NOW_US)
-    to_kombu(found(from_kombu(payload()), NOW_US), NOW_US)
 
 
 class Counting(Move):

@@ -4,12 +4,8 @@ and what may be fetched."""
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import hmac
 import json
 import logging
-import os
 import queue
 import socket
 import subprocess
@@ -255,16 +251,6 @@ def test_the_signature_is_that_of_the_specification() -> None:
     assert made == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-def test_while_a_secret_is_replaced_both_sign() -> None:
-    other = new_secret()
-    keys = Secrets([f"{HOOK} {other} {SECRET}"]).of(HOOK) or ()
-    both = signature(keys, "order-7", 1, b"remind").split(" ")
-    for secret, made in zip((other, SECRET), both, strict=True):
-        key = base64.b64decode(secret[6:])
-        signed = hmac.new(key, b"order-7.1.remind", hashlib.sha256).digest()
-        assert made == f"v1,{base64.b64encode(signed).decode()}"
-
-
 def test_a_new_secret_is_another_one_each_time_and_can_be_used() -> None:
     some = {new_secret() for _ in range(100)}
     assert len(some) == 100
@@ -349,18 +335,6 @@ def test_a_line_that_makes_no_sense_is_named_and_no_secret_told(line: str, says:
 
 def test_secrets_show_nothing_of_themselves() -> None:
     assert repr(Secrets([f"* {SECRET}"])) == "<Secrets of 1 targets>"
-
-
-def test_secrets_are_read_again_when_they_have_changed(tmp_path: Path) -> None:
-    path = tmp_path / "secrets.txt"
-    path.write_text(f"{HOOK} {SECRET}\n")
-    kept = SecretsFile(path)
-    assert not kept.refresh()
-    assert kept.secrets.of("https://a.example.com/") is None
-    path.write_text(f"* {SECRET}\n")
-    os.utime(path, ns=(1, 1))  # so that it has changed, whatever the clock of the file system
-    assert kept.refresh()
-    assert kept.secrets.of("https://a.example.com/")
 
 
 def test_secrets_that_make_no_sense_any_more_leave_those_that_were_read(tmp_path: Path) -> None:
