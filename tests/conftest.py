@@ -10,7 +10,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if wanted not in ("versions", "cluster", "alone") or collection_path.suffix != ".py":
         return None
     return f"mark.{wanted}" not in collection_path.read_text() or None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected is there to the end. To look through it for garbage takes a
+    fifth of a second, and many tests ask for such a look."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
