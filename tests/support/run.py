@@ -20,6 +20,9 @@ from pathlib import Path
 #: Seconds that pytest may take to end when it is told to, and all others after it.
 GRACE, REST = 15.0, 3.0
 
+#: Options that say nothing of which tests run, and how many processes may run them.
+PLAIN = {"-q", "-qq", "-v", "-vv", "-x", "-rs", "--nightly"}
+
 
 class Run:
     """Commands one after the other, and what descends from them."""
@@ -104,7 +107,7 @@ def descendants() -> list[int]:
 
 def run(arguments: list[str]) -> int:
     one = Run()
-    if arguments and set(arguments) <= {"tests/unit", "tests/unit/"}:
+    if {*arguments} - PLAIN in ({"tests/unit"}, {"tests/unit/"}):
         # These wait for nothing: a process for each processor; and need no containers.
         words = ("-p", "no:celery", "-p", "no:docker_tools")
         return one.pytest("-n", "auto", "--dist", "loadgroup", *words, *arguments)
