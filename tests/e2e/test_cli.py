@@ -576,7 +576,18 @@ def test_wrong_input_gets_one_line_and_an_exit_code(
     assert said.out == ""
 
 
-@pytest.mark.parametrize(
+@pytest.fixture
+def kept(app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, client: redis.Redis) -> Any:
+    """What is scheduled, beside a dead letter and what is to be repaired."""
+    send(app, "kept", HOUR, task_id="x")
+    client.zadd(toc.registry.topic("one-slot").slot(0).dead, {"broken": 1e15})
+    send(app, "dead", queue="urgent")
+    bury(toc, "urgent")
+    [message] = toc.get("x")
+    return message
+
+
+@each(
     "words",
     [
         ("cancel", "x"),
@@ -586,28 +597,19 @@ def test_wrong_input_gets_one_line_and_an_exit_code(
         ("reschedule", "--queue", "celery", "--countdown", "2h"),
         ("run", "--queue", "celery"),
         ("purge", "celery"),
-        ("delete", "one-slot"),
         ("delete", "urgent", "--force"),
         ("repair",),
+        ("delete", "one-slot"),  # the last: it needs an empty one
     ],
     ids=" ".join,
 )
 def test_without_a_terminal_to_ask_on_nothing_is_destroyed(
-    app: Celery,
-    run: Run,
-    toc: kombu_toc.TimeoutCenter,
-    client: redis.Redis,
-    words: tuple[str, ...],
+    run: Run, toc: kombu_toc.TimeoutCenter, kept: Any, words: tuple[str, ...]
 ) -> None:
-    send(app, "kept", HOUR, task_id="x")
-    [before] = toc.get("x")
-    client.zadd(toc.registry.topic("one-slot").slot(0).dead, {"broken": 1e15})
-    send(app, "dead", queue="urgent")
-    bury(toc, "urgent")
-    if words[:2] == ("delete", "one-slot"):
-        client.delete(toc.registry.topic("one-slot").slot(0).dead)
+    if words == ("delete", "one-slot"):
+        toc.client.delete(toc.registry.topic("one-slot").slot(0).dead)
     run(*words).fails(2, "cannot ask for confirmation without a terminal; pass --yes")
-    assert toc.get("x") == [before]
+    assert toc.get("x") == [kept]
     assert "one-slot" in toc.queues.names()
     assert toc.counts("urgent").dead == 1
 
@@ -776,14 +778,14 @@ def environment(app: Celery, run: Run, log_url: str) -> Iterator[dict[str, str]]
 @pytest.mark.versions
 def test_celerys_own_program_has_the_commands(app: Celery, environment: dict[str, str]) -> None:
     """The entry point, the app by -A, exit codes, and completion of commands, topics and ids."""
-    environment["TOC_TEST_EXEC"] = "1"  # it is the start that is tested
+    start = {"TOC_TEST_EXEC": "1"}  # of these it is the start that is tested
     id = send(app, "scheduled", HOUR, queue="urgent")
     words = ("-A", "tests.support.tasks", "toc")
     complete = {"_CELERY_COMPLETE": "bash_complete"}
     started = {
-        "status": celery(*words, "status", "--json", **environment),
+        "status": celery(*words, "status", "--json", **environment, **start),
         "unknown": celery(*words, "show", "unknown", **environment),
-        "no app": celery("toc", "status", CELERY_BROKER_URL="memory://", TOC_TEST_EXEC="1"),
+        "no app": celery("toc", "status", CELERY_BROKER_URL="memory://", **start),
         "commands": celery(**complete, **environment, COMP_WORDS="celery toc re", COMP_CWORD="2"),
         "topics": celery(
             **complete,
@@ -794,6 +796,7 @@ def test_celerys_own_program_has_the_commands(app: Celery, environment: dict[str
         "ids": celery(
             **complete,
             **environment,
+            **start,
             COMP_WORDS=f"celery -A tests.support.tasks toc show {id[:6]}",
             COMP_CWORD="5",
         ),

@@ -19,7 +19,7 @@ from celery import Celery
 import kombu_toc
 from kombu_toc.scripts.call import load
 
-from ..support.inspection import put_call, slot_keys
+from ..support.inspection import slot_keys
 from ..support.proxy import Proxy
 from ..support.servers import Server
 from ..support.workers import Journal, StartWorkers, stop_when_done, wait_until
@@ -79,11 +79,9 @@ def test_scheduled_tasks_cost_a_worker_no_memory(
     before = main.memory_info().rss
     sent = app.tasks["e2e.note"].apply_async(("later",), countdown=3600)
     [one] = toc.get(sent.id, topic="celery")
-    topic = toc.registry.topic("celery")
-    for start in range(1, 50_000, 1000):
-        # The same message under other ids: what apply_async would send, sent faster.
-        ids = [f"copy-{i}" for i in range(start, min(start + 1000, 50_000))]
-        toc.runner.run_all([put_call(toc, topic, id, one.body, at_us=one.time_us) for id in ids])
+    # The same message under other ids: what apply_async would send, sent faster.
+    due = {"body": one.body, "at": one.time_us / 1e6}
+    toc.put_many("celery", [{"id": f"copy-{i}", **due} for i in range(1, 50_000)])
     app.tasks["e2e.add"].delay(1, 1).get(timeout=10)
     time.sleep(1.5)  # the worker has looked into all slots at least once
     assert main.memory_info().rss - before < 2 * 1024 * 1024
@@ -146,12 +144,13 @@ def test_a_drained_topic_leaves_no_slot_keys(
     assert slot_keys(client) == []
 
 
+@pytest.mark.parametrize("pings", [100, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_remote_control_and_workers_that_come_and_go_leave_nothing(
-    start_workers: StartWorkers, app: Celery, client: redis.Redis
+    start_workers: StartWorkers, app: Celery, client: redis.Redis, pings: int
 ) -> None:
-    """K6: 1,000 pings, and two workers that end."""
+    """K6: many pings, and two workers that end."""
     workers = start_workers(2, "-P", "solo", "-E", mingle=True)
-    for _ in range(1000):
+    for _ in range(pings):
         assert len(app.control.ping(timeout=2, limit=2)) == 2
     for worker in workers:
         worker.teardown()

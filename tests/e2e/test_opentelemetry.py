@@ -19,6 +19,7 @@ import redis
 from kombu_toc import TimeoutCenter, unpack
 
 from ..meta.test_readme import blocks_of
+from ..support import nursery
 from ..support.cluster import Cluster
 from ..support.http_server import HttpServer
 from ..support.nodes import ROOT
@@ -94,7 +95,7 @@ class Shop:
     def start(self, pool: str, *options: str) -> None:
         words = ["-m", "celery", "-A", "traced_shop", "worker", *POOLS[pool], *options]
         with open(self.log, "wb") as out:
-            self._worker = subprocess.Popen(
+            self._worker = nursery.Popen(
                 [sys.executable, *words, "-l", "INFO", "--without-mingle", "--without-gossip"],
                 cwd=self.folder,
                 env=self.environment,
@@ -382,7 +383,7 @@ def test_the_example_of_the_page_runs(
     celery = [sys.executable, "-m", "celery"]
     log = tmp_path / "worker.log"
     with open(log, "wb") as out:
-        worker = subprocess.Popen(
+        worker = nursery.Popen(
             [*celery, *begin, "--without-mingle"],
             cwd=tmp_path,
             env=environment,
@@ -390,7 +391,7 @@ def test_the_example_of_the_page_runs(
             stderr=out,
         )
     try:
-        sent = subprocess.run(
+        sent = nursery.run(
             [*celery, *call],
             cwd=tmp_path,
             env=environment,
