@@ -24,25 +24,20 @@ def test_celery_events_dump_shows_tasks_with_their_eta(
 ) -> None:
     start_workers(1, "-c", "1", "-E")
     command = [sys.executable, "-m", "celery", "-b", server.toc_url, "events", "--dump"]
+    shown = (tmp_path / "dump").read_text
     with open(tmp_path / "dump", "wb") as dump:
         process = nursery.Popen(
             command, cwd=ROOT, stdout=dump, stderr=dump, env={**os.environ, "PYTHONUNBUFFERED": "1"}
         )
         try:
-            deadline = time.monotonic() + 30
-            while b"heartbeat" not in (tmp_path / "dump").read_bytes():
-                assert time.monotonic() < deadline, (tmp_path / "dump").read_text()
-                time.sleep(0.1)  # heartbeats come every two seconds
+            wait_until(lambda: "heartbeat" in shown(), 30, shown)  # one comes every two seconds
             result = app.tasks["e2e.add"].apply_async((1, 2), countdown=0.5)
             assert result.get(timeout=10) == 3
-            while b"task succeeded" not in (tmp_path / "dump").read_bytes():
-                assert time.monotonic() < deadline, (tmp_path / "dump").read_text()
-                time.sleep(0.1)  # the program prints when it likes
+            wait_until(lambda: "task succeeded" in shown(), 30, shown)
         finally:
             process.terminate()
             process.wait(10)
-    text = (tmp_path / "dump").read_text()
-    [received] = [line for line in text.splitlines() if "task received" in line]
+    [received] = [line for line in shown().splitlines() if "task received" in line]
     assert result.id in received
     assert "eta=None" not in received
 
@@ -95,10 +90,7 @@ def test_early_and_late_acknowledgement_both_drain(
         app.tasks["e2e.note"].delay(f"late-{i}")
         app.tasks["e2e.late_ack"].delay(f"late-ack-{i}", 0.01)
     journal.wait_for("late-ack-", 40)
-    deadline = time.monotonic() + 5
-    while toc.counts("celery") != (0, 0, 0, 0):
-        assert time.monotonic() < deadline, toc.counts("celery")
-        time.sleep(0.02)  # the last acknowledgement is on its way
+    wait_until(lambda: toc.counts("celery") == (0, 0, 0, 0), 5, lambda: toc.counts("celery"))
 
 
 def test_a_killed_workers_messages_come_back_within_the_visibility_timeout(
@@ -176,10 +168,7 @@ def test_the_embedded_server_stops_with_the_last_process_and_keeps_its_data(
     assert psutil.pid_exists(pid)
     second.kill()
     second.communicate()
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(pid):
-        assert time.monotonic() < deadline, "the server outlives its users"
-        time.sleep(0.02)  # the keeper process stops it
+    wait_until(lambda: not psutil.pid_exists(pid), 10, "the server outlives its users")
     server = EmbeddedServer.join(directory)
     try:
         assert server.client().get("joined") == b"2"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,8 @@ from kombu_toc import LibraryError
 from kombu_toc.client.options import read_databases
 from kombu_toc.library import migrate, schema
 from kombu_toc.library.shards import Shards
+
+from ..support.waiting import wait_until
 
 pytestmark = pytest.mark.every_engine
 
@@ -57,10 +58,9 @@ def test_who_consumes_has_the_tables_made_before_it_looks_at_them_or_says_which_
 
     with Connection(server.toc_url, transport_options=options) as connection:
         with Consumer(connection.channel(), Queue("mail"), accept=["json"]):
-            deadline = time.monotonic() + 20
-            while not is_over():
-                assert time.monotonic() < deadline, caplog.text
-                time.sleep(0.02)  # the thread that looks after it tells nobody
+            wait_until(
+                is_over, 20, lambda: caplog.text
+            )  # the thread that looks after it tells nobody
         if url.startswith("sqlite"):
             connection.default_channel.recorder.close()  # after its turn
             assert "no such table" not in caplog.text
@@ -99,10 +99,7 @@ def test_processes_that_make_tables_at_once_follow_one_another(new_url, caplog):
         if first.databases[0].url.is_sqlite:
             assert asks.wait(60)
         else:
-            until = time.monotonic() + 60
-            while "this one waits for it" not in caplog.text:
-                assert time.monotonic() < until
-                time.sleep(0.01)
+            wait_until(lambda: "this one waits for it" in caplog.text, 60)
         assert "second" not in made
         goes_on.set()
         for thread in threads:
