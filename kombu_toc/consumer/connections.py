@@ -499,7 +499,8 @@ class ClusterConnections:
                 *(*place, exc),
             )
         self._home_lost = self._home_lost or place == self._client.place_of(None)
-        if not self._look_again():
+        # Of nodes that only answer late, none is given up: to connect anew takes the home node, too.
+        if not self._look_again() and not self._connections:
             raise exc
 
     def _look_again(self) -> bool:
