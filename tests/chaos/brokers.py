@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +30,9 @@ DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
 #: Seconds by which the server's clock is stepped: more than a lease.
 CLOCK_STEP = 7.0
+
+#: What a server is told for a fault.
+COMMANDS = {"cut": "CLIENT KILL TYPE normal SKIPME yes", "flush": "SCRIPT FLUSH"}
 
 #: What is to be done after so many seconds.
 Later = Callable[[float, Callable[[], None]], None]
@@ -155,16 +158,11 @@ class Several:
         raise NotImplementedError
 
     @staticmethod
-    def _cut(servers: list[Server]) -> None:
+    def _tell(servers: Iterable[Server], what: str) -> None:
+        """Cut the connections of clients, or flush scripts."""
         for server in servers:
             with server.client() as client:
-                client.client_kill_filter(_type="normal", skipme=True)
-
-    @staticmethod
-    def _flush(servers: list[Server]) -> None:
-        for server in servers:
-            with server.client() as client:
-                client.script_flush()
+                client.execute_command(*COMMANDS[what].split())
 
     @staticmethod
     @contextlib.contextmanager
@@ -200,10 +198,8 @@ class OfCluster(Several):
 
     def _hit(self, fault: Fault, event: Event, dice: random.Random) -> None:
         cluster, what = self._cluster, fault.what
-        if what == "cut":
-            self._cut(cluster.primaries())
-        elif what == "flush":
-            self._flush(cluster.primaries())
+        if what in COMMANDS:
+            self._tell(cluster.primaries(), what)
         elif what == "kill a primary":
             self._kill(self._victim(dice), fault, event)
         elif what == "kill the primary of {toc}":
@@ -315,10 +311,8 @@ class OfSentinel(Several):
 
     def _hit(self, fault: Fault, event: Event, dice: random.Random) -> None:
         master, what = self._deployment.acting(), fault.what
-        if what == "cut":
-            self._cut([master])
-        elif what == "flush":
-            self._flush([master])
+        if what in COMMANDS:
+            self._tell([master], what)
         elif what == "kill a sentinel":
             victim = dice.choice(self._deployment.sentinels)
             victim.kill()

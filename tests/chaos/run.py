@@ -22,7 +22,7 @@ from ..support.servers import Server
 from .app_queues import QUEUES
 from .brokers import CLUSTER_FAMILIES, LENGTHS, SENTINEL_FAMILIES, OfCluster, OfSentinel, Single
 from .ledger import Ledger
-from .verdict import NETWORK, VISIBILITY_TIMEOUT, Event, Report, judge
+from .verdict import NETWORK, VISIBILITY_TIMEOUT, Event, Report, ended, judge
 
 ROOT = Path(__file__).parents[2]
 
@@ -368,7 +368,8 @@ class Run:
                 if not worker.killed and worker.must_end_by is None:
                     self._broke(f"{worker.incarnation} ended by itself, with {code}", worker)
                 worker.signal(signal.SIGKILL)  # whatever its pool has left
-                self._events.append(Event(time.time(), "ended", worker=worker.incarnation))
+                log = worker.log.read_text(errors="replace")
+                self._events.append(ended(worker.incarnation, log, time.time(), self._events))
                 worker.launch()
             elif worker.must_end_by is not None and time.monotonic() > worker.must_end_by:
                 self._broke(f"{worker.incarnation} did not end after SIGTERM", worker)
@@ -464,9 +465,8 @@ class Run:
 
             scripts = {"publish": "put", "ack": "ack", "pop": "pop"}
             return {kind: load(name).sha.encode() for kind, name in scripts.items()}
-        if self._transport == "redis":
-            return {"publish": b"LPUSH", "ack": b"ZREM", "pop": b"BRPOP"}
-        return {"publish": b"ZADD", "ack": b"ZREM", "pop": b"BZMPOP"}
+        publish, pop = (b"LPUSH", b"BRPOP") if self._transport == "redis" else (b"ZADD", b"BZMPOP")
+        return {"publish": publish, "ack": b"ZREM", "pop": pop}
 
     # -- the end
 
@@ -488,13 +488,11 @@ class Run:
                 # A peer may deliver again what it was not told of, when its time is over.
                 if self._transport == "toc" or now - quiet > VISIBILITY_TIMEOUT + 2:
                     return
-            if self._transport == "toc" and not producing and self._is_empty() and missing:
-                # What had been acknowledged when its worker was killed is nowhere any more.
-                alone = alone or now
-                if now - alone > ALONE:
-                    return
-            else:
-                alone = 0.0
+            # What had been acknowledged when its worker was killed is nowhere any more.
+            is_gone = self._transport == "toc" and not producing and self._is_empty() and missing
+            alone = (alone or now) if is_gone else 0.0
+            if alone and now - alone > ALONE:
+                return
             if now - progress > self.patience:
                 self._report.stuck = self._held()
                 if producing:
@@ -547,11 +545,9 @@ class Run:
         held, wanted = [], set(self._keys())
         for client in self._broker.clients():
             for key in sorted(wanted & {key.decode() for key in client.keys("*")}):
-                if client.type(key) == b"zset":
-                    for id, score in client.zrange(key, 0, 20, withscores=True):
-                        held.append(f"{key}: {id.decode()} {score:.0f}")
-                else:
-                    held.append(key)
+                is_scored = client.type(key) == b"zset"
+                scored = client.zrange(key, 0, 20, withscores=True) if is_scored else ()
+                held += [f"{key}: {id.decode()} {score:.0f}" for id, score in scored] or [key]
         return held
 
 

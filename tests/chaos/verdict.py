@@ -182,6 +182,15 @@ class Report:
         return "\n".join(lines)
 
 
+def ended(worker: str, log: str, at: float, events: Sequence[Event]) -> Event:
+    """That a worker has ended; if while the server was away, perhaps without saying what had."""
+    event = Event(at, "ended", worker=worker)
+    if "calls that settle messages are not said" in log:
+        faults = (one.at for one in events if one.family in (*NETWORK, "node", "pause", "master"))
+        event.explains, event.said = True, at - max(faults, default=at) + ON_ITS_WAY
+    return event
+
+
 def by_id(entries: Sequence[dict[str, Any]]) -> Steps:
     """What was written down of each task, in order."""
     steps: dict[str, list[dict[str, Any]]] = defaultdict(list)

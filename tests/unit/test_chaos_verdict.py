@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kombu_toc.verify import QUIT
+from kombu_toc.verify import KILLED, QUIT
 
-from ..chaos.verdict import Event, Report, judge
+from ..chaos.verdict import Event, Report, ended, judge
 
 
 def task(
@@ -80,6 +80,15 @@ def test_a_task_that_was_put_off_may_run_again_after_a_cold_stop_that_it_is_told
     assert report.faultless and report.explained == {QUIT: 1}
     assert verdict(task("a", put_off, begun, *run(2)), events=quit).unexplained == ["a"]
     assert verdict(task("a", put_off, begun, *run(2, redelivered=True))).unexplained == ["a"]
+
+
+def test_a_worker_that_ends_while_the_server_is_away_may_leave_unsaid_what_ended_since() -> None:
+    away, log = Event(3, "crash", "restart"), "1 calls that settle messages are not said, for the"
+    tasks = task("a", *run(2.5), *run(9)), task("b", *run(1.5), *run(9))
+    report = verdict(*tasks, events=[away, ended("w", "", 6, [away])])
+    assert report.unexplained == ["a", "b"]
+    report = verdict(*tasks, events=[away, ended("w", log, 6, [away])])
+    assert report.unexplained == ["b"] and report.explained == {KILLED: 1}
 
 
 def test_a_run_before_its_time_is_early_unless_the_servers_clock_was_set_forward() -> None:
