@@ -226,10 +226,10 @@ def _steps(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _topics(name: str, value: Any) -> dict[str, dict[str, Any]]:
-    if not isinstance(value, Mapping) or not all(isinstance(v, Mapping) for v in value.values()):
+    maps = [value, *value.values()] if isinstance(value, Mapping) else [value]
+    if not all(isinstance(one, Mapping) and all(isinstance(k, str) for k in one) for one in maps):
         raise ConfigurationError(
-            f"{name} must map a topic to its limits, such as {{'mail': {{'slots': 16}}}}, "
-            f"not {value!r}"
+            f"{name} must map topics to limits, as in {{'mail': {{'slots': 16}}}}, not {value!r}"
         )
     for topic, limits in value.items():
         Declaration.of(topic, **limits)

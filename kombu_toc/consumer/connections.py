@@ -499,7 +499,7 @@ class ClusterConnections:
                 *(*place, exc),
             )
         self._home_lost = self._home_lost or place == self._client.place_of(None)
-        # Of nodes that only answer late, none is given up: to connect anew takes the home node, too.
+        # Of nodes that only answer late, none is given up: to connect anew takes the home node.
         if not self._look_again() and not self._connections:
             raise exc
 

@@ -171,7 +171,7 @@ class Declaration:
         return self.kept or self.expires or 0
 
     @classmethod
-    def of(cls, topic: str, **limits: object) -> Declaration:
+    def of(cls, topic: str, /, **limits: object) -> Declaration:
         """A checked declaration; what is None in `limits` takes the default.
 
         Raises SlotCountError or ConfigurationError, naming the topic.

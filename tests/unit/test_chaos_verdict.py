@@ -85,8 +85,7 @@ def test_a_task_that_was_put_off_may_run_again_after_a_cold_stop_that_it_is_told
 def test_a_worker_that_ends_while_the_server_is_away_may_leave_unsaid_what_ended_since() -> None:
     away, log = Event(3, "crash", "restart"), "1 calls that settle messages are not said, for the"
     tasks = task("a", *run(2.5), *run(9)), task("b", *run(1.5), *run(9))
-    report = verdict(*tasks, events=[away, ended("w", "", 6, [away])])
-    assert report.unexplained == ["a", "b"]
+    assert verdict(*tasks, events=[away, ended("w", "", 6, [away])]).unexplained == ["a", "b"]
     report = verdict(*tasks, events=[away, ended("w", log, 6, [away])])
     assert report.unexplained == ["b"] and report.explained == {KILLED: 1}
 

@@ -39,7 +39,7 @@ ODD += ["nan", "1e999", "9" * 400, "10/s", "0/m", "start", "raise", "on", "true"
 ODD += ["\ud800", "x" * 2_000, "https://example.com/x", b"", b"\xff", b"16", [], [0, 3, 6, 9]]
 ODD += [["a", 1], [None], [[]], {}, {"a": 1}, {"a": math.nan}, {1: []}, {"mail": {"slots": 3}}]
 ODD += [(), {1}, object(), datetime(1, 1, 1), datetime.max, timedelta.max, timedelta(-1), date.min]
-ODD += [Decimal("NaN"), uuid.UUID(int=0), Path("/nowhere")]
+ODD += [Decimal("NaN"), uuid.UUID(int=0), Path("/nowhere"), {"mail": {"topic": 3}}, {"a": {1: 2}}]
 
 values = st.sampled_from(ODD) | st.integers() | st.floats() | st.text(max_size=20)
 

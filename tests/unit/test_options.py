@@ -79,8 +79,9 @@ def test_limits_per_topic_are_checked_and_the_topic_named():
     assert settings(toc_topics={"mail": {"slots": 16}}).toc_topics == {"mail": {"slots": 16}}
     with pytest.raises(SlotCountError, match="'mail'"):
         settings(toc_topics={"mail": {"slots": 5}})
-    with pytest.raises(ConfigurationError, match=r"'mail'.*'slot'"):
-        settings(toc_topics={"mail": {"slot": 4}})
+    for name in ("slot", "topic", "cls"):
+        with pytest.raises(ConfigurationError, match=f"'mail'.*'{name}'"):
+            settings(toc_topics={"mail": {name: 4}})
 
 
 @each(
@@ -203,7 +204,7 @@ def test_limits_per_topic_have_no_form_that_fits_a_url():
         ("toc_retries", 32),
         ("toc_retries", -1),
         ("toc_topics", ["mail"]),
-        ("toc_topics", {"mail": 8}),
+        *(("toc_topics", value) for value in ({"mail": 8}, {1: {}}, {"mail": {1: 2}})),
         ("toc_lookahead", -0.1),
         ("toc_queue_after", "x"),
         ("toc_poll_interval", 0),
