@@ -158,9 +158,10 @@ class Sync:
         schedules = self._center.schedules
         stored = {one.name: one for one in schedules.each()}
         mine = {name for name, one in stored.items() if one.owner == self._owner}
-        new, same, refused = _planned(
-            *(schedules, self._found.entries, stored, self._owner, self._why_not, self._prefix)
-        )
+        with schedules.planning():
+            new, same, refused = _planned(
+                *(schedules, self._found.entries, stored, self._owner, self._why_not, self._prefix)
+            )
         # One that cannot be put now stays as it was.
         kept = {self._prefix + one.name for some in self._found for one in some}
         return [plan for _, plan in new], sorted(mine - kept), same, refused
@@ -245,25 +246,24 @@ def _planned(
     planned: list[tuple[Entry, Plan]] = []
     refused: list[Refused] = []
     same = 0
-    with schedules.planning():
-        for entry in entries:
-            name = prefix + entry.name
-            there = stored.get(name)
-            if why := why_not(entry, there):
-                refused.append(Refused(entry.name, why))
-                continue
-            try:
-                what = (name, entry.task, entry.schedule)
-                plan = schedules.plan(*what, **entry.arguments(), owner=owner)
-            except UNUSABLE as exc:
-                refused.append(Refused(entry.name, str(exc)))
-                continue
-            if entry.paused:
-                plan = plan._replace(record=replace(plan.record, paused=True))
-            if there is not None and there.fingerprint == plan.record.fingerprint:
-                same += 1
-            else:
-                planned.append((entry, plan))
+    for entry in entries:
+        name = prefix + entry.name
+        there = stored.get(name)
+        if why := why_not(entry, there):
+            refused.append(Refused(entry.name, why))
+            continue
+        try:
+            what = (name, entry.task, entry.schedule)
+            plan = schedules.plan(*what, **entry.arguments(), owner=owner)
+        except UNUSABLE as exc:
+            refused.append(Refused(entry.name, str(exc)))
+            continue
+        if entry.paused:
+            plan = plan._replace(record=replace(plan.record, paused=True))
+        if there is not None and there.fingerprint == plan.record.fingerprint:
+            same += 1
+        else:
+            planned.append((entry, plan))
     return planned, same, refused
 
 
@@ -324,18 +324,24 @@ def import_entries(
             return ""
         return f"a schedule of that name was put {_by(there)}: --force replaces it"
 
-    plans, unchanged, unusable = _planned(schedules, read.entries, stored, owner, why_not)
-    refused = [*read.refused, *unusable]
+    refused = [*read.refused]
     put: list[str] = []
-    paused: list[str] = []
-    kept = [] if dry_run else schedules.keep_many([plan for _, plan in plans])
-    for (entry, _), done in zip_longest(plans, kept):
-        if isinstance(done, Exception):
-            refused.append(Refused(entry.name, str(done)))
-            continue
-        put.append(entry.name)
-        if entry.paused and entry.name not in stored:
-            paused.append(entry.name)
+    unchanged = 0
+    with schedules.planning():
+        # A part after the other: plans take 5 KB each.
+        for start in range(0, len(read.entries), TOGETHER):
+            some = read.entries[start : start + TOGETHER]
+            plans, same, unusable = _planned(schedules, some, stored, owner, why_not)
+            unchanged += same
+            refused += unusable
+            kept = [] if dry_run else schedules.keep_many([plan for _, plan in plans])
+            for (entry, _), done in zip_longest(plans, kept):
+                if isinstance(done, Exception):
+                    refused.append(Refused(entry.name, str(done)))
+                else:
+                    put.append(entry.name)
+    new = {entry.name for entry in read.entries if entry.paused} - stored.keys()
+    paused = [name for name in put if name in new]
     return Imported(put, paused, unchanged, refused)
 
 
@@ -426,13 +432,7 @@ def _django_entry(row: Any, now: float) -> Entry:
 
 def _django_crontab(row: Any) -> crontab:
     try:
-        return crontab(
-            minute=row.minute,
-            hour=row.hour,
-            day_of_week=row.day_of_week,
-            day_of_month=row.day_of_month,
-            month_of_year=row.month_of_year,
-        )
+        return _crontab(*(getattr(row, name) for name in _FIELDS))
     except ValueError as exc:
         raise NotTakenError(f"its crontab cannot be read: {exc}") from exc
 
@@ -485,7 +485,7 @@ def read_redbeat(definitions: Iterator[tuple[str, str | None]]) -> Read:
 
 def _redbeat_entry(name: str, text: str | None) -> Entry:
     try:
-        found = json.loads(text or "null", object_hook=_redbeat_value)
+        found = _decode(text or "null")
     except (ValueError, TypeError, KeyError) as exc:
         raise NotTakenError(f"its definition cannot be read: {exc}") from exc
     if not isinstance(found, dict):
@@ -513,6 +513,9 @@ def _redbeat_value(found: dict[str, Any]) -> Any:
     fields: dict[str, Any] = {name: found.get(name, 0) for name in names}
     tz = timezone(timedelta(seconds=zone)) if isinstance(zone, (int, float)) else ZoneInfo(zone)
     return datetime(**fields, tzinfo=tz)
+
+
+_decode = json.JSONDecoder(object_hook=_redbeat_value).decode
 
 
 @lru_cache(maxsize=1024, typed=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import json
 import uuid
 from collections.abc import Callable
@@ -608,16 +609,20 @@ def import_(
     reported.
     """
     _load(session)
-    read = (
-        _read_django(session, url)
-        if source == "django"
-        else _read_redbeat(session, url, key_prefix)
-    )
-    done = beat.import_entries(
-        *(session.app, session.center, read, f"{beat.IMPORTED_BY}{source}"),
-        dry_run=dry_run,
-        force=force,
-    )
+    # Nothing of what is read refers to itself. To look for it takes a ninth of the time.
+    gc.disable()
+    try:
+        if source == "django":
+            read = _read_django(session, url)
+        else:
+            read = _read_redbeat(session, url, key_prefix)
+        done = beat.import_entries(
+            *(session.app, session.center, read, f"{beat.IMPORTED_BY}{source}"),
+            dry_run=dry_run,
+            force=force,
+        )
+    finally:
+        gc.enable()
     _report_import(session, read, done, dry_run)
 
 

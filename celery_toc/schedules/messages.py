@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime, timedelta, tzinfo
 from functools import lru_cache
+from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import Task
@@ -162,7 +163,7 @@ def _template(
 
 
 def _quoted(text: str) -> bytes:
-    return json.dumps(text).encode()
+    return encode_basestring_ascii(text).encode()
 
 
 @lru_cache(maxsize=256)
@@ -360,10 +361,13 @@ def plan_of(
     }
     relative = bool(getattr(schedule, "relative", False))
     said = [definition, template.queue, relative, template.fingerprint]
-    text = json.dumps(said, sort_keys=True)
+    text = _encode_sorted(said)
     fingerprint = hashlib.sha256(text.encode()).hexdigest()[:32]
-    record = Record(**definition, fingerprint=fingerprint)
+    record = replace(state.EMPTY, **definition, fingerprint=fingerprint)
     return Plan(name, record, template, schedule, expires_at)
+
+
+_encode_sorted = json.JSONEncoder(sort_keys=True).encode
 
 
 def _registered(app: Celery, task: Any) -> Any:

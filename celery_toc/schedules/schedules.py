@@ -564,7 +564,7 @@ class Schedules:
     def _edited(self, step: state.Step, now: int, what: str) -> state.Step:
         """The step, with a note of who runs it."""
         assert step.record is not None
-        return replace(step, record=step.record.edited(now, self._editor(), what))
+        return step._replace(record=step.record.edited(now, self._editor(), what))
 
     def _editor(self) -> str:
         if not self._by:

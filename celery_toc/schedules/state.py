@@ -125,7 +125,7 @@ class Record:
             said[name] = tuple(map(tuple, said.get(name, ())))
         said["exclude"] = tuple(said.get("exclude", ()))
         said["rest"] = {k: said.pop(k) for k in said.keys() - _KNOWN}
-        return replace(_EMPTY, **said)
+        return replace(EMPTY, **said)
 
     # -- when
 
@@ -277,11 +277,10 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 #: What a record says beside `rest`; and one that says nothing.
 _KNOWN = {one.name for one in fields(Record)} - {"rest"}
-_EMPTY = Record("", {}, "")
+EMPTY = Record("", {}, "")
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What an event makes of a record.
 
     record: None: the schedule goes
@@ -296,13 +295,16 @@ class Step:
     lines: tuple[str, ...] = ()
 
 
-@lru_cache(maxsize=256)
 def firing_id(name: str, planned: int) -> str:
     """The id of a firing's message, and of its task."""
-    moment = rules.to_datetime(planned)
-    spec = "microseconds" if planned % 1000 else "milliseconds"
-    text = moment.isoformat(timespec=spec if planned % rules.SECOND_US else "seconds")
-    return f"{name}@{text[:-6]}Z"
+    return f"{name}@{_moment(planned)}"
+
+
+@lru_cache(maxsize=256)
+def _moment(us: int) -> str:
+    spec = "microseconds" if us % 1000 else "milliseconds"
+    text = rules.to_datetime(us).isoformat(timespec=spec if us % rules.SECOND_US else "seconds")
+    return f"{text[:-6]}Z"
 
 
 def planned_of(name: str, id: str) -> int | None:
