@@ -760,6 +760,9 @@ class Idempotency:
                 if entry.get("owner") == claim.owner:
                     return None  # the reply was lost, and the call repeated
                 if not self._is_left(claim, entry):
+                    if "body" not in entry and await self._redis.pttl(claim.name) > CLAIM * 1000:
+                        # The server's clock was set back. Whoever is at it may have died.
+                        await self._redis.expire(claim.name, CLAIM)
                     return entry
                 if await self._redis.set(claim.name, text, xx=True, ex=CLAIM):
                     return None

@@ -9,9 +9,10 @@
 
 local now = math.floor(clock() / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+-- The clock was set back: who died before would be known until it shows that time again.
+local ahead = redis.call('ZRANGEBYSCORE', KEYS[1], now + ARGV[2] + 1, '+inf')
+for i = 1, #ahead do redis.call('ZADD', KEYS[1], now + ARGV[2], ahead[i]) end
 for i = 3, #ARGV do redis.call('ZREM', KEYS[1], ARGV[i]) end
-if ARGV[1] ~= '' then
-  redis.call('ZADD', KEYS[1], now + tonumber(ARGV[2]), ARGV[1])
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
-end
+if ARGV[1] ~= '' then redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1]) end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return now

@@ -15,11 +15,11 @@ redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now)
 local standing = redis.call('HGET', KEYS[1], ARGV[1])
 local hold = tonumber(ARGV[5])
 if hold > 0 then
-  if not standing then
-    standing = ARGV[2]
-    redis.call('HSET', KEYS[1], ARGV[1], standing)
-    redis.call('ZADD', KEYS[4], 0, ARGV[1])
-  end
+  standing = standing or ARGV[2]
+  if redis.call('HSETNX', KEYS[1], ARGV[1], standing) == 1 then redis.call('ZADD', KEYS[4], 0, ARGV[1]) end
+  -- The clock was set back: who died before would use it until it shows that time again.
+  local ahead = redis.call('ZRANGEBYSCORE', KEYS[3], now + hold + 1, '+inf')
+  for i = 1, #ahead do redis.call('ZADD', KEYS[3], now + hold, ahead[i]) end
   redis.call('ZADD', KEYS[3], now + hold, ARGV[4])
   if redis.call('PTTL', KEYS[3]) < hold then redis.call('PEXPIRE', KEYS[3], hold) end
 else

@@ -35,10 +35,8 @@ from django.conf import settings
 
 settings.configure(
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-    INSTALLED_APPS=["django_celery_beat"],
+    INSTALLED_APPS=["django_celery_beat"], USE_TZ=True, TIME_ZONE="UTC",
     DEFAULT_AUTO_FIELD="django.db.models.AutoField",
-    USE_TZ=True,
-    TIME_ZONE="UTC",
 )
 django.setup()
 
