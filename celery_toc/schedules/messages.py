@@ -181,7 +181,7 @@ def _apply(
                 "of several; write a task that starts it"
             )
         return task.clone(args, kwargs).apply_async(**options)
-    if isinstance(task, str):
+    if isinstance(task, str) and task:
         known = app.tasks.get(task)
         if known is None:
             return app.send_task(task, args, kwargs, **options)
@@ -311,7 +311,7 @@ def plan_of(
                 f"schedule {name!r}: {what}={rule!r}; there are {', '.join(map(repr, known))}"
             )
     max_runs = wanted.max_runs
-    if max_runs is not None and (not isinstance(max_runs, int) or max_runs < 1):
+    if max_runs is not None and (type(max_runs) is not int or not 0 < max_runs < 2**53):
         raise rules.ScheduleError(f"schedule {name!r}: max_runs={max_runs!r} is not 1 or more")
     if not isinstance(wanted.options, (Mapping, type(None))):
         raise rules.ScheduleError(f"schedule {name!r}: options={wanted.options!r} is no mapping")

@@ -454,7 +454,7 @@ class Schedules:
             raise ScheduleError(
                 f"schedule {name!r}: rate={rate!r} is not above 0, to 1000 a second"
             )
-        if not (isinstance(limit, int) and 0 < limit <= MAX_FILLED):
+        if not (type(limit) is int and 0 < limit <= MAX_FILLED):
             raise ScheduleError(f"schedule {name!r}: limit={limit!r} is not 1 to {MAX_FILLED}")
         ids: builtins.list[str] = []
         began = left = tries = 0

@@ -573,8 +573,7 @@ class Moody(celery.schedules.schedule):
 
 
 class MoodyCrontab(crontab):
-    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
-        return False, 1.0
+    is_due = Moody.is_due
 
 
 @each(
@@ -591,6 +590,8 @@ class MoodyCrontab(crontab):
         ({"grace": -1}, "no duration"),
         ({"jitter": "1"}, "no duration"),
         ({"max_runs": 0}, "max_runs"),
+        ({"max_runs": True}, "max_runs=True is not 1 or more"),
+        ({"max_runs": 2**53}, "max_runs=9007199254740992 is not"),
         ({"timezone": "Mars/Olympus"}, "no time zone"),
         ({"start": "tomorrow"}, "no time"),
         ({"start": 2e9, "end": 1e9}, "ends before"),
@@ -619,6 +620,7 @@ class MoodyCrontab(crontab):
         ({"options": {"eta": 1}}, "eta"),
         ({"options": {"countdown": 1}}, "countdown"),
         ({"task": 7}, "neither a task"),
+        ({"task": ""}, "'' is neither a task"),
         ({"queue": 7}, "queue=7 is no name"),
         ({"options": {"queue": b"mail"}}, "queue=b'mail' is no name"),
         ({"owner": b"me"}, "owner=b'me' is no name"),
@@ -918,9 +920,10 @@ def test_a_range_of_the_past_is_back_filled_once_and_at_a_rate(center: TaskCente
     start = now - 300 * 3600
     with pytest.raises(ScheduleError, match="more than 100 times"):
         center.schedules.backfill("a", start, limit=100)
-    for how in ({"rate": "fast"}, {"rate": math.nan}, {"limit": "all"}, {"limit": 0}):
-        with pytest.raises(ScheduleError, match=f"{next(iter(how))}="):
-            center.schedules.backfill("a", start, **how)
+    odd = [("rate", "fast"), ("rate", math.nan), ("limit", "all"), ("limit", 0), ("limit", True)]
+    for what, value in odd:
+        with pytest.raises(ScheduleError, match=f"{what}="):
+            center.schedules.backfill("a", start, **{what: value})
     assert len(waiting(center)) == 1
     began = time.monotonic()
     ids = center.schedules.backfill("a", start, rate=1000)
