@@ -16,15 +16,12 @@ def wait_until(holds: Callable[[], Any], seconds: float = 15, what: Any = None) 
     """Return what `holds` returns, as soon as that is true.
 
     what: what a failure shows; called for, if it can be
-
-    What takes longer is looked at less often: a look asks a server, and what works for the tests
-    waits for the processor meanwhile.
     """
     began = time.monotonic()
     while not (value := holds()):
-        passed = time.monotonic() - began
-        assert passed < seconds, what() if callable(what) else what
-        time.sleep(min(max(0.005, passed / 30), 0.03))
+        waited = time.monotonic() - began
+        assert waited < seconds, what() if callable(what) else what
+        time.sleep(min(0.005 + waited / 50, 0.02))  # what takes longer is asked for less often
     return value
 
 
