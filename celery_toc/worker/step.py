@@ -15,6 +15,7 @@ that). It
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -97,6 +98,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
         channel.poller.unhurried.add(c.app.conf.event_exchange)
         channel.losable.add(c.app.conf.event_exchange)
         if self._policy is None:
+            _keep_what_is_loaded()
             with compat.refusing():
                 self._policy = PoolPolicy(
                     *(c, self._submitted, self._pace),
@@ -212,6 +214,15 @@ LOOK_AT_ENDS = 0.02
 
 #: Seconds that a worker waits at its end until Redis has been told which tasks have ended.
 LAST_WORDS = 2.0
+
+
+def _keep_what_is_loaded() -> None:
+    """What a worker has loaded stays. To look through it for garbage, as Python does now and then,
+    takes tens of milliseconds, for which due tasks would wait. In a thread, as tests have workers,
+    it is not the worker's own."""
+    if threading.current_thread() is threading.main_thread():
+        gc.collect()
+        gc.freeze()
 
 
 class Shutdown:

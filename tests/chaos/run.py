@@ -361,10 +361,14 @@ class Run:
             self._watch_workers()
             time.sleep(0.02)  # the schedule's grain
 
+    def _read_deaths(self) -> None:
+        """Learn which workers have ended on purpose."""
+
     def _watch_workers(self) -> None:
         for worker in self._workers:
             code = worker.process.poll()
             if code is not None:
+                self._read_deaths()  # told before they happen, maybe since the last look
                 if not worker.killed and worker.must_end_by is None:
                     self._broke(f"{worker.incarnation} ended by itself, with {code}", worker)
                 worker.signal(signal.SIGKILL)  # whatever its pool has left

@@ -178,3 +178,11 @@ def test_a_stopping_worker_acknowledges_what_has_ended_while_another_task_goes_o
     assert journal.entries("long-done") == []
     worker.teardown()
     assert toc.counts("celery").in_flight == 0
+
+
+def test_what_a_worker_has_loaded_is_not_looked_through_for_garbage(
+    start_workers: StartWorkers, app: Celery
+) -> None:
+    """That holds up a due task for tens of milliseconds, now and then."""
+    start_workers(1, "-P", "threads")
+    assert app.tasks["e2e.stamp"].delay().get(timeout=30)["kept"] > 10_000

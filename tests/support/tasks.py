@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import json
 import os
 import signal
@@ -190,6 +191,7 @@ def stamp(self: Task) -> dict[str, Any]:
         "priority": self.request.delivery_info.get("priority"),
         "routing_key": self.request.delivery_info.get("routing_key"),
         "at": time.time(),
+        "kept": gc.get_freeze_count(),
     }
 
 
