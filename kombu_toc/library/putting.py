@@ -219,10 +219,7 @@ THERE, DEAD, MISSING = "there", "dead", "missing"
 
 def states_in_redis(center: TimeoutCenter, rows: Sequence[records.Row]) -> list[str]:
     """Where the message of each row is."""
-    found: list[str] = []
-    for chunk in chunks(rows):
-        found += _states(center, chunk)
-    return found
+    return [state for chunk in chunks(rows) for state in _states(center, chunk)]
 
 
 def missing_of(center: TimeoutCenter, rows: Sequence[records.Row]) -> list[records.Row]:
@@ -329,13 +326,9 @@ class DeadLetters:
         for key in over:
             row, headers = rows[key]
             end = ends[key]
+            how = end.attempts, end.worker or "", row.error or end.error or ""
             said = (headers, end.action_us)
-            worker, error = end.worker or "", row.error or end.error or ""
-            events.append(
-                records.Event(
-                    key, statuses.DEAD, records.now_us(), end.attempts, worker, error, said
-                )
-            )
+            events.append(records.Event(key, statuses.DEAD, records.now_us(), *how, said))
         if events:
             self._store.record(events)
         if rows:
@@ -437,12 +430,8 @@ class DeadLetters:
 def _alive() -> dict[str, int]:
     """The columns of a row whose message waits again from now on."""
     now = records.now_us()
-    return {
-        "status": statuses.PENDING,
-        "place": statuses.IN_REDIS,
-        "action_us": now,
-        "modified_us": now,
-    }
+    place = {"status": statuses.PENDING, "place": statuses.IN_REDIS}
+    return {**place, "action_us": now, "modified_us": now}
 
 
 # -- what Redis does not have is put back
@@ -546,8 +535,6 @@ def note_expired(store: Store, putter: Putter) -> int:
 def ended_since(store: Store, rows: Sequence[records.Row]) -> set[records.Key]:
     """Those of some rows whose messages have ended since they were read. One that is there again
     is another message, with the same id and the same bytes."""
-    if not rows:
-        return set()
     over = ended_rows(store, rows)
     return over - store.moments(list(over)).keys() if over else over
 
@@ -555,15 +542,12 @@ def ended_since(store: Store, rows: Sequence[records.Row]) -> set[records.Key]:
 def withdraw(center: TimeoutCenter, rows: Iterable[records.Row]) -> int:
     """Delete the messages of rows, where they wait; return how many. What has become of them is
     known: nobody is told."""
-    found: list[Found] = []
-    for row in rows:
-        found += [
-            one
-            for one in center.get(row.id, topic=row.topic, basis=row.basis)
-            if records.is_of(row, one.body, one.token.encode())
-            and one.state == WAITING
-            and not one.far
-        ]
+    found = [
+        one
+        for row in rows
+        for one in center.get(row.id, topic=row.topic, basis=row.basis)
+        if records.is_of(row, one.body, one.token.encode()) and one.state == WAITING and not one.far
+    ]
     calls = []
     for one in found:
         topic = center.registry.resolved(one.topic)
@@ -631,11 +615,8 @@ class Schedules:
 
     def changed(self, topic: str, change: ScheduleChange, at_us: int) -> None:
         """A schedule was changed in Redis."""
-        made: dict[str, Any] = {
-            "record": change.wanted,
-            "next_us": change.next_us,
-            "modified_us": at_us,
-        }
+        made: dict[str, Any] = {"record": change.wanted, "next_us": change.next_us}
+        made["modified_us"] = at_us
         if change.template:
             made |= {"template": change.template, "template_us": at_us}
         put = change.put

@@ -124,6 +124,32 @@ def reading_ahead(source: Iterator[T]) -> Iterator[Iterator[T]]:
         yield ahead()
 
 
+def restore_queues(
+    store: Store, center: TimeoutCenter, putter: putting.Putter, before: Iterable[str] = ()
+) -> list[str]:
+    """Alter and pause queues as operators had, before anything is delivered; return those that
+    were not paused.
+
+    before: those that this has paused a moment ago: they go on if they were resumed meanwhile
+    """
+    paused: list[str] = []
+    queues = store.declarations.all()
+    for name, kept in queues.items():
+        center.registry.forget(name)  # Redis may have been lost since it was read
+        if not kept.altered and not kept.paused:
+            continue
+        while True:
+            topic = putter.topic(name)
+            if center.registry.redeclare(topic, kept.over(topic.declaration)):
+                break
+        if kept.paused and center.client.sadd(center.keys.paused, name):
+            paused.append(name)
+    for name in before:
+        if name in queues and not queues[name].paused:
+            center.client.srem(center.keys.paused, name)
+    return paused
+
+
 @dataclass(eq=False)
 class Rebuild:
     """One rebuild. What is done already is found out as it goes: it can be repeated.
@@ -155,7 +181,8 @@ class Rebuild:
             self._look(database)
         if len(self._away) == len(databases):
             raise next(iter(self._away.values()))
-        self._restore_queues()
+        if restore_queues(store, self._center, self._putter):
+            time.sleep(PAUSE_KNOWN)
         done = Rebuilt(0, 0, 0, 0, 0)
         places = (statuses.IN_REDIS, statuses.NOT_PUT)
         sources = [self._rows(shard, place) for shard in store.shards.all for place in places]
@@ -207,22 +234,6 @@ class Rebuild:
                 "messages were put; rebuild again when it answers"
             )
         return done
-
-    def _restore_queues(self) -> None:
-        """Alter and pause queues as operators had, before anything is delivered."""
-        registry, paused = self._center.registry, 0
-        for name, kept in self._store.declarations.all().items():
-            self._center.registry.forget(name)  # Redis may have been lost since it was read
-            if not kept.altered and not kept.paused:
-                continue
-            while True:
-                topic = self._putter.topic(name)
-                if registry.redeclare(topic, kept.over(topic.declaration)):
-                    break
-            if kept.paused:
-                paused += self._center.client.sadd(self._center.keys.paused, name)
-        if paused:
-            time.sleep(PAUSE_KNOWN)
 
     def _look(self, database: Database) -> None:
         """See whether a database can be used."""
@@ -595,11 +606,8 @@ class Comparison:
         dead = [row for row, state in zip(rows, states, strict=True) if state == putting.DEAD]
         there = self._center.get([one.id for one, _ in messages]) if messages else []
         still = {(one.topic, one.id, one.body) for one in there}
-        messages = [
-            pair
-            for pair in self._unknown([one for one, _ in messages])
-            if (pair[0].topic, pair[0].id, pair[0].body) in still
-        ]
+        pairs = self._unknown([one for one, _ in messages])
+        messages = [(one, key) for one, key in pairs if (one.topic, one.id, one.body) in still]
         # Of bytes that a center has put nobody knows whether they are the message that has ended.
         over = over_of(
             self._store, [key for one, key in messages if not records.is_raw_key(key, one.body)]
@@ -643,9 +651,8 @@ class Comparison:
         """Rows whose messages are to be in Redis, and not just now."""
         for shard in self._store.shards.all:
             rows = rows_by_time(self._store, shard, statuses.IN_REDIS)
-            yield from together(
-                (row for row in rows if row.modified_us < now_us() - UNDER_WAY_US), CHUNK
-            )
+            still = (row for row in rows if row.modified_us < now_us() - UNDER_WAY_US)
+            yield from together(still, CHUNK)
 
     def _apart(self, rows: Sequence[records.Row]) -> list[records.Row]:
         now, limits = now_us(), self._center.limits
@@ -662,12 +669,10 @@ class Comparison:
                 continue
             after = None
             while True:
-                page = self._center.scan(
-                    topic.name, state=(WAITING, IN_FLIGHT), limit=CHUNK, after=after
-                )
+                where = (WAITING, IN_FLIGHT)
+                page = self._center.scan(topic.name, state=where, limit=CHUNK, after=after)
                 yield page.messages
-                after = page.after
-                if after is None:
+                if (after := page.after) is None:
                     break
 
     def _unknown(self, messages: Sequence[Found]) -> list[tuple[Found, records.Key]]:

@@ -887,9 +887,10 @@ class Recorder:
                     *(self.store, self._make_center(), self.worker, self.retention),
                     ready=self.ready,
                 )
-            if self._expected:
+            restored = bool(self._expected or self._not_put) and self._keeper.is_restored()
+            if self._expected and restored:
                 self._put_expected(self._keeper)
-            if self._not_put:
+            if self._not_put and restored:
                 self._keeper.put_missing()
                 self._not_put = self._keeper.doubts
                 if self._keeper.has_more:

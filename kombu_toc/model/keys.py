@@ -51,7 +51,9 @@ _HASHES = (
 #: that is. All others are sorted sets.
 _READ: dict[str, tuple[tuple[str, ...], str]] = {
     **dict.fromkeys(_HASHES, (("HEXISTS", ""), "hash")),
-    **dict.fromkeys(("watch", "sent", "bound", "upkeep", "speaker", "look"), (("GET",), "string")),
+    **dict.fromkeys(
+        ("watch", "sent", "bound", "upkeep", "speaker", "look", "restored"), (("GET",), "string")
+    ),
     "paused": (("SCARD",), "set"),
     **dict.fromkeys(("log", "fanout", "part", "audit"), (("XLEN",), "stream")),
 }
@@ -83,6 +85,8 @@ class Keys:
         self.consumers = stem + "consumers"
         #: set: topics whose consumption is paused
         self.paused = stem + "paused"
+        #: string: there unless Redis lost what operators have done; expires while that is restored
+        self.restored = stem + "restored"
         #: never set: deleting it shows whether the server accepts writes
         self.write_probe = stem + "nothing"
         #: hash: script:calls, script:timed, script:us -> number, for all topics

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from kombu_toc.library import statuses
 from kombu_toc.library.keeper import PRUNED
 
 from ..support.library import status_of
+from ..support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -35,13 +35,6 @@ def center(server: Any, new_url: Any) -> Any:
     made.recorder.recorder.close()
 
 
-def when(holds: Callable[[], Any]) -> None:
-    until = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 def test_what_is_idle_is_asked_with_a_few_statements_a_second(center: Any) -> None:
     """All tables of a database in one, each second; the others are those of history that is dropped
     once in an hour, which are bounded, too."""
@@ -55,7 +48,7 @@ def test_what_is_idle_is_asked_with_a_few_statements_a_second(center: Any) -> No
                 lambda *_, number=database.number: counted.update([number]),
             )
     recorder.consumes()
-    when(lambda: all(counted[one.number] for one in databases))
+    wait_until(lambda: all(counted[one.number] for one in databases), 60)
     counted.clear()
     time.sleep(SECONDS)
     for database in databases:
@@ -74,5 +67,5 @@ def test_what_is_not_put_is_put_from_whichever_table(center: Any, monkeypatch: A
     center.registry.forget("mail")
     recorder.store.place([row.key for row in rows], statuses.NOT_PUT)
     recorder.consumes()
-    when(lambda: sum(center.counts("mail")[:2]) == 40)
+    wait_until(lambda: sum(center.counts("mail")[:2]) == 40, 60)
     assert {one for row in rows for one in status_of(recorder.store, row.id)} == {"pending"}
