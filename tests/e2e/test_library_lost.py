@@ -6,15 +6,13 @@ import threading
 from typing import Any
 
 import pytest
-from celery import Celery
 from celery.schedules import crontab
 
 import celery_toc
-import kombu_toc
 from kombu_toc.library.schema import SCHEDULES
 
 from ..support.library import statuses
-from ..support.workers import LOOPS, POOLS, Journal, StartWorkers, wait_until
+from ..support.workers import LOOPS, POOLS, wait_until
 from .test_dead_letters import dead
 from .test_limits import marked
 
@@ -33,12 +31,7 @@ def options(tmp_path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("pool", LOOPS)
 def test_a_task_that_is_lost_with_its_worker_was_never_done_and_runs_when_it_is_requeued(
-    start_workers: StartWorkers,
-    app: Celery,
-    toc: kombu_toc.TimeoutCenter,
-    journal: Journal,
-    options: dict[str, Any],
-    pool: str,
+    start_workers, app, toc, journal, options, pool
 ) -> None:
     """The queue is guarded: what is done is not run again."""
     app.conf.update(options)
@@ -62,11 +55,7 @@ def test_a_task_that_is_lost_with_its_worker_was_never_done_and_runs_when_it_is_
 
 @pytest.mark.parametrize("pool", LOOPS)
 def test_a_task_that_fails_is_dead_and_stays_so_in_the_library(
-    start_workers: StartWorkers,
-    app: Celery,
-    toc: kombu_toc.TimeoutCenter,
-    options: dict[str, Any],
-    pool: str,
+    start_workers, app, toc, options, pool
 ) -> None:
     app.conf.update(options)
     library = celery_toc.timeout_center(app).library
@@ -80,14 +69,24 @@ def test_a_task_that_fails_is_dead_and_stays_so_in_the_library(
     assert statuses(library, sent.id) == ["dead"]
 
 
+def test_a_queue_stays_paused_while_workers_put_back_what_redis_has_lost(
+    start_workers, app, toc, journal, options
+) -> None:
+    app.conf.update(options)
+    queues = celery_toc.timeout_center(app).center.queues
+    toc.queues.declare("celery")
+    queues.pause("celery")
+    app.tasks["e2e.note"].delay("held")
+    [worker] = start_workers(1, *POOLS["threads"], **options)
+    toc.client.flushdb()
+    wait_until(lambda: journal.entries("held") or toc.counts("celery").ready, 60, worker.logs)
+    assert journal.entries("held") == [] and toc.queues.is_paused("celery")
+    queues.resume("celery")
+    journal.wait_for("held", 1)
+
+
 def test_schedules_pauses_and_limits_come_back_after_redis_has_lost_everything(
-    start_workers: StartWorkers,
-    app: Celery,
-    toc: kombu_toc.TimeoutCenter,
-    journal: Journal,
-    options: dict[str, Any],
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
+    start_workers, app, toc, journal, options, request, monkeypatch
 ) -> None:
     """While workers run the schedules, and others send; nobody tells the library to write."""
     # A busy machine may take longer to write what has ended, which would come back.
@@ -96,14 +95,14 @@ def test_schedules_pauses_and_limits_come_back_after_redis_has_lost_everything(
     app.conf.beat_schedule = {}
     center = celery_toc.timeout_center(app)
     library = center.library
-    toc.queues.declare("later")
-    center.center.queues.pause("later")
-    workers = start_workers(2, *POOLS["threads"], "-Q", "celery,later", **options)
+    workers = start_workers(2, *POOLS["threads"], **options)
     center.schedules.put("often", "e2e.tick", 0.2)
     center.schedules.put("monthly", "e2e.note", crontab(0, 3, day_of_month=1), args=("month",))
     center.schedules.put("paused", "e2e.note", 0.2, args=("paused",))
     center.schedules.pause("paused")
     center.center.queues.alter("celery", rate="50/s")
+    toc.queues.declare("later")
+    center.center.queues.pause("later")
     app.tasks["e2e.note"].apply_async(("held",), queue="later")
     stopping, sent = threading.Event(), []
 
@@ -121,8 +120,6 @@ def test_schedules_pauses_and_limits_come_back_after_redis_has_lost_everything(
     wait_until(lambda: kept(library) == {"often", "monthly", "paused"}, what=workers[0].logs)
     journal.wait_for("load-", 50)
     toc.client.flushdb()
-    # Workers put it back by themselves: it waits, as its queue is paused.
-    wait_until(lambda: journal.entries("held") or toc.counts("later").ready, 60)
     library.rebuild()
     ran = len(journal.entries("often@"))
     journal.wait_for("often@", ran + 5)
