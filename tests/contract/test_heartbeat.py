@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from kombu_toc import TimeoutCenter, center_for
-from kombu_toc.center.exchanges import Bindings, binding
+from kombu_toc.center.exchanges import Bindings, Routes, binding
 from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.model.results import Delivery
 from kombu_toc.model.topic import slot_of
@@ -184,7 +184,7 @@ def test_a_binding_that_is_undone_while_it_is_refreshed_stays_undone(
 
     monkeypatch.setattr(Bindings, "add", add_too_late)
     heartbeat.beat(center, time.monotonic())
-    assert exchange.of("everyone") == []
+    assert Routes(center).of("everyone").rows == []
 
 
 def test_an_acknowledgement_that_a_replica_refused_is_said_again(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_node_that_is_away_keeps_nothing_on_the_others_from_being_renewed(
     assert away.center.pop("mail", 0, slots=places).rolled_back == []
     assert heartbeat.leases.held()[:3] == [(delivery, 3) for delivery in held]
     assert away.center.expiring.stale() == []
-    assert len(exchange.of("everyone")) == 1
+    assert len(Routes(away.center).of("everyone").rows) == 1
     assert heartbeat.in_time("mail", places), "expired leases are rolled back there"
     away.cluster.restart(away.node)
     wait_until(lambda: not heartbeat.calls)

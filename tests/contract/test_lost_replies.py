@@ -249,7 +249,7 @@ def test_a_reply_that_no_script_gives_is_a_clear_error_and_loses_nothing(
     proxy: Proxy, client: redis.Redis, center: TimeoutCenter, examples: int
 ) -> None:
     """What was accepted is there once, in whatever state (K7); and no connection is left over."""
-    doubtful = center_for(proxy.toc_url)
+    doubtful = center_for(proxy.toc_url, toc_slots=8)
     center.put("mail", "1", b"body")  # the server knows the scripts
     center.ack(center.pop("mail").messages)
     center.cancel("1", topic="mail")

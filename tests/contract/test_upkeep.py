@@ -361,7 +361,7 @@ def test_topics_that_nobody_consumes_are_kept_up(
     keeper.keep_up()
     until(lambda: keeps_up(keeper.heartbeat))
     for name in ("nobody", "others"):
-        center.queues.declare(name, visibility=VISIBILITY, dead_limit=8)
+        center.queues.declare(name, slots=8, visibility=VISIBILITY, dead_limit=8)
         for i in range(3):
             center.put(name, f"{i}", BODY, basis="0")
         dead.take(name, 1)

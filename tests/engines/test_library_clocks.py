@@ -9,7 +9,7 @@ import pytest
 from kombu_toc import center_for
 from kombu_toc.center.calls import PutRequest
 from kombu_toc.library import center as centers
-from kombu_toc.library import keeper, rebuild, recorder, records, statuses
+from kombu_toc.library import keeper, rebuild, records, statuses
 from kombu_toc.library.library import ServerTime
 from kombu_toc.library.outcomes import DAY_US
 from kombu_toc.library.records import Event, Row, now_us
@@ -70,7 +70,7 @@ def test_a_countdown_is_counted_by_redis_in_its_row_as_well(
     back."""
     monkeypatch.setattr(records, "now_us", lambda: now_us() + wrong)
     # Who rebuilds or looks after it has another clock: it was imported before.
-    assert {one.now_us for one in (rebuild, recorder, keeper)} == {now_us} and centers
+    assert {one.now_us for one in (rebuild, keeper)} == {now_us} and centers
     recorded = center_for(server.toc_url, **options)
     recorded.queues.declare("mail")
     publish(broker, "sent", **{"x-delay": 600_000})
