@@ -228,7 +228,7 @@ def test_a_folder_that_is_not_there_and_an_interpreter_of_another_kind_are_not_h
     for name in ("PYTHONHASHSEED", "REMAP_SIGTERM", "SSL_CERT_FILE"):
         environment = {**os.environ, name: "7"}
         assert nursery.kind_of([sys.executable, "-m", "celery"], environment) is None
-    assert nursery.kind_of([sys.executable, "-c", "celery"], dict(os.environ)) is None
+    assert nursery.kind_of([sys.executable, "-c", "import gevent"], dict(os.environ)) is None
     pool = [sys.executable, "-m", "celery", "worker", "-P", "gevent"]
     assert nursery.kind_of(pool, dict(os.environ)) is None
     with pytest.raises(FileNotFoundError):
