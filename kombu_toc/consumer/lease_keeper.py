@@ -47,6 +47,9 @@ MAX_NAMED = 10
 #: Seconds that a process waits at its end until what is owed is done.
 LAST_WORDS = 2.0
 
+#: Seconds between two attempts meanwhile.
+LAST_TRIES = 0.1
+
 #: Seconds after a topic's time is over that it is looked whether it has expired: clocks differ in
 #: their pace, and the server's was read before.
 EXPIRED = 0.1
@@ -280,23 +283,24 @@ class LeaseKeeper:
 
         deadline: monotonic seconds; whatever has not run by then is given up
         """
-        calls, presence, early_acks = self.calls, self.presence, self.early_acks
-        if not presence.end() and not calls and not early_acks:
+        if not self.presence.end() and not self.calls and not self.early_acks:
             return
-        early_acks.process_ends = True
+        self.early_acks.process_ends = True
         self._thread.beat_within(0.0)
         # What a process has announced ends by itself, within a minute.
         patience = min(deadline, time.monotonic() + holdings.PRESENCE_CHANGE)
-        while presence and time.monotonic() < patience:
+        while self.presence and time.monotonic() < patience:
             self._thread.pause(0.005)
-        while calls or early_acks:
+        while self.calls or self.early_acks:
             if time.monotonic() >= deadline:
                 logger.warning(
                     "%d calls that settle messages are not said, for the server cannot be reached; "
                     "the messages come back when their leases end",
-                    len(calls) + bool(early_acks),
+                    len(self.calls) + bool(self.early_acks),
                 )
                 return
+            # The server may be back within what is left of the time.
+            self._thread.beat_within(LAST_TRIES)
             self._thread.pause(0.005)
 
     # -- the thread
@@ -358,17 +362,9 @@ class LeaseKeeper:
         )
 
     def _is_idle(self) -> bool:
-        return not (
-            self.leases
-            or self.topics
-            or self.bindings
-            or self.expiries
-            or self.presence
-            or self.calls
-            or self.deletions
-            or self.flights
-            or self.upkeeper.election.wanted
-        )
+        held = self.leases, self.topics, self.bindings, self.expiries, self.presence
+        owed = self.calls, self.deletions, self.flights, self.upkeeper.election.wanted
+        return not any((*held, *owed))
 
     def _next_beat(self, now: float) -> float:
         """When what is held now is to be seen to after now."""
@@ -534,8 +530,7 @@ class LeaseKeeper:
                 for delivery in filter(leases.lose, result):
                     (overran if delivery in result.overran else lost).append(delivery)
         leases.renewed(began, failed, {visibility for _, visibility in held})
-        acknowledged = [one for one in lost if self.early_acks.drop(one)]
-        if acknowledged:
+        if acknowledged := [one for one in lost if self.early_acks.drop(one)]:
             lost = [one for one in lost if one not in acknowledged]
             self._log.log(
                 logging.WARNING,
