@@ -54,10 +54,10 @@ ASKED, DONE, FAILED = "asked", "done", "failed"
 PLAN, LEFT = "plan", "left"
 
 #: The last line of a process; what is done to processes and servers. KILLED and QUIT end a process,
-#: STOPPED holds it up, FORGOT is a failover, UNSAID a time in which ends of runs may not have been
-#: heard of, HELD one in which a put may be answered before the broker has it, and STEPPED a clock
-#: that was set.
-CLOSED, KILLED, QUIT = "closed", "killed", "quit"
+#: SILENT is one that ended by itself and could not say for a while which runs had, STOPPED holds it
+#: up, FORGOT is a failover, UNSAID a time in which ends of runs may not have been heard of, HELD
+#: one in which a put may be answered before the broker has it, and STEPPED a clock that was set.
+CLOSED, KILLED, QUIT, SILENT = "closed", "killed", "quit", "ended without the server"
 STOPPED, FORGOT, UNSAID, HELD, STEPPED = "stopped", "forgot", "unsaid", "held", "stepped"
 
 
@@ -425,8 +425,10 @@ class _Judge:
         """Whether a run that had begun has lost its process, or its lease, by a fault; not one that
         was said to have ended before."""
         hits = _hits(fault, run.asked.process) and fault.at >= run.asked.at - SIGNAL
-        fatal = hits and (fault.what in (KILLED, QUIT) or self._is_long(fault))
-        return fatal and (run.done is None or run.done.at >= fault.at - fault.said)
+        fatal = hits and (fault.what in (KILLED, QUIT, SILENT) or self._is_long(fault))
+        # A process that ends by itself has to end what it runs.
+        unheard = run.done.at >= fault.at - fault.said if run.done else fault.what != SILENT
+        return fatal and unheard
 
     def _is_long(self, fault: Event) -> bool:
         return fault.what == STOPPED and fault.until - fault.at > self.rules.lease * 2 / 3

@@ -22,7 +22,7 @@ from ..support.servers import Server
 from .app_queues import QUEUES
 from .brokers import CLUSTER_FAMILIES, LENGTHS, SENTINEL_FAMILIES, OfCluster, OfSentinel, Single
 from .ledger import Ledger
-from .verdict import NETWORK, VISIBILITY_TIMEOUT, Event, Report, ended, judge
+from .verdict import GIVES_UP, NETWORK, VISIBILITY_TIMEOUT, Event, Report, judge
 
 ROOT = Path(__file__).parents[2]
 
@@ -372,8 +372,9 @@ class Run:
                 if not worker.killed and worker.must_end_by is None:
                     self._broke(f"{worker.incarnation} ended by itself, with {code}", worker)
                 worker.signal(signal.SIGKILL)  # whatever its pool has left
-                log = worker.log.read_text(errors="replace")
-                self._events.append(ended(worker.incarnation, log, time.time(), self._events))
+                gave_up = GIVES_UP in worker.log.read_text(errors="replace")
+                ended = Event(time.time(), "ended", worker=worker.incarnation, gave_up=gave_up)
+                self._events.append(ended)
                 worker.launch()
             elif worker.must_end_by is not None and time.monotonic() > worker.must_end_by:
                 self._broke(f"{worker.incarnation} did not end after SIGTERM", worker)

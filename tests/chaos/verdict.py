@@ -31,6 +31,10 @@ PROMISES = {
 #: Faults that end or silence connections: a publish may be repeated because of them.
 NETWORK = ("cut", "freeze", "restart", "frozen")
 
+#: Faults during which the server cannot be reached, and what a worker says that ends meanwhile.
+AWAY = ("freeze", "restart", "frozen", "node", "pause", "master")
+GIVES_UP = "calls that settle messages are not said"
+
 #: Slots of a queue on a Cluster. A single server has one, of which what is said of all holds too.
 SLOTS = 8
 
@@ -78,11 +82,17 @@ class Event:
     said: float = math.inf
     #: from when to when it may have remained unknown
     unsaid: Sequence[tuple[float, float]] = ()
+    #: whether it ended without having said all that it had to
+    gave_up: bool = False
     #: until when what a library has may be published and not be in the broker
     held: float = 0.0
 
-    def faults(self) -> Iterator[verify.Event]:
+    def faults(self, others: Sequence[Event] = ()) -> Iterator[verify.Event]:
         """What the judge is to know of it."""
+        for one in others if self.gave_up else ():
+            if one.family in AWAY and one.at <= self.at <= one.until + ON_ITS_WAY:
+                said = self.at - one.at + ON_ITS_WAY
+                yield self._fault(verify.SILENT, self.worker, said=said)
         if self.explains:
             what = {"quit": verify.QUIT, "stop long": verify.STOPPED}.get(self.what, verify.KILLED)
             target = f"{self.worker}/{self.pid}" if self.pid else self.worker
@@ -182,15 +192,6 @@ class Report:
         return "\n".join(lines)
 
 
-def ended(worker: str, log: str, at: float, events: Sequence[Event]) -> Event:
-    """That a worker has ended; if while the server was away, perhaps without saying what had."""
-    event = Event(at, "ended", worker=worker)
-    if "calls that settle messages are not said" in log:
-        faults = (one.at for one in events if one.family in (*NETWORK, "node", "pause", "master"))
-        event.explains, event.said = True, at - max(faults, default=at) + ON_ITS_WAY
-    return event
-
-
 def by_id(entries: Sequence[dict[str, Any]]) -> Steps:
     """What was written down of each task, in order."""
     steps: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -239,7 +240,7 @@ def judge(report: Report, entries: list[dict[str, Any]], events: list[Event]) ->
 
 def history(entries: Sequence[dict[str, Any]], events: Sequence[Event]) -> list[verify.Event]:
     """The ledger, for the judge. What a task has sent under its id is a message of its own."""
-    found = [fault for event in events for fault in event.faults()]
+    found = [fault for event in events for fault in event.faults(events)]
     sent: dict[str, dict[str, Any]] = {}
     retrying: dict[tuple[str, int], int] = {}
     put_off: set[str] = set()

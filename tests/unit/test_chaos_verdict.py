@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from kombu_toc.verify import KILLED, QUIT
+from kombu_toc.verify import QUIT, SILENT
 
-from ..chaos.verdict import Event, Report, ended, judge
+from ..chaos.verdict import Event, Report, judge
 
 
 def task(
@@ -41,9 +42,8 @@ def test_what_was_sent_again_and_never_ran_again_is_lost() -> None:
     again = (1.05, "retrying", {"again": 1, "countdown": 1.0})
     lost = task("a", *run(1), again, times=1)
     assert verdict(lost).lost == ["a"]
-    assert verdict(lost, events=[Event(2.5, "kill worker", "kill", "w", explains=True)]).gone == [
-        "a"
-    ]
+    kill = Event(2.5, "kill worker", "kill", "w", explains=True)
+    assert verdict(lost, events=[kill]).gone == ["a"]
     assert verdict(task("a", *run(1), again, *run(2.2, retries=1), times=1)).faultless
 
 
@@ -83,11 +83,20 @@ def test_a_task_that_was_put_off_may_run_again_after_a_cold_stop_that_it_is_told
 
 
 def test_a_worker_that_ends_while_the_server_is_away_may_leave_unsaid_what_ended_since() -> None:
-    away, log = Event(3, "crash", "restart"), "1 calls that settle messages are not said, for the"
+    """Not if it does not say so, nor if the server was there; and it ends what it has begun."""
+    away, ended = Event(3, "crash", "restart", until=5.5), Event(6, "ended", worker="w")
+    gave_up, cut = replace(ended, gave_up=True), Event(5.9, "cut", "cut")
     tasks = task("a", *run(2.5), *run(9)), task("b", *run(1.5), *run(9))
-    assert verdict(*tasks, events=[away, ended("w", "", 6, [away])]).unexplained == ["a", "b"]
-    report = verdict(*tasks, events=[away, ended("w", log, 6, [away])])
-    assert report.unexplained == ["b"] and report.explained == {KILLED: 1}
+    assert verdict(*tasks, events=[away, ended]).unexplained == ["a", "b"]
+    report = verdict(*tasks, events=[away, gave_up])
+    assert report.unexplained == ["b"] and report.explained == {SILENT: 1}
+    there = [[cut, gave_up], [replace(away, until=4.9), cut, gave_up]]
+    for events in (*there, [away, replace(gave_up, worker="v")], [replace(away, at=6.1), gave_up]):
+        assert verdict(*tasks, events=events).unexplained == ["a", "b"]
+    begun = task("a", (3.5, "started", {}), *run(9, worker="v"))
+    assert verdict(begun, events=[away, gave_up]).unexplained == ["a"]
+    early = task("a", (3.5, "started", {}), times=1)
+    assert verdict(early, events=[away, gave_up]).lost == ["a"]
 
 
 def test_a_run_before_its_time_is_early_unless_the_servers_clock_was_set_forward() -> None:
@@ -115,9 +124,8 @@ def test_what_is_put_while_the_servers_clock_is_set_back_may_be_due_by_either_cl
 def test_what_was_on_its_way_when_the_servers_clock_was_set_back_is_not_early() -> None:
     forward = Event(0, "clock forward", "clock", step=7.0)
     delivered = task("a", *run(4), eta=10.0)
-    assert verdict(
-        delivered, events=[forward, Event(3.9, "clock back", "clock", step=-7.0)]
-    ).faultless
+    soon = [forward, Event(3.9, "clock back", "clock", step=-7.0)]
+    assert verdict(delivered, events=soon).faultless
     later = [forward, Event(2.9, "clock back", "clock", step=-7.0)]
     assert verdict(delivered, events=later).early == ["a"]
 
