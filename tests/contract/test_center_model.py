@@ -24,16 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kombu_toc import (
-    DEAD,
-    IN_FLIGHT,
-    WAITING,
-    Counts,
-    Delivery,
-    NewMessage,
-    Popped,
-    TimeoutCenter,
-)
+from kombu_toc import DEAD, IN_FLIGHT, WAITING, Counts, Delivery, NewMessage, Popped, TimeoutCenter
 from kombu_toc.model import scores
 from kombu_toc.model.delivery import trait
 from kombu_toc.model.topic import base_of
@@ -355,12 +346,7 @@ class Machine(RuleBasedStateMachine):
             return found.body == body
 
         popped = self.center.pop(
-            TOPIC,
-            limit,
-            where=matches,
-            early=early,
-            look=look,
-            recover=100 if recover else 0,
+            TOPIC, limit, where=matches, early=early, look=look, recover=100 if recover else 0
         )
         self.recovered(popped, range(SLOTS) if recover else ())
         overdue = self.overdue(early)

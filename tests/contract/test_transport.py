@@ -194,9 +194,7 @@ def put_off(connection: Connection, times: int, how: Callable[[Message], Any]) -
 
 @pytest.mark.parametrize("limited", [{}, {"x-key-order": "serial"}], ids=["plain", "keys"])
 @pytest.mark.parametrize(
-    "how",
-    [lambda m: m.requeue(), lambda m: m.reject(requeue=True)],
-    ids=["requeue", "reject"],
+    "how", [lambda m: m.requeue(), lambda m: m.reject(requeue=True)], ids=["requeue", "reject"]
 )
 def test_to_put_a_message_off_costs_no_retry_and_pauses_longer_each_time(
     connection: Connection, how: Callable[[Message], Any], limited: dict[str, Any]
@@ -892,9 +890,7 @@ def test_a_declaration_that_contradicts_the_stored_one_is_one_warning(
 
 
 @pytest.mark.versions
-def test_purging_deletes_what_waits_and_leaves_what_is_in_flight(
-    connection: Connection,
-) -> None:
+def test_purging_deletes_what_waits_and_leaves_what_is_in_flight(connection: Connection) -> None:
     channel = connection.default_channel
     for i in range(5):
         publish(connection, i, headers={"x-delay": 60_000 * (i % 2)})
@@ -931,9 +927,7 @@ def test_a_simple_buffer_works(connection: Connection) -> None:
 
 
 @pytest.mark.versions
-def test_prefetch_bounds_what_is_unsettled_and_may_change_meanwhile(
-    connection: Connection,
-) -> None:
+def test_prefetch_bounds_what_is_unsettled_and_may_change_meanwhile(connection: Connection) -> None:
     inbox = Inbox(ack=False)
     consumer = Consumer(connection, [Queue("mail")], callbacks=[inbox], prefetch_count=2)
     consumer.consume()
@@ -1310,9 +1304,7 @@ def test_an_error_of_who_is_handed_a_message_ahead_does_not_bring_it_twice(
 
 
 @pytest.mark.versions
-def test_the_event_loops_timer_never_holds_more_than_a_few_entries(
-    connection: Connection,
-) -> None:
+def test_the_event_loops_timer_never_holds_more_than_a_few_entries(connection: Connection) -> None:
     """A thousand due times, one timer: Kombu's hub runs only ten due timers a turn."""
     hub = Hub()
     connection.register_with_event_loop(hub)

@@ -57,8 +57,7 @@ def named(names: Any, inner: st.SearchStrategy[Any] = values) -> st.SearchStrate
 brokers = words(
     *("toc+", "redis", "rediss", "unix", "sentinel", "cluster", "embedded", "socket", "://", ":"),
     *("user", "pass%40", "@", "[::1]", "[", "host", ",", ";", "/", "?", "&", "db=", "ssl=true"),
-    "%",
-    *("master_name=m", "#", "toc_slots=", "65536"),
+    *("%", "master_name=m", "#", "toc_slots=", "65536"),
     size=12,
 )
 times = words(
