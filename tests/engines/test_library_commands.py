@@ -186,7 +186,7 @@ def test_what_is_in_the_library_only_has_a_figure_of_its_own(app, run):
     assert (mail["far"], mail["scheduled"], "far" in other) == (3, 0, False)
     heading, row, _ = run("status")[0].splitlines()[1:4]
     assert heading.split()[5:7] == ["DEAD", "FAR"]
-    assert row.split()[:7] == ["mail", "8", "0", "0", "0", "0", "3"]
+    assert row.split()[:7] == ["mail", "1", "0", "0", "0", "0", "3"]
     # Who has no library, or cannot reach it, is told that there may be more.
     app.conf.broker_transport_options = {}
     pools.reset()
