@@ -142,16 +142,19 @@ so it fetches none ahead, and ends if a result cannot be stored, as with every o
 
 What a pool of processes was sent: it is executed, whatever becomes of the connection.
 
-Touches: of Celery's prefork `TaskPool` ``_pool`` and ``flush``, which is replaced on the pool; of
+Touches: of Celery's prefork `TaskPool` ``_pool``, and ``flush`` and ``register_with_event_loop``,
+which are replaced on the pool; Kombu's ``Hub.reset``, which is replaced on the worker's loop; of
 billiard's pool behind it ``_cache``, ``_pool``, ``outbound_buffer``, ``mark_as_worker_lost``,
-``_processes``, ``_all_inqueues``, ``on_poll_start`` and ``_tref_for_id``; of its jobs
+``_processes``, ``_all_inqueues``, ``_fileno_to_outq``, ``on_poll_start``, ``_tref_for_id``, and
+which readers are of its ``_recv_message``; of its jobs
 ``_callback``, ``_write_to``, ``_scheduled_for``, ``_accepted``, ``_job`` and ``discard``; of its
 processes ``_is_alive`` and ``inq._reader``; of Celery's request ``_apply_result``.
 
 Why: when the connection is lost or the worker stops, Celery forgets every task that no process has
 said it starts. One that was written to a process is started nevertheless. Were its message given
 back, it would be executed twice. Only the pool's own books tell which those are; no method shows
-them.
+them. And of a result that it was reading, Celery forgets what it has read, and takes the rest for
+the next one: the process counts as busy from then on, and its messages stay with the worker.
 
 Read in Celery 5.3.6 and 5.7.0 and billiard 4.2.1 and 4.3.2.
 
@@ -674,6 +677,8 @@ class SentTasks:
         self._promised: list[Any] = []
         if pool.flush is not None:
             pool.flush = _flush_what_was_not_sent(pool, self._promised)
+        if in_event_loop(pool):
+            pool.register_with_event_loop = _read_on(pool)
 
     def keeps(self, message: Any) -> bool:
         """Whether a process that lives was written this message's task and has not said yet that it
@@ -742,6 +747,37 @@ def time_limits(pool: Any) -> list[Any]:
     if not in_event_loop(pool) or not TIME_LIMITS.usable(getattr(pool, "_pool", None)):
         return []
     return list(pool._pool._tref_for_id.values())
+
+
+def _read_on(tasks: Any) -> Callable[[Any], None]:
+    """Return the `register_with_event_loop` of a pool, which reads on what was half read when the
+    loop was reset, because a connection broke."""
+    register: Callable[[Any], Any] = tasks.register_with_event_loop
+    #: by file descriptor: Celery's reading, and the process whose result it reads
+    half: dict[int, tuple[Any, Any]] = {}
+
+    def process_of(fd: int) -> Any:
+        return getattr(tasks._pool, "_fileno_to_outq", {}).get(fd)
+
+    def watch(loop: Any, reset: Callable[[], None]) -> None:
+        def reset_and_keep() -> None:
+            for fd, (read, _) in loop.readers.items():
+                if getattr(read, "__name__", "") == "_recv_message":
+                    half[fd] = read, process_of(fd)
+            reset()
+
+        loop.reset = reset_and_keep
+
+    def register_and_read_on(loop: Any) -> None:
+        register(loop)
+        if "reset" not in vars(loop):
+            watch(loop, loop.reset)
+        for fd, (read, process) in half.items():
+            if process is not None and process_of(fd) is process:
+                loop.add_reader(fd, read)
+        half.clear()
+
+    return register_and_read_on
 
 
 def _flush_what_was_not_sent(tasks: Any, promised: list[Any]) -> Callable[[], Any]:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 from celery import Celery
@@ -131,3 +132,25 @@ def test_a_worker_warns_once_of_a_server_that_forgets(start_workers: StartWorker
     """Y9"""
     [worker] = start_workers(1, "-P", "solo")
     assert worker.container.logs().count("may lose tasks") == 1
+
+
+def test_a_result_that_was_half_read_when_the_connection_broke_is_read_to_its_end(
+    start_workers: StartWorkers, app: Celery, journal: Journal, client: redis.Redis
+) -> None:
+    """Else its process would count as busy for ever, and its message stay with the worker."""
+    [worker] = start_workers(1, "-c", "1")
+    [process] = psutil.Process(worker.container.pid).children()
+    writes = Path(f"/proc/{process.pid}/wchan")
+    began = time.monotonic()
+    for _ in range(3):
+        app.tasks["e2e.fail"].delay("x" * 5_000_000)
+        while "pipe_write" not in writes.read_text():
+            assert time.monotonic() < began + 30, "no result is written"
+        process.suspend()  # halfway
+        time.sleep(0.1)  # the worker reads what is there
+        cut_connections(client)
+        time.sleep(0.3)
+        process.resume()
+    app.tasks["e2e.note"].delay("afterwards")
+    journal.wait_for("afterwards", 1, timeout=30)
+    wait_until(lambda: slot_keys(client) == [], what=lambda: slot_keys(client))

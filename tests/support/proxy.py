@@ -47,6 +47,8 @@ class Proxy:
         self.target_port = target_port
         self.port = 0
         self._listener: socket.socket | None = None
+        #: holds the port while connections are refused
+        self._kept: socket.socket | None = None
         self._links: set[_Link] = set()
         self._frozen = False
         #: bytes a second that pass on a connection, in each direction
@@ -81,6 +83,8 @@ class Proxy:
         self.refuse()
         self._order(self._end)
         self._thread.join()
+        if self._kept is not None:
+            self._kept.close()
         self._selector.close()
         self._ours.close()
         self._loops.close()
@@ -176,7 +180,9 @@ class Proxy:
     def _listen(self) -> None:
         if self._listener is not None:
             return
-        self._listener = socket.create_server(("127.0.0.1", self.port), backlog=512)
+        self._listener = self._kept or socket.create_server(("127.0.0.1", self.port))
+        self._kept = None
+        self._listener.listen(512)
         self._listener.setblocking(False)
         self.port = self._listener.getsockname()[1]
         self._selector.register(self._listener, selectors.EVENT_READ, self._admit)
@@ -355,4 +361,8 @@ class Proxy:
             self._selector.unregister(self._listener)
             self._listener.close()
             self._listener = None
+            # Nobody else is given its port meanwhile. What does not listen refuses.
+            self._kept = socket.socket()
+            self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._kept.bind(("127.0.0.1", self.port))
         self._cut()
