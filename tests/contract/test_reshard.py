@@ -399,10 +399,11 @@ class Mortal:
 
 
 class MortalOfCluster(Mortal):
-    def run_keyed(self, calls, *args):
-        if "{toc}:wake:" not in calls[0][0]:  # what a script has said is announced with it
+    def run_keyed(self, calls, *args, again=False):
+        # Commands are counted by themselves, and what a script has said is announced with it.
+        if not again and "{toc}:wake:" not in calls[0][0]:
             self.one_less()
-        return super().run_keyed(calls, *args)
+        return super().run_keyed(calls, *args, again=again)
 
 
 def mortal(client: redis.Redis, lives: int) -> TimeoutCenter:
