@@ -184,5 +184,5 @@ def test_what_a_worker_has_loaded_is_not_looked_through_for_garbage(
     start_workers: StartWorkers, app: Celery
 ) -> None:
     """That holds up a due task for tens of milliseconds, now and then."""
-    start_workers(1, "-P", "threads")
+    start_workers(1, "-P", "threads", execute=True)
     assert app.tasks["e2e.stamp"].delay().get(timeout=30)["kept"] > 10_000
