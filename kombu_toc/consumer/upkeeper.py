@@ -41,23 +41,19 @@ class Election:
     def __init__(self) -> None:
         #: who wants it to take part -> seconds between two passes
         self._wanted: dict[Hashable, float] = {}
-        #: monotonic seconds of the next attempt to be elected
-        self.due = NEVER
+        self._next = 0.0
         #: until when somebody else is known to be elected, and this process
         self._other_until = 0.0
         self._elected_until = 0.0
 
     def want(self, who: Hashable, interval: float) -> None:
         """Somebody consumes here: take part, with a pass every so many seconds if elected."""
+        self._next = self._next if self._wanted else 0.0
         self._wanted[who] = interval
-        if self.due == NEVER:
-            self.due = 0.0
 
     def unwant(self, who: Hashable) -> bool:
         """They consume no more. Returns whether anybody else does."""
         self._wanted.pop(who, None)
-        if not self._wanted:
-            self.due = NEVER
         return self.wanted
 
     @property
@@ -69,9 +65,15 @@ class Election:
         """Seconds between two passes."""
         return min(self._wanted.values(), default=0.0)
 
+    @property
+    def due(self) -> float:
+        """Monotonic seconds of the next attempt to be elected. Never while nobody consumes, also
+        if they left while an attempt was under way: it would be elected, and do nothing."""
+        return self._next if self._wanted else NEVER
+
     def again(self, at: float) -> None:
         """Make the next attempt at that time."""
-        self.due = at
+        self._next = at
 
     def result(self, mine: bool, somebody: bool, asked: float, answered: float) -> None:
         """An attempt was made.
@@ -224,7 +226,7 @@ class Upkeeper:
             self._may = True
         mine, left = self._elect(center, time.monotonic())
         election.again(time.monotonic() + min(max(left, 0.0) + 0.01, ATTEMPT_INTERVAL))
-        if mine and election.wanted:
+        if mine:  # and resigns at once if nobody consumes any more
             self.working = True
             unpatched_threading().start(self._run)
 

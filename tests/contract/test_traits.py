@@ -302,9 +302,12 @@ def test_a_message_that_is_given_another_time_expires_anew(center: TimeoutCenter
     center.release(popped.messages)
     for one in popped.messages:
         center.reschedule(one.id, topic="mail", delay=HOUR)
-    time_passes(center, "mail", HOUR + 99)
+    time_passes(center, "mail", HOUR + 60)
     popped = center.pop("mail", 9)
     assert len(popped.messages) == 5
+    center.release(popped.messages)
+    time_passes(center, "mail", 41)
+    assert len(center.pop("mail", 9).expired) == 5
     check_slots(center, "mail")
 
 

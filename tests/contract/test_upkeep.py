@@ -435,6 +435,27 @@ def test_of_many_processes_one_keeps_the_topics_up_and_another_follows(
     assert until(lambda: any(one is not second for one in keepers())) < 2 * LEASE + 1
 
 
+def test_who_left_while_it_was_being_elected_stands_in_nobodys_way(
+    server: Server, client: redis.Redis, process: Callable[[str], Process]
+) -> None:
+    """W5: it would be elected again and again, and keep nothing up."""
+    first, second = process(server.toc_url), process(server.toc_url)
+    first.heartbeat.look_after("mail", 3_600_000)  # its thread goes on
+    keeper = first.heartbeat.upkeeper
+    elect, answers = keeper._elect, []
+
+    def elect_and_leave(*args: object) -> tuple[bool, float]:
+        answers.append(elect(*args))
+        first.leave()
+        return answers[-1]
+
+    keeper._elect = elect_and_leave
+    first.keep_up()
+    until(lambda: answers)
+    second.keep_up()
+    assert until(lambda: keeps_up(second.heartbeat)) < LEASE + 1
+
+
 def test_who_died_elected_is_followed_although_the_clock_is_set_back(
     stepped: SteppedServer, process: Callable[[str], Process]
 ) -> None:

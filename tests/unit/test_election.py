@@ -18,6 +18,16 @@ def test_a_process_takes_part_while_somebody_consumes_in_it() -> None:
     assert election.due == NEVER
 
 
+def test_an_attempt_during_which_the_last_one_left_is_not_repeated() -> None:
+    election = Election()
+    election.want("one", 5.0)
+    election.unwant("one")
+    election.again(107.0)
+    assert election.due == NEVER
+    election.want("two", 5.0)
+    assert election.due == 0.0
+
+
 def test_who_comes_second_does_not_put_an_attempt_forward() -> None:
     election = Election()
     election.want("one", 5.0)
