@@ -200,12 +200,14 @@ def test_the_late_acknowledgement_of_a_suspended_worker_cancels_a_second_run(
     toc: kombu_toc.TimeoutCenter,
     brisk: kombu_toc.TimeoutCenter,
     client: redis.Redis,
+    tmp_path: Path,
     pool: str,
 ) -> None:
     """A5: its message waits again, and nobody has taken it."""
     options = {"broker_transport_options": {"visibility_timeout": VISIBILITY}}
     [worker] = start_workers(1, *SUSPENDED[pool], *ALONE, **options)
-    sent = app.tasks["e2e.late_ack"].delay("once", 3 * VISIBILITY)
+    ends = tmp_path / "ends"
+    sent = app.tasks["e2e.stall"].delay("once", 0, "sleep", str(ends))
     journal.wait_for("once", 1)
     resume = suspend(worker)
     try:
@@ -213,6 +215,8 @@ def test_the_late_acknowledgement_of_a_suspended_worker_cancels_a_second_run(
         assert toc.counts("celery").waiting == 1
     finally:
         resume()
+    wait_until(lambda: "may be delivered again" in worker.logs(), what=worker.logs)
+    ends.touch()
     journal.wait_for("once-done", 1)
     [another] = start_workers(1, "-P", "solo", *ALONE, **options)
     wait_until(lambda: slot_keys(client) == [], what=lambda: slot_keys(client))
@@ -220,7 +224,7 @@ def test_the_late_acknowledgement_of_a_suspended_worker_cancels_a_second_run(
     journal.wait_for("afterwards", 1)
     runs = Counter(entry["name"] for entry in journal.entries())
     assert runs == {"once": 1, "once-done": 1, "afterwards": 1}
-    line = f"may be delivered again: {sent.id} of celery (task e2e.late_ack)"
+    line = f"may be delivered again: {sent.id} of celery (task e2e.stall)"
     assert worker.logs().count("may be delivered again") == worker.logs().count(line) == 1
     stop(worker, another)
 
