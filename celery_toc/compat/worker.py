@@ -751,31 +751,32 @@ def time_limits(pool: Any) -> list[Any]:
 
 def _read_on(tasks: Any) -> Callable[[Any], None]:
     """Return the `register_with_event_loop` of a pool, which reads on what was half read when the
-    loop was reset, because a connection broke."""
+    loop was reset, because a connection broke, and so does a pool that stops meanwhile."""
     register: Callable[[Any], Any] = tasks.register_with_event_loop
-    #: by file descriptor: Celery's reading, and the process whose result it reads
-    half: dict[int, tuple[Any, Any]] = {}
 
     def process_of(fd: int) -> Any:
         return getattr(tasks._pool, "_fileno_to_outq", {}).get(fd)
 
-    def watch(loop: Any, reset: Callable[[], None]) -> None:
-        def reset_and_keep() -> None:
-            for fd, (read, _) in loop.readers.items():
-                if getattr(read, "__name__", "") == "_recv_message":
-                    half[fd] = read, process_of(fd)
-            reset()
+    def kept(loop: Any, change: Callable[..., Any]) -> Callable[..., None]:
+        """What changes the loop, and keeps Celery's readings of results that it has begun."""
 
-        loop.reset = reset_and_keep
+        def changed(*args: Any) -> None:
+            half = [
+                (fd, read, process_of(fd))
+                for fd, (read, _) in loop.readers.items()
+                if getattr(read, "__name__", "") == "_recv_message"
+            ]
+            change(*args)
+            for fd, read, process in half:
+                if process is not None and process_of(fd) is process:
+                    loop.add_reader(fd, read)
+
+        return changed
 
     def register_and_read_on(loop: Any) -> None:
-        register(loop)
         if "reset" not in vars(loop):
-            watch(loop, loop.reset)
-        for fd, (read, process) in half.items():
-            if process is not None and process_of(fd) is process:
-                loop.add_reader(fd, read)
-        half.clear()
+            loop.reset = kept(loop, loop.reset)
+        kept(loop, register)(loop)
 
     return register_and_read_on
 

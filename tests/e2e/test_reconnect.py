@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -12,6 +16,7 @@ import redis
 from celery import Celery
 
 from ..support.inspection import slot_keys
+from ..support.nodes import Worker
 from ..support.proxy import Proxy
 from ..support.servers import Server
 from ..support.tasks import make_app
@@ -134,23 +139,47 @@ def test_a_worker_warns_once_of_a_server_that_forgets(start_workers: StartWorker
     assert worker.container.logs().count("may lose tasks") == 1
 
 
+@contextmanager
+def half_written(app: Celery, worker: Worker) -> Iterator[None]:
+    """The worker's only process has written half of a result, and stands still meanwhile."""
+    main = psutil.Process(worker.container.pid)
+    [process] = main.children()
+    does = Path(f"/proc/{process.pid}/wchan")
+    app.tasks["e2e.flaky"].delay("x" * 5_000_000, 1)
+    wait_until(lambda: "nanosleep" in does.read_text())
+    main.suspend()
+    wait_until(lambda: "pipe_write" in does.read_text())
+    process.suspend()
+    main.resume()
+    time.sleep(0.1)  # it reads what is there
+    yield
+    process.resume()
+
+
 def test_a_result_that_was_half_read_when_the_connection_broke_is_read_to_its_end(
     start_workers: StartWorkers, app: Celery, journal: Journal, client: redis.Redis
 ) -> None:
     """Else its process would count as busy for ever, and its message stay with the worker."""
     [worker] = start_workers(1, "-c", "1")
-    [process] = psutil.Process(worker.container.pid).children()
-    writes = Path(f"/proc/{process.pid}/wchan")
-    began = time.monotonic()
     for _ in range(3):
-        app.tasks["e2e.fail"].delay("x" * 5_000_000)
-        while "pipe_write" not in writes.read_text():
-            assert time.monotonic() < began + 30, "no result is written"
-        process.suspend()  # halfway
-        time.sleep(0.1)  # the worker reads what is there
-        cut_connections(client)
-        time.sleep(0.3)
-        process.resume()
+        with half_written(app, worker):
+            cut_connections(client)
+            time.sleep(0.3)
     app.tasks["e2e.note"].delay("afterwards")
     journal.wait_for("afterwards", 1, timeout=30)
     wait_until(lambda: slot_keys(client) == [], what=lambda: slot_keys(client))
+
+
+@pytest.mark.one_server("the proxy stands before one server")
+def test_a_worker_that_has_half_read_a_result_ends_while_the_server_is_away(
+    start_workers: StartWorkers, server: Server, app: Celery, client: redis.Redis
+) -> None:
+    """It would take the rest for another result, and wait for the end of that for ever."""
+    with Proxy(server.port) as proxy:
+        [worker] = start_workers(1, "-c", "1", broker=proxy.toc_url)
+        with half_written(app, worker):
+            proxy.refuse()
+            proxy.cut()
+            wait_until(lambda: "Connection to broker lost" in worker.logs())
+        os.kill(worker.container.pid, signal.SIGTERM)
+        wait_until(lambda: worker.container.status == "exited", what=worker.logs)
