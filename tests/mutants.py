@@ -218,6 +218,14 @@ MUTANTS = [
         "test_to_put_a_message_off_costs_no_retry_and_pauses_longer_each_time",
     ),
     Mutant(
+        "who keeps the queues up is elected for nobody",
+        "kombu_toc/consumer/upkeeper.py",
+        "return self._next if self._wanted else NEVER",
+        "return self._next",
+        "tests/unit/test_election.py::"
+        "test_an_attempt_during_which_the_last_one_left_is_not_repeated",
+    ),
+    Mutant(
         "a clock that is set back makes leases longer",
         f"{SCRIPTS}/upkeep.lua",
         "    if ends < score then redis.call('ZADD', prepare, ends, late[i]) end\n",
