@@ -48,7 +48,7 @@ selection_options = cli.together(
     click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=cli.complete_id),
     cli.queue_option,
     cli.option("--task", "NAME", "Only tasks of that name; * and ? match any."),
-    click.option("--state", "-s", type=click.Choice(WAITING), help="Only in this state."),
+    cli.choice("--state -s", WAITING, "Only in this state."),
     cli.option(
         "--since",
         "TIME",
@@ -399,7 +399,7 @@ celery -A shop toc reschedule --queue mail --task shop.mail.remind --until 2h --
 """)
 @selection_options
 @cli.option("--eta", "TIME", "ISO 8601; without an offset, in the app's time zone.")
-@cli.option("--countdown", "SPAN", "From now: seconds, or 1h30m, 2d.", type=cli.SPAN)
+@cli.option("--countdown", "SPAN", "From now: seconds, or 1h30m, 2d.")
 @cli.yes_option
 def reschedule(
     session: Session,

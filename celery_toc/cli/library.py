@@ -105,12 +105,8 @@ def check(session: Session, fix: bool) -> None:
 celery -A shop toc library prune
 celery -A shop toc library prune --days 7
 """)
-@click.option(
-    "--days",
-    type=click.FloatRange(1),
-    default=30.0,
-    show_default=True,
-    help="Keep the history of so many days.",
+@cli.option(
+    "--days", "DAYS", "Keep the history of so many days.", type=click.FloatRange(1), default=30.0
 )
 def prune(session: Session, days: float) -> None:
     """Drop the history of earlier days, by whole days. What is pending stays."""

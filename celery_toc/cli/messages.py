@@ -48,9 +48,7 @@ celery -A shop toc find --failed --task shop.mail.remind --retry
 """)
 @cli.option("--biz-id", "ID", "Only of this business id.")
 @cli.option("--biz-type", "NAME", "Only of this business type.")
-@click.option(
-    "--status", "-s", type=click.Choice(kombu_toc.STATUSES), multiple=True, help="Only of these."
-)
+@cli.choice("--status -s", kombu_toc.STATUSES, "Only of these.", multiple=True)
 @cli.flag("--failed", "Only what has failed or is dead.")
 @cli.option("--task", "NAME", "Only tasks of this name.")
 @cli.option(
@@ -65,9 +63,7 @@ celery -A shop toc find --failed --task shop.mail.remind --retry
     "Only with an action time from then on: ISO 8601, or a span from now such as -2d.",
 )
 @cli.option("--until", "TIME", "Only with an action time until then.")
-@click.option(
-    "--limit", "-n", type=click.IntRange(1), help="At most so many; 50, unless with --retry."
-)
+@cli.option("--limit -n", "N", "At most so many; 50, unless with --retry.")
 @cli.option("--after", "CURSOR", "Go on where another page ended.")
 @cli.flag("--retry", "Send all of them again, that have failed or are dead.")
 @cli.yes_option
@@ -379,14 +375,7 @@ paging = cli.together(
     ),
     cli.option("--until", "TIME", "Only with a time before that one."),
     cli.option("--task", "NAME", "Only tasks of that name; * and ? match any."),
-    click.option(
-        "--limit",
-        "-n",
-        type=click.IntRange(1),
-        default=50,
-        show_default=True,
-        help="Messages on a page.",
-    ),
+    cli.option("--limit -n", "N", "Messages on a page.", default=50),
     cli.option("--after", "CURSOR", "Go on where another page ended."),
 )
 

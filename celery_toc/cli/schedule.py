@@ -80,13 +80,9 @@ celery -A shop toc schedule list --queue mail --json
 """)
 @cli.queue_option
 @cli.option("--task", "NAME", "Only this task; * and ? match any.")
-@click.option(
-    "--state", "-s", type=click.Choice(("active", "paused", "ended")), help="Only in this state."
-)
+@cli.choice("--state -s", ("active", "paused", "ended"), "Only in this state.")
 @cli.option("--owner", "NAME", "Only what this put; * and ? match any.")
-@click.option(
-    "--limit", "-n", type=click.IntRange(1), default=50, show_default=True, help="Lines of a page."
-)
+@cli.option("--limit -n", "N", "Lines of a page.", default=50)
 @cli.option("--after", "CURSOR", "Go on where another page ended.")
 def list_(
     session: Session,
@@ -251,8 +247,8 @@ celery -A shop toc schedule backfill hourly --from -2d --rate 0.5 --json
 @click.argument("name", metavar="NAME", shell_complete=cli.complete_schedule)
 @cli.option("--from start", "TIME", "ISO 8601, or a span ago.", required=True)
 @cli.option("--to end", "TIME", "The end; now unless given.")
-@click.option("--rate", type=float, default=10.0, show_default=True, help="Tasks a second.")
-@click.option("--limit", type=int, default=1000, show_default=True, help="If more: none is sent.")
+@cli.option("--rate", "RATE", "Tasks a second.", type=float, default=10.0)
+@cli.option("--limit", "N", "If more: none is sent.", type=int, default=1000)
 def backfill(
     session: Session, name: str, start: str, end: str | None, rate: float, limit: int
 ) -> None:
@@ -411,7 +407,7 @@ celery -A shop toc schedule put dawn shop.lights_off --sun sunrise --at 52.5,13.
     "With --cron: a day of the month or of the week is enough, as for cron; else both.",
     default=None,
 )
-@cli.option("--every", "SPAN", "An interval: 30s, 1h30m.", type=cli.SPAN)
+@cli.option("--every", "SPAN", "An interval: 30s, 1h30m.")
 @cli.option("--sun", "EVENT", "An event of the sun, such as sunrise; with --at.")
 @cli.option("--at place", "LAT,LON", "Where the sun is looked at.")
 @cli.option("--args", "JSON", "Arguments: a list.", type=_Json(list, '[1, "a"]'))
@@ -424,24 +420,15 @@ celery -A shop toc schedule put dawn shop.lights_off --sun sunrise --at 52.5,13.
 )
 @cli.option("--queue -Q", "NAME", "The queue, if not routed.", shell_complete=cli.complete_queue)
 @cli.option("--timezone", "ZONE", "Of a crontab; the app's unless given.")
-@click.option(
-    "--misfire", type=click.Choice(("skip", "once", "all")), help="What was missed by the grace."
-)
-@cli.option("--grace", "SPAN", "How late a firing may be: 1m.", type=cli.SPAN)
-@click.option(
-    "--overlap",
-    type=click.Choice(("allow", "skip", "wait", "cancel")),
-    help="While the firing before still runs.",
-)
+@cli.choice("--misfire", ("skip", "once", "all"), "What was missed by the grace.")
+@cli.option("--grace", "SPAN", "How late a firing may be: 1m.")
+@cli.choice("--overlap", ("allow", "skip", "wait", "cancel"), "While the firing before still runs.")
 @cli.option(
-    "--jitter",
-    "SPAN",
-    "Each firing up to so much later; by how much is settled by its time.",
-    type=cli.SPAN,
+    "--jitter", "SPAN", "Each firing up to so much later; by how much is settled by its time."
 )
 @cli.option("--start", "TIME", "Not before: ISO 8601, or a span from now.")
 @cli.option("--end", "TIME", "Not after.")
-@cli.option("--max-runs", "N", "So often, then it ends.", type=click.IntRange(1))
+@cli.option("--max-runs", "N", "So often, then it ends.")
 @cli.option(
     "--exclude",
     "DATE|FILE",

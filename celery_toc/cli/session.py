@@ -369,8 +369,8 @@ class _Span(click.ParamType):  # type: ignore[type-arg]  # Click's is generic fr
             self.fail(str(exc), param, ctx)
 
 
-#: A span of time, in seconds.
-SPAN = _Span()
+#: What an option takes, by the name that help has for it: seconds, or a number from 1 on.
+_KINDS: dict[str, Any] = {"SPAN": _Span(), "N": click.IntRange(1)}
 
 
 # -- completion: it never raises, and never takes long
@@ -431,9 +431,16 @@ def complete_schedule(ctx: click.Context, incomplete: str) -> Iterable[str]:
 def option(names: str, metavar: str, help: str, **more: Any) -> Callable[[Any], Any]:
     """An option with a value: ``option("--queue -Q", "NAME", "Only in this queue.")``.
 
-    more: as click takes it
+    metavar: SPAN and N say what it takes
+    more: as click takes it; help tells the default
     """
+    more = {"type": _KINDS.get(metavar), "show_default": bool(more.get("default")), **more}
     return click.option(*names.split(), metavar=metavar, help=help, **more)
+
+
+def choice(names: str, words: Sequence[str], help: str, **more: Any) -> Callable[[Any], Any]:
+    """An option that takes one of a few words."""
+    return click.option(*names.split(), type=click.Choice(words), help=help, **more)
 
 
 def flag(names: str, help: str, **more: Any) -> Callable[[Any], Any]:

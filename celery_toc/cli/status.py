@@ -614,18 +614,9 @@ celery -A shop toc top mail --span 1h --interval 2
 celery -A shop toc top --count 10 --json
 """)
 @cli.queues_argument
-@click.option(
-    "--interval",
-    "-i",
-    type=cli.SPAN,
-    default="1",
-    show_default=True,
-    help="Time between two looks.",
-)
-@click.option(
-    "--span", type=cli.SPAN, default="10m", show_default=True, help="How far the time line reaches."
-)
-@click.option("--count", "-c", type=click.IntRange(1), help="End after so many looks.")
+@cli.option("--interval -i", "SPAN", "Time between two looks.", default="1")
+@cli.option("--span", "SPAN", "How far the time line reaches.", default="10m")
+@cli.option("--count -c", "N", "End after so many looks.")
 def top(
     session: Session, queues: tuple[str, ...], interval: float, span: float, count: int | None
 ) -> None:

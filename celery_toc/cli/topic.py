@@ -453,27 +453,22 @@ celery -A shop toc reshard mail --slots 32
 celery -A shop toc reshard mail --slots 4 --wait 10m --yes --json
 """)
 @click.argument("queue", shell_complete=cli.complete_queue)
-@click.option(
-    "--slots",
-    "-s",
+@cli.option(
+    "--slots -s",
+    "N",
+    "How many: a power of two, up to 512.",
     type=int,
     required=True,
     callback=_power_of_two,
-    help="How many: a power of two, up to 512.",
 )
-@click.option(
+@cli.option(
     "--wait",
-    type=cli.SPAN,
+    "SPAN",
+    "How long to wait for what workers have, after everything else is moved.",
     default="1m",
-    show_default=True,
-    help="How long to wait for what workers have, after everything else is moved.",
 )
-@click.option(
-    "--settle",
-    type=cli.SPAN,
-    default="35s",
-    show_default=True,
-    help="How long producers may take to learn of the new number.",
+@cli.option(
+    "--settle", "SPAN", "How long producers may take to learn of the new number.", default="35s"
 )
 @cli.yes_option
 def reshard(
