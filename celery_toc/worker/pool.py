@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Set
 from concurrent.futures import CancelledError
+from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
@@ -418,6 +419,7 @@ def _request_of(message: kombu_toc.Message, *requests: Iterable[Any]) -> Any:
 # -- tasks that have waited in the center start when it says that they are due
 
 
+@dataclass(eq=False)
 class PastTimers:
     """The consumer's timer, but for tasks that have waited in the center: they start when it says
     that they are due, and most of them are.
@@ -426,18 +428,12 @@ class PastTimers:
     qos: gives the consumer's prefetch count
     """
 
-    def __init__(
-        self,
-        timer: Any,
-        limits: Callable[[], Iterable[Any]] = tuple,
-        qos: Callable[[], Any] = lambda: None,
-    ) -> None:
-        self._timer = timer
-        self._limits = limits
-        self._qos = qos
+    timer: Any
+    limits: Callable[[], Iterable[Any]] = tuple
+    qos: Callable[[], Any] = lambda: None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._timer, name)
+        return getattr(self.timer, name)
 
     def call_at(
         self,
@@ -450,14 +446,14 @@ class PastTimers:
         """As the timer's; of a task that has waited in the center, at its action time."""
         message = getattr(args[0], "message", None) if args else None
         if not isinstance(message, kombu_toc.Message) or not message.waited:
-            return self._timer.call_at(eta, fun, args, kwargs, priority)
-        entry = self._timer.Entry(fun, args, kwargs)
+            return self.timer.call_at(eta, fun, args, kwargs, priority)
+        entry = self.timer.Entry(fun, args, kwargs)
         if not message.is_early:
             entry()
             return entry
         # Celery fetches one more for each task that its timer has. These are fetched already,
         # and the prefetch count may be set anew before they begin.
-        qos = self._qos()
+        qos = self.qos()
         if qos is not None:
             qos.decrement_eventually()
 
@@ -476,11 +472,11 @@ class PastTimers:
 
         Celery before 5.7 clears its timer when the connection is lost.
         """
-        limits = list(self._limits())
-        kept = [scheduled for scheduled in self._timer.queue if scheduled.entry in limits]
-        self._timer.clear()
+        limits = list(self.limits())
+        kept = [scheduled for scheduled in self.timer.queue if scheduled.entry in limits]
+        self.timer.clear()
         for eta, priority, entry in kept:
-            self._timer.enter_at(entry, eta, priority)
+            self.timer.enter_at(entry, eta, priority)
 
 
 def begin_when_due(handle: Callable[[Any], Any]) -> Callable[[Any], Any]:

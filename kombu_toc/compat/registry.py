@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import CompatError, ConfigurationError
@@ -24,6 +25,7 @@ SWITCH = "TOC_COMPAT_OFF"
 _parts: dict[str, CompatPart] = {}
 
 
+@dataclass(eq=False, kw_only=True)
 class CompatPart:
     """One use of private names.
 
@@ -34,24 +36,17 @@ class CompatPart:
     way_out: what to do if names are missing; only of a part that nothing starts without
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        touches: str,
-        lost: str,
-        check: Callable[..., Iterable[str]],
-        way_out: str = "",
-    ) -> None:
-        if name in _parts:
-            raise ValueError(f"there is a part {name!r} already")
-        self.name = name
-        self.touches = touches
-        self.lost = lost
-        self.way_out = way_out
-        self._check = check
-        self._told: set[str] = set()
-        _parts[name] = self
+    name: str = field(kw_only=False)
+    touches: str
+    lost: str
+    check: Callable[..., Iterable[str]]
+    way_out: str = field(default_factory=str)
+    _told: set[str] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        if self.name in _parts:
+            raise ValueError(f"there is a part {self.name!r} already")
+        _parts[self.name] = self
 
     @property
     def required(self) -> bool:
@@ -70,7 +65,7 @@ class CompatPart:
         if self.name in switched_off():
             self._tell(logging.INFO, f"{self.name} is switched off: {self.lost}")
             return False
-        missing = ", ".join(self._check(*subjects))
+        missing = ", ".join(self.check(*subjects))
         if not missing:
             return True
         if self.required:

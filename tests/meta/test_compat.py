@@ -189,7 +189,7 @@ def test_every_part_is_looked_at_here() -> None:
 
 def test_what_every_part_expects_is_in_what_is_installed() -> None:
     parts = everything()
-    missing = {name: list(parts[name]._check(*there)) for name, (there, _) in subjects().items()}
+    missing = {name: list(parts[name].check(*there)) for name, (there, _) in subjects().items()}
     assert {name: names for name, names in missing.items() if names} == {}
 
 
@@ -197,7 +197,7 @@ def test_every_part_misses_its_names_where_they_are_gone() -> None:
     parts = everything()
     for name, (_, gone) in subjects().items():
         if gone:
-            assert list(parts[name]._check(*gone)), name
+            assert list(parts[name].check(*gone)), name
 
 
 def test_redis_pys_names_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,8 +206,8 @@ def test_redis_pys_names_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = everything()
     monkeypatch.setattr(redis, "Connection", Bare)
     monkeypatch.setattr(redis, "ConnectionPool", Bare)
-    assert list(parts["redis-socket"]._check()) == ["Bare._sock"]
-    assert list(parts["idle-connections"]._check()) == ["Bare._available_connections"]
+    assert list(parts["redis-socket"].check()) == ["Bare._sock"]
+    assert list(parts["idle-connections"].check()) == ["Bare._available_connections"]
     with pytest.raises(kombu_toc.CompatError, match="Install redis-py"):
         parts["redis-socket"].usable()
 
