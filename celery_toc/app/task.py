@@ -11,7 +11,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from celery import Celery
+from celery.app.backends import by_url
 from celery.backends.base import DisabledBackend
+from celery.exceptions import ImproperlyConfigured
 from celery.utils.time import maybe_make_aware
 from kombu.message import Message
 from kombu.serialization import prepare_accept_content
@@ -20,16 +22,9 @@ import kombu_toc
 from kombu_toc import TimeoutCenter
 
 if TYPE_CHECKING:
-    from celery import Celery, Signature
+    from celery import Signature
 
     from ..schedules.schedules import Schedules
-from typing import TYPE_CHECKING
-
-from celery.app.backends import by_url
-from celery.exceptions import ImproperlyConfigured
-
-if TYPE_CHECKING:
-    from celery import Celery
 
 
 # -- A message of a timeout center, read as a task of Celery's
@@ -69,6 +64,7 @@ class Task:
         except kombu_toc.EnvelopeError as exc:
             self.problem = str(exc)
             content = {"headers": {}, "properties": {}, "body": b""}
+        self._content = content
         self.headers: dict[str, Any] = content["headers"]
         self.properties: dict[str, Any] = content["properties"]
         #: as it was sent, before any decoding; empty if it is too large to be shown
@@ -119,16 +115,9 @@ class Task:
         if self.problem or (self.content_type is None and not self.body):
             return None
         if not self._as_app:
-            content = kombu_toc.read_content(
-                {
-                    "headers": self.headers,
-                    "content-type": self.content_type,
-                    "content-encoding": self.content_encoding,
-                    "body": self.body,
-                }
-            )
-            self.problem = content.problem
-            return content.value
+            read = kombu_toc.read_content(self._content)
+            self.problem = read.problem
+            return read.value
         try:
             message = Message(
                 body=self.body,
@@ -147,34 +136,29 @@ class Task:
             return None
 
     @property
-    def args(self) -> Any:
-        """The positional arguments; if they cannot be decoded, how the sender wrote them."""
+    def _sent(self) -> tuple[Any, Any, dict[str, Any]]:
+        """The two kinds of arguments, and what else Celery sends along."""
         payload = self.payload
         if isinstance(payload, dict):
-            return payload.get("args", [])
+            return payload.get("args", []), payload.get("kwargs", {}), payload
         if isinstance(payload, (list, tuple)) and len(payload) == 3:
-            return payload[0]
-        return self.headers.get("argsrepr")
+            return payload[0], payload[1], payload[2] or {}
+        return self.headers.get("argsrepr"), self.headers.get("kwargsrepr"), {}
+
+    @property
+    def args(self) -> Any:
+        """The positional arguments; if they cannot be decoded, how the sender wrote them."""
+        return self._sent[0]
 
     @property
     def kwargs(self) -> Any:
         """The keyword arguments; if they cannot be decoded, how the sender wrote them."""
-        payload = self.payload
-        if isinstance(payload, dict):
-            return payload.get("kwargs", {})
-        if isinstance(payload, (list, tuple)) and len(payload) == 3:
-            return payload[1]
-        return self.headers.get("kwargsrepr")
+        return self._sent[1]
 
     @property
     def embedded(self) -> dict[str, Any]:
         """What else Celery sends along: ``callbacks``, ``errbacks``, ``chain``, ``chord``."""
-        payload = self.payload
-        if isinstance(payload, dict):
-            return payload
-        if isinstance(payload, (list, tuple)) and len(payload) == 3:
-            return payload[2] or {}
-        return {}
+        return self._sent[2]
 
     @property
     def stamps(self) -> dict[str, Any]:
@@ -466,8 +450,6 @@ def _result(app: Celery, id: str) -> str:
 def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
 
-
-# -- an app's broker, and the backend of its results
 
 # -- where the broker of an app is
 

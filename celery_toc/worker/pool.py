@@ -13,6 +13,7 @@ from weakref import ref
 from billiard.einfo import ExceptionInfo
 from celery import Task
 from celery.concurrency.solo import TaskPool as SoloPool
+from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.worker import state
 
 import kombu_toc
@@ -32,11 +33,7 @@ def is_solo(pool: Any) -> bool:
 
 def in_threads(pool: Any) -> bool:
     """Whether the pool queues tasks for threads."""
-    try:
-        from celery.concurrency.thread import TaskPool
-    except ImportError:  # no concurrent.futures
-        return False
-    return isinstance(pool, TaskPool)
+    return isinstance(pool, ThreadPool)
 
 
 def watch_solo(pool: Any, took: Callable[[float], None]) -> None:
