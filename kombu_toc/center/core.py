@@ -238,7 +238,8 @@ class Far(Protocol):
     """What is too far ahead to be in Redis (``x-horizon``). It is asked, and told what to do,
     before Redis is: what it has no more is in Redis from then on.
 
-    ids: of messages; topic: where they are looked for; None: everywhere
+    ids: of messages, or what was found: just these, as far as they are there
+    topic: where ids are looked for; None: everywhere
     """
 
     def get(self, ids: Sequence[str], topic: str | None) -> list[Found]:
@@ -265,23 +266,15 @@ class Far(Protocol):
         """
 
     def cancel(
-        self, ids: Sequence[str], topic: str | None, revoked: bool = False
+        self, ids: Sequence[str | Found], topic: str | None, revoked: bool
     ) -> list[Cancelled]:
-        """Cancel what there is of these ids; return that."""
-
-    def cancel_found(self, found: Sequence[Found], revoked: bool = False) -> list[Cancelled]:
-        """Cancel just these, as far as they are there; return which."""
+        """Cancel what there is of these; return that."""
 
     def reschedule(
-        self, ids: Sequence[str], topic: str | None, at_us: int | None, delay_us: int | None
+        self, ids: Sequence[str | Found], topic: str | None, at_us: int | None, delay_us: int | None
     ) -> list[Rescheduled]:
-        """Give what there is of these ids another time: what is within the horizon then is put into
+        """Give what there is of these another time: what is within the horizon then is put into
         Redis. Returns what there was."""
-
-    def reschedule_found(
-        self, found: Sequence[Found], at_us: int | None, delay_us: int | None
-    ) -> list[Rescheduled]:
-        """As :meth:`reschedule`, just these, as far as they are there."""
 
     def purge(self, topic: str) -> int:
         """Cancel what there is of a topic; return how many."""

@@ -476,10 +476,8 @@ class Operations(CenterPart):
         def command(place: Place) -> ScriptCall:
             return self._admin.cancel(place, states, copies=False, bodies=True)
 
-        ahead: list[results.Cancelled] = []
-        if self._core.recorder is not None:
-            far = [one for one in found if one.far]
-            ahead = self._core.recorder.far.cancel_found(far, revoked)
+        far = [one for one in found if one.far]
+        ahead = [] if self.far is None else self.far.cancel(far, None, revoked)
         away = Away()
         cancelled = self._all_cancelled(self._lookup.run_for(found, command, away), command)
         if self._core.recorder is not None:
@@ -564,10 +562,8 @@ class Operations(CenterPart):
     ) -> list[results.Rescheduled]:
         times = microseconds(at), microseconds(delay)
         when = when_of(*times)
-        ahead: list[results.Rescheduled] = []
-        if self._core.recorder is not None:
-            far = [one for one in found if one.far]
-            ahead = self._core.recorder.far.reschedule_found(far, *times)
+        far = [one for one in found if one.far]
+        ahead = [] if self.far is None else self.far.reschedule(far, None, *times)
         calls = []
         for one in found:
             topic = self._registry.resolved(one.topic)

@@ -105,19 +105,16 @@ class FarMessages:
 
     # -- what is done to it
 
+    def _rows(self, of: Sequence[str | Found], topic: str | None) -> list[Row]:
+        ids = [one for one in of if isinstance(one, str)]
+        keys = {key_of(one) for one in of if not isinstance(one, str)}
+        found = [row for row in self._store.of_keys(keys) if row.key in keys]
+        return self._store.of_ids(ids, topic) + found
+
     def cancel(
-        self, ids: Sequence[str], topic: str | None, revoked: bool = False
+        self, ids: Sequence[str | Found], topic: str | None, revoked: bool
     ) -> list[Cancelled]:
-        return self._cancel(self._store.of_ids(ids, topic), revoked)
-
-    def cancel_found(self, found: Sequence[Found], revoked: bool = False) -> list[Cancelled]:
-        return self._cancel(self._rows_of(found), revoked)
-
-    def _rows_of(self, found: Sequence[Found]) -> list[Row]:
-        keys = {key_of(one) for one in found}
-        return [row for row in self._store.of_keys(keys) if row.key in keys]
-
-    def _cancel(self, rows: Sequence[Row], revoked: bool) -> list[Cancelled]:
+        rows = self._rows(ids, topic)
         if not rows:
             return []
         ended = set(self._store.end(rows, statuses.of_cancel(revoked)))
@@ -133,18 +130,9 @@ class FarMessages:
         return sum(len(far.end(rows, statuses.CANCELLED)) for rows in pages)
 
     def reschedule(
-        self, ids: Sequence[str], topic: str | None, at_us: int | None, delay_us: int | None
+        self, ids: Sequence[str | Found], topic: str | None, at_us: int | None, delay_us: int | None
     ) -> list[Rescheduled]:
-        return self._reschedule(self._store.of_ids(ids, topic), at_us, delay_us)
-
-    def reschedule_found(
-        self, found: Sequence[Found], at_us: int | None, delay_us: int | None
-    ) -> list[Rescheduled]:
-        return self._reschedule(self._rows_of(found), at_us, delay_us)
-
-    def _reschedule(
-        self, rows: Sequence[Row], at_us: int | None, delay_us: int | None
-    ) -> list[Rescheduled]:
+        rows = self._rows(ids, topic)
         if not rows:
             return []
         _, to_us = new_time(self._center, at_us, delay_us)
