@@ -35,12 +35,8 @@ __all__ = ("TimeoutCenterCollector", "metrics_text", "registry_of")
 MOST_TOPICS = 1000
 
 
-#: Gauges: name, after ``celery_toc_``, and labels -> what is said of it.
-_GAUGES = {
-    "slots_missing topic server": (
-        "Slots on a node of a Cluster that did not answer; other numbers of their topic are left "
-        "out meanwhile."
-    ),
+#: What is told: name, after ``celery_toc_``, and labels -> what is said of it.
+_TOLD = {
     "messages topic state": (
         "Messages: scheduled wait for their time, ready are due, in_flight are with a worker, "
         "dead were given up on."
@@ -52,6 +48,7 @@ _GAUGES = {
     "target_stopped topic": (
         "Whether the target of a topic has answered 410, and nothing is sent there any more."
     ),
+    "topics_left_out": "Topics that are not told, because there are more than are told at a time.",
     "limit_used topic limit": (
         "What is used of a limit: of a rate or a concurrency as much as there is at once, of a "
         "limit of each key for how many keys it matters now."
@@ -76,17 +73,46 @@ _GAUGES = {
     "schedule_next_seconds topic": (
         "Seconds until the next firing of a topic's schedules; negative if it is late."
     ),
+    "events topic event": (
+        "What happened to messages, as all producers and workers have counted it."
+    ),
+    "lateness_seconds topic": "How much later than their action times messages were delivered.",
+    "script_calls script": "Calls of the scripts that are the operations of a timeout center.",
+    "script_seconds script": (
+        "How long clients waited for a script, of the calls whose time was taken."
+    ),
     "memory_used_bytes server": "Memory that a server uses.",
     "memory_max_bytes server": (
         "Memory from which on it refuses new messages; 0 if nothing bounds it."
     ),
+    "slots_missing topic server": (
+        "Slots on a node of a Cluster that did not answer; other numbers of their topic are left "
+        "out meanwhile."
+    ),
 }
 
+#: Of these, what is no gauge.
+_KINDS = {
+    "events": CounterMetricFamily,
+    "lateness_seconds": HistogramMetricFamily,
+    "script_calls": CounterMetricFamily,
+    "script_seconds": SummaryMetricFamily,
+}
 
-def _gauge(key: str) -> GaugeMetricFamily:
-    """A gauge without samples yet; key: as in the table."""
-    name, *labels = key.split()
-    return GaugeMetricFamily(f"celery_toc_{name}", _GAUGES[key], labels=labels)
+#: A name of the table, the values of its labels, and the number, or what else its kind takes.
+_Samples = Iterator[tuple[Any, ...]]
+
+
+def _families(samples: Iterable[tuple[Any, ...]]) -> Iterable[Any]:
+    """All that is told, with these samples."""
+    made: dict[str, Any] = {}
+    for key, said in _TOLD.items():
+        name, *labels = key.split()
+        kind: Any = _KINDS.get(name, GaugeMetricFamily)
+        made[name] = kind(f"celery_toc_{name}", said, labels=labels)
+    for name, labels, *value in samples:
+        made[name].add_metric(labels, *value)
+    return made.values()
 
 
 class TimeoutCenterCollector(Collector):
@@ -117,8 +143,9 @@ class TimeoutCenterCollector(Collector):
         While a node of a Cluster is away, what would be too small is left out, and
         ``celery_toc_slots_missing`` says why.
         """
-        families: list[Any] = []
+        samples: list[tuple[Any, ...]] = []
         missing: list[Missing] = []
+        up = True
         try:
             self._choose()
             for part in (
@@ -131,18 +158,17 @@ class TimeoutCenterCollector(Collector):
                 self._memory,
             ):
                 try:
-                    families += part()
+                    samples += list(part())
                 except BROKEN:
                     if not missing:
                         raise
         except (RedisError, TocError, OSError):
-            families = []
-        if families:
-            families.append(_slots_missing(missing))
+            up = False
+        samples += [("slots_missing", (one.topic, one.server), len(one.slots)) for one in missing]
         yield GaugeMetricFamily(
-            "celery_toc_up", "Whether Redis could be read just now.", value=float(bool(families))
+            "celery_toc_up", "Whether Redis could be read just now.", value=float(up)
         )
-        yield from families
+        yield from _families(samples) if up else ()
 
     def _choose(self) -> None:
         """Which topics are told: of more than there may be the heaviest."""
@@ -162,16 +188,8 @@ class TimeoutCenterCollector(Collector):
             names = sorted(names, key=lambda name: (-put[name], name))[: self._most]
         self._names = sorted(names)
 
-    def _queues(self, missing: list[Missing]) -> list[Any]:
-        left_out = GaugeMetricFamily(
-            "celery_toc_topics_left_out",
-            "Topics that are not told, because there are more than are told at a time.",
-            value=self._left_out,
-        )
-        messages = _gauge("messages topic state")
-        overdue = _gauge("oldest_overdue_seconds topic")
-        slots = _gauge("slots topic")
-        stopped = _gauge("target_stopped topic")
+    def _queues(self, missing: list[Missing]) -> _Samples:
+        yield "topics_left_out", (), self._left_out
         try:
             summaries = self._center.queues.summary(self._names)
         except PartialError as exc:
@@ -183,18 +201,13 @@ class TimeoutCenterCollector(Collector):
                 continue
             topic = self._center.registry.known(found.topic)
             for state, number in found.counts._asdict().items():
-                messages.add_metric((found.topic, state), number)
-            overdue.add_metric((found.topic,), found.oldest_us / 1_000_000)
-            slots.add_metric((found.topic,), found.slots)
+                yield "messages", (found.topic, state), number
+            yield "oldest_overdue_seconds", (found.topic,), found.oldest_us / 1_000_000
+            yield "slots", (found.topic,), found.slots
             if topic is not None and topic.declaration.target:
-                stopped.add_metric((found.topic,), bool(topic.declaration.target_stopped))
-        return [messages, overdue, slots, stopped, left_out]
+                yield "target_stopped", (found.topic,), bool(topic.declaration.target_stopped)
 
-    def _limits(self, missing: list[Missing]) -> list[Any]:
-        used = _gauge("limit_used topic limit")
-        most = _gauge("limit_max topic limit")
-        keys = _gauge("keys_waiting topic")
-        oldest = _gauge("limited_oldest_seconds topic")
+    def _limits(self, missing: list[Missing]) -> _Samples:
         partly = {one.topic for one in missing}
         for name in self._names:
             topic = self._center.registry.known(name)
@@ -206,92 +219,48 @@ class TimeoutCenterCollector(Collector):
                 continue
             found = self._center.queues.usage(name)
             for one in found.limits:
-                used.add_metric((name, one.name), one.used)
+                yield "limit_used", (name, one.name), one.used
                 if one.of is not None:
-                    most.add_metric((name, one.name), one.of)
-            keys.add_metric((name,), found.keys_waiting)
-            oldest.add_metric((name,), found.oldest_us / 1_000_000)
-        return [used, most, keys, oldest]
+                    yield "limit_max", (name, one.name), one.of
+            yield "keys_waiting", (name,), found.keys_waiting
+            yield "limited_oldest_seconds", (name,), found.oldest_us / 1_000_000
 
-    def _library(self) -> list[Any]:
-        unwritten = _gauge("library_unwritten topic")
-        oldest = _gauge("library_unwritten_seconds topic")
-        incomplete = _gauge("library_incomplete topic")
+    def _library(self) -> _Samples:
         told = set(self._names)
         for found in self._center.queues.unwritten():
-            if found.topic not in told:
-                continue
-            unwritten.add_metric((found.topic,), found.entries)
-            oldest.add_metric((found.topic,), found.oldest_us / 1_000_000)
-            incomplete.add_metric((found.topic,), float(found.incomplete))
-        return [unwritten, oldest, incomplete]
+            if found.topic in told:
+                yield "library_unwritten", (found.topic,), found.entries
+                yield "library_unwritten_seconds", (found.topic,), found.oldest_us / 1_000_000
+                yield "library_incomplete", (found.topic,), float(found.incomplete)
 
-    def _schedules(self) -> list[Any]:
-        schedules = _gauge("schedules topic state")
-        late = _gauge("schedules_late topic")
-        following = _gauge("schedule_next_seconds topic")
+    def _schedules(self) -> _Samples:
         told = set(self._names)
         for found in self._center.recurring.outlook():
             if found.topic not in told:
                 continue
-            schedules.add_metric((found.topic, "active"), found.active)
-            schedules.add_metric((found.topic, "idle"), found.schedules - found.active)
-            late.add_metric((found.topic,), found.late)
+            yield "schedules", (found.topic, "active"), found.active
+            yield "schedules", (found.topic, "idle"), found.schedules - found.active
+            yield "schedules_late", (found.topic,), found.late
             if found.next is not None:
-                following.add_metric((found.topic,), found.next)
-        return [schedules, late, following]
+                yield "schedule_next_seconds", (found.topic,), found.next
 
-    def _counted(self) -> list[Any]:
-        events = CounterMetricFamily(
-            "celery_toc_events",
-            "What happened to messages, as all producers and workers have counted it.",
-            labels=("topic", "event"),
-        )
-        lateness = HistogramMetricFamily(
-            "celery_toc_lateness_seconds",
-            "How much later than their action times messages were delivered.",
-            labels=("topic",),
-        )
+    def _counted(self) -> _Samples:
         for measured in read_metrics(self._center, self._names, minutes=1).values():
             for event, number in measured.totals.items():
-                events.add_metric((measured.topic, event), number)
-            lateness.add_metric(
-                (measured.topic,),
-                [(_bound(bound), number) for bound, number in _cumulated(measured.lateness)],
-                measured.lateness.us / 1_000_000,
-            )
-        return [events, lateness]
+                yield "events", (measured.topic, event), number
+            late = measured.lateness
+            bounds = [(_bound(bound), number) for bound, number in _cumulated(late)]
+            yield "lateness_seconds", (measured.topic,), bounds, late.us / 1_000_000
 
-    def _scripts(self) -> list[Any]:
-        calls = CounterMetricFamily(
-            "celery_toc_script_calls",
-            "Calls of the scripts that are the operations of a timeout center.",
-            labels=("script",),
-        )
-        seconds = SummaryMetricFamily(
-            "celery_toc_script_seconds",
-            "How long clients waited for a script, of the calls whose time was taken.",
-            labels=("script",),
-        )
+    def _scripts(self) -> _Samples:
         for script, times in read_script_times(self._center).items():
-            calls.add_metric((script,), times.calls)
-            seconds.add_metric((script,), times.timed, times.seconds)
-        return [calls, seconds]
+            yield "script_calls", (script,), times.calls
+            yield "script_seconds", (script,), times.timed, times.seconds
 
-    def _memory(self) -> list[Any]:
-        used = _gauge("memory_used_bytes server")
-        most = _gauge("memory_max_bytes server")
+    def _memory(self) -> _Samples:
         for memory in read_memory(self._center.client):
-            used.add_metric((memory.server,), memory.used)
-            most.add_metric((memory.server,), memory.most)
-        return [used, most]
-
-
-def _slots_missing(missing: list[Missing]) -> GaugeMetricFamily:
-    family = _gauge("slots_missing topic server")
-    for one in missing:
-        family.add_metric((one.topic, one.server), len(one.slots))
-    return family
+            yield "memory_used_bytes", (memory.server,), memory.used
+            yield "memory_max_bytes", (memory.server,), memory.most
 
 
 def _cumulated(lateness: Lateness) -> list[tuple[float, int]]:
