@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .client.programs import check_installed as check_installed
     from .client.urls import mask_password as mask_password
     from .client.urls import server_url as server_url
-    from .compat.registry import CompatPart as CompatPart
+    from .compat import CompatPart as CompatPart
     from .consumer.state import WorkerPolicy as WorkerPolicy
     from .errors import ActionTimeError as ActionTimeError
     from .errors import AlreadyThereError as AlreadyThereError
@@ -159,7 +159,7 @@ _PLACES = {
         "client.options": "known_options",
         "client.programs": "check_installed",
         "client.urls": "mask_password server_url",
-        "compat.registry": "CompatPart",
+        "compat": "CompatPart",
         "consumer.state": "WorkerPolicy",
         "errors": (
             "ActionTimeError AlreadyThereError CompatError ConfigurationError ConsumersError "

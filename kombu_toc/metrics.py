@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from redis.exceptions import RedisError
 
-from .compat.redis_connections import socket_of
+from .compat import socket_of
 from .errors import TocError
 from .model.keys import MINUTES
 from .model.topic import Declaration, Topic

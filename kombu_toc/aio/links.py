@@ -15,7 +15,7 @@ from redis.connection import DefaultParser
 from redis.exceptions import InvalidResponse, ResponseError
 
 from ..client.connection import NotSentError
-from ..compat.redis_connections import STREAM, stream_of
+from ..compat import STREAM, stream_of
 from ..errors import TocError
 from ..scripts.call import patience_for, pieces
 

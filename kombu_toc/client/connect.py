@@ -15,7 +15,7 @@ from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionE
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 
-from ..compat.redis_connections import is_open
+from ..compat import is_open
 from ..errors import ConfigurationError, FailoverError, ServerError
 from ..scripts.call import Packer
 from .connection import Client, ClusterClient, Place

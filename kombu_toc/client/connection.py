@@ -18,7 +18,7 @@ import redis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, MovedError, ResponseError
 
-from ..compat.redis_connections import is_open, open_of
+from ..compat import is_open, open_of
 from ..errors import ConfigurationError, ServerError
 from ..scripts.call import pack_command, pack_named, patience_for, pieces
 from .errors import BROKEN, translated

@@ -26,7 +26,7 @@ from ..client.connection import (
 )
 from ..client.errors import BROKEN as BROKEN
 from ..client.errors import explained, is_refused, is_temporary, refusal
-from ..compat.redis_connections import socket_of
+from ..compat import socket_of
 from ..errors import ServerError, TocError
 from ..metrics import Metrics
 from ..scripts.call import Announced, ScriptCall, pack_command, pieces, write_announcements

@@ -16,7 +16,7 @@ import yarl
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_proto import ResponseHandler
 
-from ..compat.http_protocol import body_of, use_protocol
+from ..compat import body_of, use_protocol
 from ..version import __version__
 from .targets import KEPT, Addresses, Answer, TimeLimit, shown
 

@@ -16,7 +16,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
 from ..center.exchanges import Subscription, remember
-from ..compat import kombu_channel
+from ..compat import check_channel
 from ..consumer.connections import BROKEN
 from ..consumer.flights import snapshot
 from ..consumer.state import DefaultPolicy, WorkerPolicy
@@ -77,7 +77,7 @@ class Channel(virtual.Channel):
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)  # type: ignore[no-untyped-call]  # Kombu's
-        kombu_channel.check(self)
+        check_channel(self)
         self.transport = connection
         self.settings = connection.settings
         self.center = center = connection.center

@@ -27,8 +27,7 @@ from ..client.connection import Client, ClusterClient
 from ..client.errors import check_server
 from ..client.options import Settings, hide, read
 from ..client.urls import Address, mask_password, read_url, sentinel_url
-from ..compat import http_protocol  # noqa: F401 - so that its part can be switched off
-from ..compat.redis_connections import SOCKET
+from ..compat import SOCKET
 from ..consumer.connections import BROKEN, RestingNodes
 from ..consumer.lease_keeper import LeaseKeeper
 from ..consumer.poller import Poller
