@@ -52,6 +52,10 @@ assert found
 for script in found:
     assert call.load(script.removesuffix(".lua")).text, f"{script} is empty"
 
+migrations = files("kombu_toc.library").joinpath("migrations")
+for script in ("env.py", "versions/v0001_tables.py"):
+    assert migrations.joinpath(script).is_file(), f"Alembic's {script} is missing"
+
 installed = distribution("celery-toc")
 for entry in installed.entry_points:
     entry.load()

@@ -6,10 +6,6 @@ from alembic import context
 
 from kombu_toc.library.schema import VERSION_TABLE
 
-# Alembic loads this file by its path; as a module of the package it does nothing.
-if getattr(context, "_proxy", None) is not None:
-    context.configure(
-        connection=context.config.attributes["connection"], version_table=VERSION_TABLE
-    )
-    with context.begin_transaction():
-        context.run_migrations()
+context.configure(connection=context.config.attributes["connection"], version_table=VERSION_TABLE)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,1 +1,0 @@
-"""Alembic's scripts, which make the tables and bring them up to date."""

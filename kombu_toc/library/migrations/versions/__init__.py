@@ -1,1 +1,0 @@
-"""The versions of the schema, each a module that Alembic runs."""
