@@ -7,6 +7,7 @@ import gc
 import json
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import wraps
@@ -381,12 +382,10 @@ class _Json(click.ParamType):  # type: ignore[type-arg]  # Click's is generic fr
         self.name = "json"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
+        with suppress(ValueError):
             found = json.loads(value)
             if isinstance(found, self.kind):
                 return found
-        except ValueError:
-            pass
         self.fail(f"{value!r} is not JSON such as {self.example}", param, ctx)
 
 

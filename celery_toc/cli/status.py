@@ -8,6 +8,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -629,10 +630,8 @@ def top(
         raise click.UsageError("--span must be more than 0")
     snapshots = _Snapshots(session, queues, span)
     show = _live if session.screen.is_terminal and not session.as_json else _lines
-    try:
+    with suppress(KeyboardInterrupt):  # the way to end it
         show(session, snapshots, max(interval, 0.1), count)
-    except KeyboardInterrupt:
-        pass  # the way to end it
 
 
 class _Snapshots:

@@ -144,7 +144,7 @@ class Cron:
     def after(self, us: int) -> int | None:
         zone = zone_of(self.zone)
         day = (to_datetime(us).astimezone(zone)).date() - DAY
-        try:
+        with suppress(OverflowError):  # the year 9999
             for _ in range(MAX_DAYS):
                 if self._on(day):
                     instants = self._instants(day, zone)
@@ -152,8 +152,6 @@ class Cron:
                     if at < len(instants):
                         return instants[at] if instants[at] <= LAST_US else None
                 day += DAY
-        except OverflowError:  # the year 9999
-            pass
         return None
 
     def _on(self, day: date) -> bool:

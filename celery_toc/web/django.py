@@ -16,6 +16,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from celery import current_app
@@ -161,10 +162,8 @@ class _Served:
         loop = self._loop
         if loop is None or self._process != os.getpid():
             return
-        try:
+        with suppress(Exception):  # the process ends anyway, and with it what is open
             asyncio.run_coroutine_threadsafe(self._api.aclose(), loop).result(2)
-        except Exception:
-            pass  # the process ends anyway, and with it what is open
         loop.call_soon_threadsafe(loop.stop)
 
 

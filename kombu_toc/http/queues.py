@@ -11,7 +11,6 @@ from typing import Any
 from ..center.center import TimeoutCenter
 from ..center.topics import ALTERABLE, MOST_FAR
 from ..errors import ConfigurationError, LibraryError
-from ..model import limits as known
 from ..model import limits as terms
 from ..model.limits import LIMITS, PRIORITIES
 from ..model.results import DEAD, Counts
@@ -77,10 +76,10 @@ def _kind_of(limit: str) -> schema.Anything:
         return schema.Anything(f"Priority steps. {_ABOUT}", ("array", "null"), {"items": items})
     kind = LIMITS[limit]
     about = f"It must be {kind.must}. {_ABOUT}"
-    if isinstance(kind, known.Number):
+    if isinstance(kind, terms.Number):
         bounds = {"minimum": 0 if kind.zero else kind.least, "maximum": kind.most}
         return schema.Anything(about, ("integer" if kind.kind is int else "number", "null"), bounds)
-    if isinstance(kind, known.Flag):
+    if isinstance(kind, terms.Flag):
         return schema.Anything(about, ("boolean", "null"))
     if isinstance(kind, terms.Rate):
         return schema.Anything(about, ("number", *_TEXT))

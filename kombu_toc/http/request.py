@@ -16,6 +16,7 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -229,14 +230,12 @@ async def discard_body(receive: Receive, seconds: float = BODY_WITHIN) -> None:
     connection = current()
     if connection is not None:
         connection.discard(MOST_DISCARDED)
-    try:
+    with suppress(asyncio.TimeoutError, TimeoutError):
         async with timeout_after(seconds):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect" or not message.get("more_body", False):
                     return
-    except (asyncio.TimeoutError, TimeoutError):
-        pass
 
 
 async def end(*tasks: asyncio.Task[Any] | None) -> None:

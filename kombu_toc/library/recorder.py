@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from operator import attrgetter
@@ -881,7 +882,7 @@ class Recorder:
             return
         if self._stopping:
             return
-        try:
+        with suppress(*BROKEN):  # Redis is away; the next turn tries again
             if self._keeper is None:
                 self._keeper = Keeper(
                     *(self.store, self._make_center(), self.worker, self.retention),
@@ -898,5 +899,3 @@ class Recorder:
                 self.away_until = 0.0
             if self._consumes and self._keeper.turn():
                 self._bell.set()  # there is more to do at once
-        except BROKEN:
-            pass  # Redis is away; the next turn tries again

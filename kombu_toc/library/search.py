@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -313,14 +314,12 @@ def records(database: Database, statement: Any) -> list[Record]:
 
 
 def _read_after(after: str) -> _Place:
-    try:
+    with suppress(ValueError, TypeError, OverflowError, RecursionError):
         action_us, id, token, topic, day = json.loads(after)
         place = int(action_us), str(id), str(token), str(topic), int(day)
         numbers = FIRST <= place[0] <= LAST and 0 <= place[4] <= _PENDING
         if numbers and all(storable(text) == text for text in place[1:4]):
             return place
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        pass
     raise LibraryError(
         f"after={str(after)[:80]!r} is not where a page ends: give what the page before has in "
         "after"

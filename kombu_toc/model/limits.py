@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -251,10 +252,8 @@ class Number(Kind):
 
     def read(self, what: str, value: object) -> Any:
         """Check an option, whose value may be text."""
-        try:
+        with suppress(TypeError, ValueError, OverflowError):  # check() raises
             value = self.kind(cast(Any, value))
-        except (TypeError, ValueError, OverflowError):
-            pass  # check() raises
         return self.check(what, value)
 
 

@@ -303,10 +303,8 @@ def key_of(what: str, value: object) -> str:
     if isinstance(value, (str, int, uuid.UUID)) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, bytes):
-        try:
+        with suppress(UnicodeDecodeError):  # as below
             return value.decode()
-        except UnicodeDecodeError:
-            pass  # as below
     raise TraitError(f"{what}: the key must be text, a whole number or a UUID, not {value!r}")
 
 
@@ -475,10 +473,8 @@ def _microseconds(what: str, name: str, value: object, kinds: str = "a number") 
     """A number of seconds, also as text, in microseconds. Raises TraitError."""
     seconds = math.nan
     if not isinstance(value, bool) and isinstance(value, (int, float, str)):
-        try:
+        with suppress(ValueError, OverflowError):  # as below
             seconds = float(value)
-        except (ValueError, OverflowError):
-            pass  # as below
     if not 0 <= seconds <= _LONGEST_UNIQUE:
         raise TraitError(
             f"{what}: {name} must be {kinds} of seconds from 0 to 316224000, not {value!r}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any
 
@@ -60,7 +61,7 @@ def read_time(text: str, now: float, zone: tzinfo = timezone.utc) -> float:
     sign, rest = (-1, said[1:]) if said[:1] == "-" else (1, said.removeprefix("+"))
     if rest.endswith(" ago"):
         sign, rest = -sign, rest.removesuffix(" ago")
-    try:
+    with suppress(ValueError, OverflowError):
         try:
             moment = now + sign * read_span(rest.removeprefix("in "))
         except ValueError:
@@ -68,8 +69,6 @@ def read_time(text: str, now: float, zone: tzinfo = timezone.utc) -> float:
             moment = (read if read.tzinfo else read.replace(tzinfo=zone)).timestamp()
         if -_LAST < moment < _LAST:
             return moment
-    except (ValueError, OverflowError):
-        pass
     raise ValueError(
         f"{text[:60]!r} is not a time up to the year 2255; write it as in ISO 8601, such as "
         "2030-12-24T18:00:00+01:00, or as a span from now, such as 1h30m or -2d"
