@@ -270,10 +270,7 @@ def _cancel_ids(
     gone = {(one.topic, one.id) for one in found} - {(one.topic, one.id) for one in done}
     for _, id in sorted(gone):  # since they were looked up
         session.complain(f"too late: {id!r} is gone", cli.TOO_LATE)
-    if session.as_json:
-        session.json({"results": shown, "schedules": schedules})
-    elif schedules:
-        session.screen.say(skipped(schedules), "yellow")
+    session.tell({"results": shown, "schedules": schedules}, notes=[skipped(schedules)])
 
 
 def _tell_cancelled(
@@ -326,24 +323,15 @@ def _cancel_matching(session: Session, given: Filters, yes: bool, results: _Resu
                     if each.deleted:
                         results.mark(each)
                 bar(cancelled + late)
-    if session.as_json:
-        session.json(
-            {
-                "cancelled": cancelled,
-                "late": late,
-                "revoked": results.marked,
-                "schedules": sorted(schedules),
-            }
-        )
-        return
-    if not number:
-        session.screen.say("No messages match.")
-        return
     results_too = f"; {counted(results.marked, 'result')} marked REVOKED" if results.marked else ""
-    session.screen.say(f"Cancelled {counted(cancelled, 'message')}{results_too}.")
-    if schedules:
-        session.screen.say(skipped(schedules), "yellow")
-    if late:
+    done = f"Cancelled {counted(cancelled, 'message')}{results_too}."
+    marked, named = results.marked, sorted(schedules)
+    session.tell(
+        {"cancelled": cancelled, "late": late, "revoked": marked, "schedules": named},
+        done if number else "No messages match.",
+        notes=[skipped(named)],
+    )
+    if late and not session.as_json:
         session.complain(f"too late for {counted(late, 'message')}: a worker has it", cli.TOO_LATE)
 
 
@@ -490,15 +478,10 @@ def _move_matching(
                     moved += each.moved
                     late += not each.moved
                 bar(moved + late)
-    if session.as_json:
-        session.json({"moved": moved, "late": late})
-        return
-    if not number:
-        session.screen.say("No messages match.")
-        return
-    done = "now" if to is None else cli.local_iso(to, session.zone)
-    session.screen.say(f"Rescheduled {counted(moved, 'message')}, due {done}.")
-    if late:
+    due = "now" if to is None else cli.local_iso(to, session.zone)
+    done = f"Rescheduled {counted(moved, 'message')}, due {due}."
+    session.tell({"moved": moved, "late": late}, done if number else "No messages match.")
+    if late and not session.as_json:
         session.complain(f"too late for {counted(late, 'message')}: a worker has it", cli.TOO_LATE)
 
 

@@ -126,31 +126,23 @@ def rebuild(session: Session) -> None:
     """
     with session.progress("Rebuilding") as bar:
         done = session.library.rebuild(bar)
-    if session.as_json:
-        session.screen.json(
-            {
-                **cli.document(done, "rows put taken ended"),
-                **{"not_kept": list(done.not_kept), "behind": list(done.behind)},
-            }
-        )
-        return
-    session.screen.say(f"Put {counted(done.put, 'message')} back, of {counted(done.rows, 'row')}.")
-    if done.taken:
-        session.screen.say(
-            f"{counted(done.taken, 'message')} had been taken by workers a moment ago: what these "
-            "do not finish comes back by itself."
-        )
-    for queue in done.not_kept:
-        session.screen.say(
-            f"Queue {queue} has x-library: off: what was in it when Redis was lost is lost.",
-            "yellow",
-        )
-    for queue in done.behind:
-        session.screen.say(
-            f"Queue {queue} has x-library: behind: what was sent to it in the seconds before Redis "
-            "was lost may be lost.",
-            "yellow",
-        )
+    taken = (
+        f"{counted(done.taken, 'message')} had been taken by workers a moment ago: what these do "
+        "not finish comes back by itself."
+    )
+    lost = {
+        "off: what was in it when Redis was lost is lost": done.not_kept,
+        "behind: what was sent to it in the seconds before Redis was lost may be lost": done.behind,
+    }
+    session.tell(
+        {
+            **cli.document(done, "rows put taken ended"),
+            **{"not_kept": list(done.not_kept), "behind": list(done.behind)},
+        },
+        f"Put {counted(done.put, 'message')} back, of {counted(done.rows, 'row')}.",
+        taken if done.taken else "",
+        notes=[f"Queue {q} has x-library: {how}." for how, some in lost.items() for q in some],
+    )
 
 
 @cli.command("""
@@ -299,16 +291,14 @@ def retry(session: Session, **which: Any) -> None:
     if chosen is not None:
         with session.progress("Retrying", number) as bar:
             done = session.ask(session.center.failures.retry, name, on_progress=bar, **chosen)
-    if session.as_json:
-        session.json({"retried": done.number, **done._asdict()})
-        return
-    if done.number or not session.exit_code:
-        what = f"Retried {counted(done.number, 'task')}." if done.number else "Nothing is retried."
-        session.screen.say(what)
-    for field, said in SAID.items():
-        if number := getattr(done, field):
-            session.screen.say(f"{counted(number, 'task')}: {said}.")
-    if done.not_kept:
+    nothing = "" if session.exit_code else "Nothing is retried."
+    held = ((getattr(done, field), said) for field, said in SAID.items())
+    session.tell(
+        {"retried": done.number, **done._asdict()},
+        f"Retried {counted(done.number, 'task')}." if done.number else nothing,
+        *(f"{counted(number, 'task')}: {said}." for number, said in held if number),
+    )
+    if done.not_kept and not session.as_json:
         session.exit_code = max(session.exit_code, cli.PARTIAL)
 
 
@@ -342,10 +332,8 @@ def clear(session: Session, queue: str | None, yes: bool) -> None:
 
 
 def _say_deleted(session: Session, number: int) -> None:
-    if session.as_json:
-        session.json({"deleted": number})
-    elif number or not session.exit_code:
-        session.screen.say(f"Deleted {counted(number, 'failure')}.")
+    done = f"Deleted {counted(number, 'failure')}."
+    session.tell({"deleted": number}, done if number or not session.exit_code else "")
 
 
 def _confirmed(

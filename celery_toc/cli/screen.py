@@ -411,8 +411,10 @@ def plural(noun: str) -> str:
 
 
 def skipped(schedules: Iterable[str]) -> str:
-    """A sentence for the user: schedules whose next firing was deleted go on."""
+    """A sentence for the user: schedules whose next firing was deleted go on. Empty without any."""
     names = sorted(set(schedules))
+    if not names:
+        return ""
     goes = "it goes" if len(names) == 1 else "each goes"
     return f"The next firing of {listed(names)} was among them; {goes} on with the one after that."
 

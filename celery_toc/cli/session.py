@@ -153,13 +153,18 @@ class Session:
                 self.missing.append(one._replace(slots=tuple(slots)))
             return cast(T, exc.results)
 
-    def tell(self, document: dict[str, Any], *lines: str) -> None:
-        """Show what was done: one JSON document, or these lines, without those that are empty."""
+    def tell(self, document: dict[str, Any], *lines: str, notes: Iterable[str] = ()) -> None:
+        """Show what was done: one JSON document, or these lines, without those that are empty.
+
+        notes: further lines, to which attention is drawn
+        """
         if self.as_json:
             self.json(document)
             return
         for line in filter(None, lines):
             self.screen.say(line)
+        for note in filter(None, notes):
+            self.screen.say(note, "yellow")
 
     def show(
         self,

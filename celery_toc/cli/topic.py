@@ -379,14 +379,12 @@ def purge(session: Session, queue: str, yes: bool) -> None:
         with session.progress("Purging", counts.waiting) as bar:
             purged = session.center.queues.purge(queue, on_progress=bar)
         number, schedules = int(purged), list(purged.schedules)
-    if session.as_json:
-        session.screen.json({"queue": queue, "purged": number, "schedules": schedules})
-    elif counts.waiting:
-        session.screen.say(f"Purged {counted(number, 'message')}.")
-        if schedules:
-            session.screen.say(skipped(schedules), "yellow")
-    else:
-        session.screen.say(f"No messages wait in {queue!r}.")
+    done = f"Purged {counted(number, 'message')}."
+    session.tell(
+        {"queue": queue, "purged": number, "schedules": schedules},
+        done if counts.waiting else f"No messages wait in {queue!r}.",
+        notes=[skipped(schedules)],
+    )
 
 
 @cli.command("""
