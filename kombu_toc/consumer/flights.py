@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -111,10 +111,12 @@ class UnansweredPops:
         now = self._clock()
         return self._take(lambda one: one.topic.name in topics and now >= one.again)
 
-    def take_kept(self) -> list[UnansweredPop]:
-        """Those that nobody has asked for: the caller gives back what they gave."""
+    def take_kept(self) -> Iterator[UnansweredPop]:
+        """Those that nobody has asked for, each when the caller comes to it: the caller gives back
+        what it gave, and may end before it comes to all."""
         now = self._clock()
-        return self._take(lambda one: now >= one.lost + KEPT)
+        for name in list(self._lost):
+            yield from self._take(lambda one, of=name: one.name == of and now >= one.lost + KEPT)
 
     def _take(self, which: Callable[[UnansweredPop], bool]) -> list[UnansweredPop]:
         with self._lock:

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 from kombu import Connection, Queue
 
 from kombu_toc import IN_FLIGHT, WAITING, Delivery, TimeoutCenter
 from kombu_toc.center.calls import PopRequest
+from kombu_toc.consumer.flights import KEPT, UnansweredPop
+from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.model.topic import Topic
 from kombu_toc.scripts.call import ScriptCall
 
@@ -73,6 +76,26 @@ def of_a_namesake(center: TimeoutCenter, given: Delivery) -> None:
 
 def waiting(center: TimeoutCenter, given: Delivery) -> None:
     center.release([given])
+
+
+def test_what_several_pops_gave_to_nobody_comes_back_although_the_first_attempt_breaks_off(
+    server: Server, center: TimeoutCenter
+) -> None:
+    """K7: it was given back when its lease ended; the consumer had gone."""
+    asked = TimeoutCenter(server.client())
+    heartbeat = LeaseKeeper(lambda: asked)
+    broken = redis.ConnectionError("the server is away")
+    for queue in ("mail", "sms"):
+        topic = center.queues.declare(queue, slots=1)
+        center.put(queue, "x", b"body")
+        assert center.runner.run(popping(center, topic, f"me.{queue}")).messages
+        heartbeat.flights.lose(UnansweredPop(topic, None, f"me.{queue}", 30.0))
+    time.sleep(KEPT)
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(redis.ConnectionError):
+        patched.setattr(asked.runner, "run", lambda call: (_ for _ in ()).throw(broken))
+        heartbeat.beat(asked, time.monotonic())
+    heartbeat.beat(asked, time.monotonic())
+    assert [center.counts(queue).ready for queue in ("mail", "sms")] == [1, 1]
 
 
 @pytest.mark.parametrize("become", [of_another, of_a_namesake, waiting])
