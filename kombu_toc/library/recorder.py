@@ -557,7 +557,9 @@ class Recorder:
         # Of a child: its parent uses the connections to Redis, so they are not closed.
         self._keeper: Keeper | None = None
         self._consumes = False
-        self._not_put = False
+        #: how often Redis did not take what was sent, and how often it had not by the last look
+        #: that has left nothing of it
+        self._not_put = self._looked = 0
 
     # -- what is sent
 
@@ -669,7 +671,7 @@ class Recorder:
                     "they are not there: %s",
                     *(len(keys), exc),
                 )
-        self._not_put = True
+        self._not_put += 1
         self._start()
 
     # -- what becomes of it
@@ -856,7 +858,7 @@ class Recorder:
         try:
             put = keeper.put_some(keys)
         except Exception:
-            self._not_put = True  # what was put perhaps is looked for there first
+            self._not_put += 1  # what was put perhaps is looked for there first
             raise
         for _, _, topic in put:
             # Not before: SQLite has one writer, which was the caller.
@@ -878,7 +880,9 @@ class Recorder:
 
     def _keep(self) -> None:
         """Put what is not in Redis, and look after the rest, if this process is to do that."""
-        if not (self._consumes or self._not_put or self._expected):
+        not_put = self._not_put  # those who send say so again meanwhile
+        is_owed = not_put != self._looked
+        if not (self._consumes or is_owed or self._expected):
             return
         if self._stopping:
             return
@@ -888,12 +892,13 @@ class Recorder:
                     *(self.store, self._make_center(), self.worker, self.retention),
                     ready=self.ready,
                 )
-            restored = bool(self._expected or self._not_put) and self._keeper.is_restored()
+            restored = bool(self._expected or is_owed) and self._keeper.is_restored()
             if self._expected and restored:
                 self._put_expected(self._keeper)
-            if self._not_put and restored:
+            if is_owed and restored:
                 self._keeper.put_missing()
-                self._not_put = self._keeper.doubts
+                if not self._keeper.doubts:
+                    self._looked = not_put
                 if self._keeper.has_more:
                     self._bell.set()
                 self.away_until = 0.0

@@ -202,3 +202,25 @@ def test_the_upkeep_goes_on_when_the_connection_it_began_with_is_closed(
     recorder._turn()
     assert center.get("order-1")
     recorder.close()
+
+
+def test_what_redis_does_not_take_while_its_sender_looks_what_is_not_put_follows(
+    broker, store, center, monkeypatch
+):
+    publish(broker, "order-0")
+    recorder = broker.default_channel.recorder
+    put_missing = Keeper.put_missing
+
+    def while_another_sends(keeper: Keeper) -> int:
+        monkeypatch.setattr(Keeper, "put_missing", put_missing)
+        put = keeper.put_missing()
+        publish(broker, "order-1")
+        return put
+
+    monkeypatch.setattr(statements, "DOUBT_US", 0)
+    lose_the_reply(broker, monkeypatch, arrives=False)
+    monkeypatch.setattr(Keeper, "put_missing", while_another_sends)
+    recorder._not_put = True
+    for _ in range(3):
+        recorder._turn()
+    assert center.get("order-1")
