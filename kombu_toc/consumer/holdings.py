@@ -241,15 +241,15 @@ class Presence:
         self._process = [host, pid]
         #: the queues, and the channels that consume them
         self._consumed: KeptFresh[str] = KeptFresh(lock, min)
-        #: what is in Redis, and monotonic seconds when that is to be announced again
-        self._announced = ""
+        #: what is in Redis, or may be: an announcement is on its way, or its reply was lost. Empty
+        #: text is for one that is about to be made
+        self._announced: set[str] = set()
+        #: monotonic seconds when it is to be announced again
         self._due = 0.0
-        #: whether an announcement is on its way
-        self._announcing = False
 
     def __bool__(self) -> bool:
         """Whether there is something to announce, now or later."""
-        return bool(self._consumed or self._announced or self._announcing)
+        return bool(self._consumed or self._announced)
 
     def add(self, queue: str, holder: Hashable) -> None:
         """A channel consumes a queue."""
@@ -286,20 +286,20 @@ class Presence:
         :meth:`announced` or :meth:`failed` is next.
         """
         # In this order: what changes from now on is announced anew.
-        self._due, self._announcing = now + PRESENCE_INTERVAL, True
+        self._due, self._announced = now + PRESENCE_INTERVAL, {"", *self._announced}
         queues = sorted(self._consumed.lifetimes())
         statement = json.dumps([*self._process, *queues]) if queues else ""
-        return statement, [self._announced] if self._announced not in ("", statement) else []
+        before = self._announced - {"", statement}
+        self._announced = {statement, *before}
+        return statement, sorted(before)
 
     def announced(self, statement: str) -> None:
         """Note that a statement is in Redis."""
-        self._announced = statement
-        self._announcing = False
+        self._announced = {statement} - {""}
 
     def failed(self) -> None:
         """Note that an announcement has failed: it is due again soon."""
         self._due = 0.0
-        self._announcing = False
 
 
 class KeptFresh(Generic[Name]):

@@ -74,6 +74,16 @@ def test_what_could_not_be_announced_is_due_again(presence: Presence) -> None:
     assert presence.is_due(100.1)
 
 
+def test_an_announcement_whose_reply_was_lost_is_taken_back_too(presence: Presence) -> None:
+    presence.add("a", "channel 1")
+    lost, _ = presence.next(100.0)
+    presence.failed()
+    assert presence.end()
+    assert presence.next(100.1) == ("", [lost])
+    presence.announced("")
+    assert not presence
+
+
 def test_a_name_is_kept_fresh_until_its_last_holder_leaves_it() -> None:
     kept: KeptFresh[str] = KeptFresh(threading.RLock(), min)
     kept.keep("reply", 60_000, "one")
