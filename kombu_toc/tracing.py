@@ -211,11 +211,7 @@ class Tracing:
             links = (Link(origin),)
         kind = SpanKind.CLIENT if origin.is_valid else SpanKind.PRODUCER
         span = self._tracer.start_span(
-            f"{operation} {queue}",
-            None if current.is_valid else carried,
-            kind,
-            attributes,
-            links,
+            f"{operation} {queue}", None if current.is_valid else carried, kind, attributes, links
         )
         along: dict[str, str] = {}
         if not origin.is_valid:
@@ -424,11 +420,7 @@ class Tracing:
 
     def _attributes(self, name: str, kind: str, queue: str) -> dict[str, Any]:
         """The attributes of a span that its metrics have too: few values each."""
-        made = {
-            **self._common,
-            "messaging.operation.name": name,
-            "messaging.operation.type": kind,
-        }
+        made = {**self._common, "messaging.operation.name": name, "messaging.operation.type": kind}
         if queue:
             made["messaging.destination.name"] = queue
         return made

@@ -447,10 +447,7 @@ def send_many(signatures: Iterable[Signature], app: Celery | None = None) -> lis
 
 
 def unique(
-    key: Any,
-    until: str | float | None = None,
-    conflict: str = "keep",
-    at_most: float | None = None,
+    key: Any, until: str | float | None = None, conflict: str = "keep", at_most: float | None = None
 ) -> dict[str, Any]:
     """Options of ``apply_async`` by which a task is sent only if its queue has none of this key:
     ``apply_async(args, **unique("invoice-42"))``.

@@ -72,10 +72,7 @@ def migrate(
         ]
 
     def run(label: str, **more: Any) -> Any:
-        with (
-            session.app.connection_for_write() as connection,
-            session.progress(label) as bar,
-        ):
+        with session.app.connection_for_write() as connection, session.progress(label) as bar:
             more["on_progress"] = bar
             if source:
                 return kombu_toc.migrate_broker(url, connection, **options, **more)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone, tzinfo
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -163,9 +163,8 @@ class Cron:
 
     def _instants(self, day: date, zone: tzinfo) -> Sequence[int]:
         """When it fires on a day of its zone, in order."""
-        begin = datetime(day.year, day.month, day.day, tzinfo=zone)
-        end = begin + DAY  # of the wall clock
-        if begin.utcoffset() == end.utcoffset():
+        begin, is_regular = _begin(day, zone)
+        if is_regular:
             return _Regular(to_us(begin), self.hours, self.minutes)
         return sorted(set(self._on_change(begin, zone)))
 
@@ -189,7 +188,7 @@ class Cron:
     def text(self) -> str:
         return f"{self.fields} (either day)" if self.either_day else self.fields
 
-    @property
+    @cached_property
     def fields(self) -> str:
         """As a crontab has them."""
         numbers = (self.minutes, self.hours, self.days, self.months, self.weekdays)
@@ -200,11 +199,19 @@ class Cron:
         return {**said, "either_day": True} if self.either_day else said
 
     @classmethod
-    @lru_cache(maxsize=1024)
+    @lru_cache(maxsize=4096)
     def of_text(cls, text: str, zone: str, either_day: bool = False) -> Cron:
         """The inverse of :attr:`fields`."""
         minutes, hours, days, months, weekdays = map(_numbers, text.split(" "), _RANGES)
         return cls(minutes, hours, days, months, weekdays, zone, either_day)
+
+
+@lru_cache(maxsize=64)
+def _begin(day: date, zone: tzinfo) -> tuple[datetime, bool]:
+    """When a day begins, and whether the clock is not changed on it. Schedules that are put
+    together look at the same few."""
+    begin = datetime(day.year, day.month, day.day, tzinfo=zone)
+    return begin, begin.utcoffset() == (begin + DAY).utcoffset()  # of the wall clock
 
 
 class _Regular(Sequence[int]):
@@ -239,6 +246,7 @@ def _jump(before_us: int, after_us: int, zone: tzinfo) -> int:
     return high * SECOND_US
 
 
+@lru_cache(maxsize=1024)
 def _field(numbers: tuple[int, ...], within: tuple[int, int]) -> str:
     """Numbers as a field of a crontab: always the same text for the same numbers."""
     first, last = within
@@ -261,6 +269,7 @@ def _field(numbers: tuple[int, ...], within: tuple[int, int]) -> str:
     return ",".join(parts)
 
 
+@lru_cache(maxsize=1024)
 def _numbers(field: str, within: tuple[int, int]) -> tuple[int, ...]:
     first, last = within
     if field.startswith("*"):
@@ -353,14 +362,22 @@ def decides_itself(schedule: Any) -> bool:
     return False
 
 
+@lru_cache(maxsize=4096)
+def _cron_of(*said: Any) -> Cron | None:
+    """A crontab of the numbers of its fields, its zone and `either_day`; None if a field is empty.
+    Among thousands that are put, many are the same."""
+    *fields, zone, either_day = said
+    minutes, hours, days, months, weekdays = numbers = [_sorted(one) for one in fields]
+    return Cron(minutes, hours, days, months, weekdays, zone, either_day) if all(numbers) else None
+
+
+@lru_cache(maxsize=1024)
+def _sorted(numbers: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(sorted(map(int, numbers)))
+
+
 def read_schedule(
-    name: str,
-    given: Any,
-    zone: str,
-    start: int | None,
-    now: int,
-    *,
-    either_day: bool = False,
+    name: str, given: Any, zone: str, start: int | None, now: int, *, either_day: bool = False
 ) -> Timing:
     """What says when it fires.
 
@@ -379,11 +396,10 @@ def read_schedule(
         raise ScheduleError(f"schedule {name!r}: either_day is for a crontab, unlike {given!r}")
     if isinstance(given, schedules.crontab):
         fields = (given.minute, given.hour, given.day_of_month, given.month_of_year)
-        numbers = [tuple(sorted(map(int, one))) for one in (*fields, given.day_of_week)]
-        if not all(numbers):
+        cron = _cron_of(*map(tuple, fields), tuple(given.day_of_week), zone, either_day)
+        if cron is None:
             raise ScheduleError(f"schedule {name!r}: {given!r} has an empty field; it never fires")
-        minutes, hours, days, months, weekdays = numbers
-        return Cron(minutes, hours, days, months, weekdays, zone, either_day)
+        return cron
     if isinstance(given, schedules.solar) and is_number(given.lat + given.lon):
         return Sun(given.event, float(given.lat), float(given.lon))
     relative = False

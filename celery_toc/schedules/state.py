@@ -518,13 +518,7 @@ def take(
 
 
 def _take_another(
-    name: str,
-    record: Record,
-    id: str,
-    now: int,
-    must_wait: bool,
-    noted: str | None,
-    alone: bool,
+    name: str, record: Record, id: str, now: int, must_wait: bool, noted: str | None, alone: bool
 ) -> tuple[str, Step | None]:
     """A firing has come that is not the next one: somebody has followed it, and it comes again; or
     the schedule was paused or changed while it was on its way, and it is noted here that it has

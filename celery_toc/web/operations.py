@@ -563,10 +563,7 @@ def schedule_operations(allowed: Allowed) -> http.Operations:
         "GET /v1/schedules",
         "List schedules",
         many_queues=True,
-        query={
-            "queue": http.Text("Only those of this queue.", most=500),
-            **http.paging(1000),
-        },
+        query={"queue": http.Text("Only those of this queue.", most=500), **http.paging(1000)},
         returns=("A page.", _LISTED),
     )
     async def list_all(api: Any, request: http.Request) -> http.Answer:

@@ -261,10 +261,7 @@ class Followers:
         self._clocks: dict[str, tuple[int, int]] = {}
 
     def __call__(
-        self,
-        center: kombu_toc.TimeoutCenter,
-        log: Callable[..., None],
-        goes_on: Callable[[], bool],
+        self, center: kombu_toc.TimeoutCenter, log: Callable[..., None], goes_on: Callable[[], bool]
     ) -> None:
         if self._clock() < self._next:
             return

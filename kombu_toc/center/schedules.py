@@ -158,8 +158,10 @@ class RecurringCommands:
                 *(part for one in change.more for part in (one.id, one.body, one.at_us)),
             ),
             lambda raw: ScheduleChanged(
-                bool(raw[0]), text(raw[1]), raw[2], bool(raw[3]), bool(raw[4])
+                *(bool(raw[0]), change.wanted if raw[0] else text(raw[1]), raw[2]),
+                *(bool(raw[3]), bool(raw[4])),
             ),
+            keys_recur=True,
         )
 
     def reading(
@@ -249,12 +251,7 @@ class Recurring(CenterPart):
         return self.places.topics(prefix, after, -1 if limit is None else limit)
 
     def read(
-        self,
-        topic: str,
-        names: Sequence[str],
-        *,
-        template: bool = False,
-        fired: bool = False,
+        self, topic: str, names: Sequence[str], *, template: bool = False, fired: bool = False
     ) -> tuple[int, list[Scheduled]]:
         """Read schedules by name: the server's clock in microseconds, and those that are there."""
         declared = self._registry.resolved(topic)
@@ -566,16 +563,26 @@ class Places:
 
     def of(self, names: Sequence[str]) -> dict[str, list[str]]:
         """By name, the topics in which a schedule of that name is, or was about to be."""
-        heads = {name: schedule_place(name) for name in names}
-        spans = (names_between(head, "") for head in heads.values())
-        found = pipelined(
-            self._client,
-            [("ZRANGE", self._places, *span, "BYLEX", "LIMIT", 0, -1) for span in spans],
-        )
-        return {
-            name: [place[len(head) :] for place in texts(places)]
-            for (name, head), places in zip(heads.items(), found, strict=True)
-        }
+        heads = {schedule_place(name): name for name in names}
+        found: dict[str, list[str]] = {name: [] for name in names}
+        if not names:
+            return found
+        spans = [names_between(head, "") for head in heads]
+        # What is put together often lies together: then one range has all, and little else.
+        low, high = min(low for low, _ in spans), max(high for _, high in spans)
+        most = 2 * len(names) + 8
+        read = self._ranges([(low, high)], most)
+        if len(read) == most:
+            read = self._ranges(spans)
+        for place in read:
+            head, end, topic = place.partition("\0")
+            if (name := heads.get(head + end)) is not None:
+                found[name].append(topic)
+        return found
+
+    def _ranges(self, spans: Iterable[tuple[bytes, bytes]], most: int = -1) -> list[str]:
+        commands = [("ZRANGE", self._places, *span, "BYLEX", "LIMIT", 0, most) for span in spans]
+        return [place for some in pipelined(self._client, commands) for place in texts(some)]
 
     def note(self, topic: str, names: Iterable[str]) -> None:
         """Schedules are about to be created, or have just been."""

@@ -153,9 +153,7 @@ async def retry(api: Any, request: Request) -> Answer:
 
 
 @OPERATIONS.add(
-    "GET /v1/library/tasks/{id}",
-    "Show the history of a task",
-    returns=("Its records.", _PAGE),
+    "GET /v1/library/tasks/{id}", "Show the history of a task", returns=("Its records.", _PAGE)
 )
 async def history(api: Any, request: Request, id: str) -> Answer:
     """All that is known of a task, the oldest first."""

@@ -215,10 +215,7 @@ for _verb, _done, _summary, _returns, _about in (
     "Extend leases",
     role="write",
     request=EXTEND,
-    returns=(
-        "How many are extended.",
-        _settled("extended", "How many are extended."),
-    ),
+    returns=("How many are extended.", _settled("extended", "How many are extended.")),
 )
 async def extend(api: Any, request: Request, queue: str) -> Answer:
     """Extend leases: they end that long from now."""

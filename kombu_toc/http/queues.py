@@ -188,11 +188,7 @@ async def list_queues(api: Any, request: Request) -> Answer:
     return answer({"queues": queues, "nextPageToken": more})
 
 
-@OPERATIONS.add(
-    "GET /v1/queues/{queue}",
-    "Describe a queue",
-    returns=("The queue.", _QUEUE),
-)
+@OPERATIONS.add("GET /v1/queues/{queue}", "Describe a queue", returns=("The queue.", _QUEUE))
 async def describe(api: Any, request: Request, queue: str) -> Answer:
     """What a queue is declared with, and what is in it."""
     return answer(await _described(api, queue))
@@ -355,11 +351,7 @@ for _verb, _summary in (
     ("resume", "Let workers take again"),
 ):
     OPERATIONS.add(
-        f"POST /v1/queues/{{queue}}:{_verb}",
-        _summary,
-        role="operate",
-        act=_verb,
-        returns=_PAUSED,
+        f"POST /v1/queues/{{queue}}:{_verb}", _summary, role="operate", act=_verb, returns=_PAUSED
     )(_pausing(_verb))
 
 

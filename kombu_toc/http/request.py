@@ -292,10 +292,7 @@ def read_query(raw: bytes) -> dict[str, str]:
         return {}
     try:
         pairs = parse_qsl(
-            raw.decode("ascii"),
-            keep_blank_values=True,
-            errors="strict",
-            max_num_fields=100,
+            raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100
         )
     except ValueError:
         raise Problem("bad-request", "the query of the URL cannot be decoded as UTF-8") from None

@@ -333,10 +333,7 @@ class Behind:
         self._insert(kept)
 
     def _delete(
-        self,
-        part: Sequence[_Part],
-        written: Sequence[dict[str, Key]],
-        dead: Mapping[Key, Row],
+        self, part: Sequence[_Part], written: Sequence[dict[str, Key]], dead: Mapping[Key, Row]
     ) -> None:
         calls, keys = [], []
         for (_, slot, entries), ids in zip(part, written, strict=True):

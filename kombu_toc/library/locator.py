@@ -166,10 +166,7 @@ class Locator:
                             found[other][row["id"]] = None
 
     def _look_everywhere(
-        self,
-        ids: Sequence[str],
-        found: dict[Shard, dict[str, None]],
-        asked: Asking,
+        self, ids: Sequence[str], found: dict[Shard, dict[str, None]], asked: Asking
     ) -> None:
         """Look into all tables, and note for the next time what is found."""
 

@@ -504,10 +504,7 @@ class Store:
 
     @staticmethod
     def after(
-        shard: Shard,
-        conditions: Sequence[Any],
-        after: tuple[int, str, str, str] | None,
-        limit: int,
+        shard: Shard, conditions: Sequence[Any], after: tuple[int, str, str, str] | None, limit: int
     ) -> tuple[list[Row], bool]:
         """As :meth:`page`, of the rows for which these hold; and whether there are no more."""
         columns = shard.tables.pending.c

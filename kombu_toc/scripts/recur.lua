@@ -20,7 +20,7 @@
 -- the whole queue, which may hold something although the slot does not
 -- ARGV[18...] further messages, each its id, envelope and action time; each is put unless there is one
 -- of that id
--- Returns {1 done | 0 the record is another one, the record that stands, now in microseconds,
+-- Returns {1 done | 0 the record is another one, which then follows, or '', now in microseconds,
 --          how many messages were put, 1 if one was taken out, announcements, settled}
 --@ clock admitted wake spread token sorted
 
@@ -118,4 +118,4 @@ if ARGV[8] ~= '' then removed = take_out(ARGV[8]) end
 if ARGV[9] ~= '' then added = put(ARGV[9], ARGV[10], tonumber(ARGV[11])) end
 for i = 18, #ARGV, 3 do added = added + put(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])) end
 if removed == 1 and added == 0 and ARGV[17] ~= '1' then settle_if_empty(wake, KEYS[1], ARGV[2], stores) end
-return {1, wanted, now, added, removed, said, unsaid}
+return {1, '', now, added, removed, said, unsaid}

@@ -537,9 +537,7 @@ def test_what_a_full_server_refuses_is_a_lost_connection_to_kombu(
         pipe.set("x", 1).execute()
 
 
-def test_the_error_of_a_message_goes_with_it_although_its_first_delivery_was_released_late(
-    center,
-):
+def test_the_error_of_a_message_goes_with_it_although_its_first_delivery_was_released_late(center):
     """No residue: who had it first gives it back after it died, was replayed and is delivered; by
     then it is another delivery's"""
     one = center

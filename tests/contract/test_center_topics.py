@@ -590,10 +590,7 @@ def test_a_script_without_the_wake_index_says_what_to_write_there(node):
         return node.execute_command(*call._replace(keys=keys).command(whole=True))
 
     declared = center.registry.topic("one")
-    assert raw(put_call(center, declared, "a", b"", at_us=2 * 10**15))[3] == [
-        0,
-        2 * 10**15,
-    ]
+    assert raw(put_call(center, declared, "a", b"", at_us=2 * 10**15))[3] == [0, 2 * 10**15]
     assert raw(put_call(center, declared, "b", b"", at_us=21 * 10**14))[3] == []
     slot, us = raw(put_call(center, declared, "c", b""))[3]
     assert (slot, us <= now_us(node)) == (0, True)

@@ -583,9 +583,7 @@ def test_what_is_lost_of_lanes_and_counts_is_found_and_mended(declare: Any, clie
     client.hset(slot.busy, "a%20b", 7)
     client.hset(slot.busy, "gone", 1)
     kinds = {(fault.kind, fault.id) for fault in center.admin.check("mail")}
-    assert kinds == {
-        *((NO_LANE, "a1"), (NO_LANE, "a2"), (MISCOUNTED, "a b"), (MISCOUNTED, "gone")),
-    }
+    assert kinds == {*((NO_LANE, "a1"), (NO_LANE, "a2"), (MISCOUNTED, "a b"), (MISCOUNTED, "gone"))}
     assert {(fault.kind, fault.id) for fault in center.admin.repair("mail")} == kinds
     assert center.admin.check("mail") == []
     center.ack([first])

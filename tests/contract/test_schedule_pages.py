@@ -27,6 +27,7 @@ from kombu_toc.http import Token, new_token
 
 from ..support.cases import each
 from ..support.cluster import Cluster
+from ..support.fixtures import own_server
 from ..support.http_server import HttpServer
 from ..support.page_visitor import Visitor, audit
 from ..support.servers import Server
@@ -111,8 +112,23 @@ def test_pages_have_every_schedule_once_by_queue_and_name(center: TimeoutCenter)
     assert center.recurring.topics(prefix="a", after="a b", limit=100) == ["a%b", "a:b"]
     assert center.recurring.topics(prefix="a", after="a b") == ["a%b", "a:b"]
     assert all(places(center, name) == QUEUES for name in NAMES)
+    found = center.recurring.find_many(NAMES)[1]
+    assert [[one.topic for one in found[name]] for name in NAMES] == [QUEUES] * len(NAMES)
     assert places(center, "N") == places(center, "") == []
     assert len(center.recurring.by_name(QUEUES, 1000).schedules) == len(every) == len(noted(center))
+
+
+@own_server
+def test_schedules_that_lie_together_are_found_by_one_command(center, client) -> None:
+    """An import looks for thousands before it puts them."""
+    names = [f"each-{number:02d}" for number in range(50)]
+    for name in names:
+        put(center, "mail", name)
+    for some, calls in ((names, 1), (names[:9], 1), (["each-00", "each-1x", "each-49"], 4)):
+        client.config_resetstat()
+        found = center.recurring.find_many(some)[1]
+        assert {name for name in some if found[name]} == {*some} & {*names}
+        assert client.info("commandstats")["cmdstat_zrange"]["calls"] == calls
 
 
 def test_a_queue_goes_with_its_last_schedule(center: TimeoutCenter, client: redis.Redis) -> None:
@@ -544,12 +560,7 @@ GOOD = {"name": "x", "task": "shop.remind", "when": "30s", "args": "[1]", "grace
     ],
 )
 def test_a_form_that_cannot_be_used_comes_back_with_what_was_typed(
-    tasks: TaskCenter,
-    app_server: HttpServer,
-    view: str,
-    field: str,
-    typed: str,
-    text: str,
+    tasks: TaskCenter, app_server: HttpServer, view: str, field: str, typed: str, text: str
 ) -> None:
     tasks.schedules.put("taken", "shop.remind", 60)
     visitor = Visitor(app_server)

@@ -30,10 +30,7 @@ def options(library_url: str) -> dict[str, Any]:
 )
 @on_engines("sqlite", "postgresql")
 def test_recorders_that_are_killed_leave_what_they_have_not_written_to_others(
-    start_workers: StartWorkers,
-    app: Celery,
-    toc: kombu_toc.TimeoutCenter,
-    options: dict[str, Any],
+    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter, options: dict[str, Any]
 ) -> None:
     workers = start_workers(2, "-P", "solo", **options)
     by_pid = {worker.container.pid: worker for worker in workers}

@@ -422,11 +422,7 @@ def test_check_finds_and_mends_every_disagreement(
     done = Event(rows["order-3"].key, statuses.DONE, now_us(), 1, "", "", ({}, 0))
     store.record([done])  # and one that has ended
     library = center_for(server.toc_url, **options).library
-    expected = {
-        ("not in Redis", "order-0"),
-        ("no row", "order-2"),
-        ("has ended", "order-3"),
-    }
+    expected = {("not in Redis", "order-0"), ("no row", "order-2"), ("has ended", "order-3")}
     assert {(one.kind, one.id) for one in library.check()} == expected
     assert {(one.kind, one.id) for one in library.check(fix=True)} == expected
     assert library.check() == []

@@ -17,14 +17,7 @@ from sqlalchemy import select
 
 import celery_toc
 from celery_toc.worker import remote_control
-from kombu_toc import (
-    ConfigurationError,
-    LibraryError,
-    MessageError,
-    Put,
-    TimeoutCenter,
-    center_for,
-)
+from kombu_toc import ConfigurationError, LibraryError, MessageError, Put, TimeoutCenter, center_for
 from kombu_toc.library import horizon, statuses
 from kombu_toc.library.horizon import FarStore, Loader
 from kombu_toc.library.keeper import Keeper

@@ -26,9 +26,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     times = SimpleNamespace(
-        monotonic=lambda: made.now,
-        process_time=lambda: made.used,
-        thread_time=lambda: made.own,
+        monotonic=lambda: made.now, process_time=lambda: made.used, thread_time=lambda: made.own
     )
     monkeypatch.setattr(deferred, "time", times)
     return made

@@ -706,9 +706,7 @@ class Jobs:
             first = counted.made
             parts = counted.add(page)
             job = job._replace(
-                matching=job.matching + len(page),
-                looked=job.looked + looked,
-                parts=counted.made,
+                matching=job.matching + len(page), looked=job.looked + looked, parts=counted.made
             )
             is_stopped = await self._write(job, zip(count(first), parts, strict=False))
             if is_stopped or self._closing:
