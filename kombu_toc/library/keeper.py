@@ -19,7 +19,7 @@ from .deferred import Behind
 from .horizon import FarStore, Loader, is_far
 from .outcomes import DAY_US
 from .putting import GONE_US, DeadLetters, Putter, Returner, Schedules, missing_of, off_among
-from .rebuild import LOOK_INTERVAL, PAUSE_KNOWN, Reconciler, restore_queues
+from .rebuild import LOOK_INTERVAL, Reconciler, Restored
 from .records import Key, Row, now_us
 from .shards import CHUNK, Asking, Database, Shard, each_asked
 from .store import Store, was_tried
@@ -49,9 +49,6 @@ PRUNED = 5
 
 #: Seconds after which it is looked again which queues have no rows: a rebuild names them.
 OFF_INTERVAL = 60.0
-
-#: Seconds after which another process restores what one has not, and how Redis says "never".
-RESTORING, EVER = 15, -1
 
 #: The name under which processes agree which of them does it: no queue has it.
 SPEAKER = " library"
@@ -89,6 +86,7 @@ class Keeper:
         self._asked = 0
         self._name = f"{self._process}/{os.urandom(6).hex()}"
         self._putter = Putter(self.center, self._store.topics, self._store.take_over)
+        self.is_restored = Restored(self._store, self.center, self._putter, self._name)
         self._reconciler = Reconciler(self._store, self.center, self._putter)
         self._returner = Returner(self._store, self.center, self._putter)
         self._loader = Loader(
@@ -102,9 +100,6 @@ class Keeper:
         #: the same of what is done once a second, whatever is left of the turn
         self._next_second = 0.0
         self._elected = False
-        #: the queues that it has paused as Redis had lost that, and monotonic seconds when workers
-        #: know of it; None: it is not at it
-        self._paused: tuple[list[str], float] | None = None
         self._claims = 0
         #: by the number of a shard, of what may have been put and is not in Redis: its row, as key
         #: and time of the last change, and since when it is missing
@@ -144,22 +139,6 @@ class Keeper:
                     self._next_turn = now + TURN
                     more = more or time.monotonic() >= self._next_turn
         return more
-
-    def is_restored(self) -> bool:
-        """Whether Redis has what operators have done to queues, and workers know of it: nothing is
-        put before. One process restores what Redis has lost, and the others wait for that."""
-        client, key = self.center.client, self.center.keys.restored
-        expires = self.center.runner.at_home(key, partial(client.ttl, key), lambda error: EVER)
-        if expires == EVER:
-            self._paused = None
-            return True
-        if client.set(key, self._name, nx=True, ex=RESTORING):
-            paused = restore_queues(self._store, self.center, self._putter)
-            self._paused = paused, time.monotonic() + (PAUSE_KNOWN if paused else 0.0)
-        if self._paused is None or time.monotonic() < self._paused[1]:
-            return False
-        restore_queues(self._store, self.center, self._putter, self._paused[0])
-        return bool(client.persist(key))
 
     def _check_usable(self, asking: Asking) -> None:
         """Raises the error of the first database whose tables cannot be used, if no other one

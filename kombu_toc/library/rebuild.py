@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -34,6 +35,8 @@ from .store import Store, together, was_tried
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 # -- puts back into Redis what is pending
 
 #: Rows that a statement reads, and that are put together.
@@ -46,8 +49,9 @@ SOON_US = 5_000_000
 #: has written its row has put its message.
 SETTLE = 1.5
 
-#: Seconds after which every worker knows of a pause.
-PAUSE_KNOWN = 5.0
+#: Seconds after which every worker knows of a pause; after which another process restores what one
+#: has not; and how Redis says "never".
+PAUSE_KNOWN, RESTORING, EVER = 5.0, 15, -1
 YOUNG = 0.5
 
 #: Seconds for which a rebuild waits to know how many rows there are, as it begins and as it ends.
@@ -124,30 +128,85 @@ def reading_ahead(source: Iterator[T]) -> Iterator[Iterator[T]]:
         yield ahead()
 
 
-def restore_queues(
-    store: Store, center: TimeoutCenter, putter: putting.Putter, before: Iterable[str] = ()
-) -> list[str]:
-    """Alter and pause queues as operators had, before anything is delivered; return those that
-    were not paused.
+@dataclass(eq=False)
+class Restored:
+    """Whether Redis has what operators have done to queues, and workers know of it: nothing is put
+    before. One process restores what Redis has lost, and the others wait for that.
 
-    before: those that this has paused a moment ago: they go on if they were resumed meanwhile
+    name: of this process, which no other one has
     """
-    paused: list[str] = []
-    queues = store.declarations.all()
-    for name, kept in queues.items():
-        center.registry.forget(name)  # Redis may have been lost since it was read
-        if not kept.altered and not kept.paused:
-            continue
-        while True:
-            topic = putter.topic(name)
-            if center.registry.redeclare(topic, kept.over(topic.declaration)):
-                break
-        if kept.paused and center.client.sadd(center.keys.paused, name):
-            paused.append(name)
-    for name in before:
-        if name in queues and not queues[name].paused:
-            center.client.srem(center.keys.paused, name)
-    return paused
+
+    _store: Store
+    _center: TimeoutCenter
+    _putter: putting.Putter
+    _name: str
+
+    def __post_init__(self) -> None:
+        #: the queues that it has paused as Redis had lost that, and monotonic seconds when workers
+        #: know of it; None: it is not at it
+        self._paused: tuple[list[str], float] | None = None
+
+    def __call__(self) -> bool:
+        client, key = self._center.client, self._center.keys.restored
+        expires = self._center.runner.at_home(key, partial(client.ttl, key), lambda error: EVER)
+        if expires == EVER:
+            self._paused = None
+            return True
+        if client.set(key, self._name, nx=True, ex=RESTORING):
+            self._begin()
+        if self._paused is None or time.monotonic() < self._paused[1]:
+            return False
+        self._restore(self._paused[0])
+        return bool(client.persist(key))
+
+    def _begin(self) -> None:
+        paused = self._restore()
+        self._paused = paused, time.monotonic() + (PAUSE_KNOWN if paused else 0.0)
+
+    def wait(self, *, anew: bool = False) -> None:
+        """Return when it is so.
+
+        anew: restore it whatever Redis says
+        """
+        if anew:
+            key = self._center.keys.restored
+            begin = partial(self._center.client.set, key, self._name, ex=RESTORING)
+            self._center.runner.at_home(key, begin, lambda error: None)
+            self._begin()
+        while not self():
+            time.sleep(0.1)
+
+    def _restore(self, before: Iterable[str] = ()) -> list[str]:
+        """Alter and pause queues as operators had, before anything is delivered; return those that
+        were not paused.
+
+        before: those that this has paused a moment ago: they go on if they were resumed meanwhile
+        """
+        store, center = self._store, self._center
+        paused: list[str] = []
+        queues = store.declarations.all()
+        for name, kept in queues.items():
+            center.registry.forget(name)  # Redis may have been lost since it was read
+            if not kept.altered and not kept.paused:
+                continue
+            while True:
+                topic = self._putter.topic(name)
+                wanted = kept.over(topic.declaration)
+                if center.registry.redeclare(topic, wanted):
+                    break
+            if kept.paused and center.client.sadd(center.keys.paused, name):
+                paused.append(name)
+            again = [("limited", "topic set")] * (wanted != topic.declaration)
+            again += [("paused", "resume")] * (name in paused)
+            for what in again:
+                logger.warning(
+                    "queue %s is %s again, as the library has it: 'celery toc %s' changes that",
+                    *(name, *what),
+                )
+        for name in before:
+            if name in queues and not queues[name].paused:
+                center.client.srem(center.keys.paused, name)
+        return paused
 
 
 @dataclass(eq=False)
@@ -181,8 +240,7 @@ class Rebuild:
             self._look(database)
         if len(self._away) == len(databases):
             raise next(iter(self._away.values()))
-        if restore_queues(store, self._center, self._putter):
-            time.sleep(PAUSE_KNOWN)
+        Restored(store, self._center, self._putter, self._name).wait(anew=True)
         done = Rebuilt(0, 0, 0, 0, 0)
         places = (statuses.IN_REDIS, statuses.NOT_PUT)
         sources = [self._rows(shard, place) for shard in store.shards.all for place in places]
@@ -373,8 +431,6 @@ class Rebuild:
 
 
 # -- compares the library with Redis, and brings them to agree
-
-logger = logging.getLogger(__name__)
 
 #: Microseconds for which a row or a message may be on its way.
 UNDER_WAY_US = 5_000_000
@@ -574,10 +630,15 @@ class Comparison:
     _center: TimeoutCenter
     sleep: Callable[[float], None] = time.sleep
 
+    def __post_init__(self) -> None:
+        self._putter = putting.Putter(self._center, self._store.topics, self._store.take_over)
+
     def run(self, *, fix: bool = False) -> Iterator[Disagreement]:
         """Yield what disagrees; with `fix`, mend it."""
         suspects: list[records.Row] = []
         messages: list[tuple[Found, records.Key]] = []
+        if fix:
+            Restored(self._store, self._center, self._putter, f"check/{os.urandom(6).hex()}").wait()
         for rows in self._rows():
             suspects += self._apart(rows)
             if _is_much(suspects):
@@ -633,8 +694,7 @@ class Comparison:
         messages: Sequence[tuple[Found, records.Key]],
         over: set[records.Key],
     ) -> None:
-        putter = putting.Putter(self._center, self._store.topics, self._store.take_over)
-        putting.Returner(self._store, self._center, putter).put_missing(missing)
+        putting.Returner(self._store, self._center, self._putter).put_missing(missing)
         self._store.record([records.event_of(row.key, statuses.DEAD) for row in dead])
         new = [records.row_of_message(one, key) for one, key in messages if key not in over]
         if new:

@@ -124,14 +124,29 @@ def test_what_kills_its_workers_is_dead_after_as_many_retries_as_its_queue_has(
     assert [one.state for one in center.get("order-1")] == ["waiting"]
 
 
-def test_a_rebuild_puts_nothing_before_workers_know_what_is_paused(client, recorded):
+@pytest.mark.parametrize("how", ["rebuild", "check"])
+def test_nothing_is_put_back_before_workers_know_what_is_paused(
+    client, store, center, recorded, monkeypatch, caplog, how
+):
     """They look every four seconds, and Redis has just said that nothing is."""
     recorded.put("mail", "order-1", b"one")
+    recorded.queues.alter("mail", rate="50/s")
     recorded.queues.pause("mail")
     client.flushdb()
-    began = time.monotonic()
-    assert recorded.library.rebuild().put == 1
-    assert time.monotonic() > began + REREAD
+    center.queues.declare("mail")  # this center has no library
+    began, put = time.monotonic(), list[float]()
+    before_put(monkeypatch, lambda: put.append(time.monotonic()))
+    recorded.library.rebuild() if how == "rebuild" else recorded.library.check(fix=True)
+    assert put[0] > began + REREAD
+    assert recorded.queues.describe("mail").limits["rate"].value == "50/s"
+    # Nothing that an operator has done is undone silently.
+    assert "queue mail is paused again" in caplog.text and "mail is limited again" in caplog.text
+    caplog.clear()
+    recorded.library.rebuild()
+    assert caplog.text == ""
+    center.queues.resume("mail")
+    assert Keeper(store, center, "one", 86_400).is_restored()
+    assert not center.queues.is_paused("mail")
 
 
 def test_a_lost_pause_is_restored_before_anything_is_put_and_not_once_it_is_lifted(
