@@ -254,8 +254,7 @@ def test_a_server_that_is_silent_is_an_error_after_the_timeout(single_server: Se
                 async with watched():
                     began = time.monotonic()
                     found = await asyncio.gather(
-                        *[toc.put("mail", f"m{i}", b"x") for i in range(20)],
-                        return_exceptions=True,
+                        *[toc.put("mail", f"m{i}", b"x") for i in range(20)], return_exceptions=True
                     )
                     assert all(
                         isinstance(one, (redis.TimeoutError, redis.ConnectionError))

@@ -231,10 +231,7 @@ class RouteByArgument:
     ids=str,
 )
 def test_whatever_is_set_messages_are_what_celery_sends(
-    client: redis.Redis,
-    server: Server | Cluster,
-    center: TimeoutCenter,
-    settings: dict[str, Any],
+    client: redis.Redis, server: Server | Cluster, center: TimeoutCenter, settings: dict[str, Any]
 ) -> None:
     with make_app(server.toc_url, **settings) as app:
 

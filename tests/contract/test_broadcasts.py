@@ -297,9 +297,7 @@ def test_who_is_bound_to_no_first_word_gets_all_in_order(
     assert inboxes["task.#"].bodies == of("task.received", "task.started", "")
 
 
-def test_the_order_holds_from_page_to_page_of_a_long_and_a_short_stream(
-    connect: Connect,
-) -> None:
+def test_the_order_holds_from_page_to_page_of_a_long_and_a_short_stream(connect: Connect) -> None:
     connection = connect()
     inbox = reader(connection, "all", "#")
     for number in range(3 * PAGE):

@@ -67,10 +67,7 @@ def test_a_database_that_the_server_has_not_is_named(single_server: Server) -> N
     """To whoever connects as a broker, and to a center alone."""
     url = f"toc+redis://127.0.0.1:{single_server.port}/99"
     said = rf"127.0.0.1:{single_server.port} has no database 99; use a number that its setting"
-    with (
-        Connection(url) as connection,
-        pytest.raises(kombu_toc.ConfigurationError, match=said),
-    ):
+    with Connection(url) as connection, pytest.raises(kombu_toc.ConfigurationError, match=said):
         connection.ensure_connection(max_retries=1)
     with pytest.raises(kombu_toc.ConfigurationError, match=said):
         kombu_toc.center_for(url).queues.names()

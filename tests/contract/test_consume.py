@@ -112,10 +112,7 @@ def test_the_message_whose_body_raises_comes_back_with_one_retry_less_and_the_ot
 ) -> None:
     center.queues.declare("mail", slots=1, retries=5, retry_backoff=HOUR, retry_backoff_max=HOUR)
     put(center, "first", "second", "third")
-    with (
-        pytest.raises(ValueError, match="broken"),
-        center.consume("mail", limit=10) as messages,
-    ):
+    with pytest.raises(ValueError, match="broken"), center.consume("mail", limit=10) as messages:
         for message in messages:
             if message.id == "second":
                 raise ValueError("broken")

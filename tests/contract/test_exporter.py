@@ -90,13 +90,7 @@ def test_the_exporter_tells_depths_counters_and_lateness(busy: TimeoutCenter) ->
     assert 0.1 <= found["celery_toc_oldest_overdue_seconds", "mail"] < 10
     assert found["celery_toc_slots", "mail"] == 8
     events = {key[1]: n for key, n in found.items() if key[0] == "celery_toc_events_total"}
-    assert events == {
-        **dict.fromkeys(COUNTERS, 0),
-        "put": 7,
-        "delivered": 4,
-        "acked": 2,
-        "dead": 1,
-    }
+    assert events == {**dict.fromkeys(COUNTERS, 0), "put": 7, "delivered": 4, "acked": 2, "dead": 1}
     assert found["celery_toc_lateness_seconds_count", "mail"] == 4
     assert 0.4 <= found["celery_toc_lateness_seconds_sum", "mail"] < 10
     assert found["celery_toc_lateness_seconds_bucket", "0.064", "mail"] == 0
@@ -294,10 +288,7 @@ def test_grafanas_own_model_knows_all_that_the_dashboard_says() -> None:
     assert lost_of(board) == []
     board["panels"][0]["options"]["colourMode"] = "value"
     board["panels"][1]["targets"][0]["expression"] = "up"
-    assert lost_of(board) == [
-        ".panels[0].options.colourMode",
-        ".panels[1].targets[0].expression",
-    ]
+    assert lost_of(board) == [".panels[0].options.colourMode", ".panels[1].targets[0].expression"]
 
 
 def test_the_panels_of_the_dashboard_do_not_overlap() -> None:

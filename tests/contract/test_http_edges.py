@@ -184,11 +184,7 @@ IN_PATHS = [
 ]
 
 
-@each(
-    "id",
-    [*IN_PATHS, "\0", "a\0b", "a\nb", " ", "😀" * 500],
-    ids=lambda id: ascii(id)[1:-1][:12],
-)
+@each("id", [*IN_PATHS, "\0", "a\0b", "a\nb", " ", "😀" * 500], ids=lambda id: ascii(id)[1:-1][:12])
 def test_an_id_is_what_it_is_in_a_path_and_in_a_lease(
     api: HttpServer, center: TimeoutCenter, id: str
 ) -> None:

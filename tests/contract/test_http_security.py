@@ -172,8 +172,7 @@ def test_a_receipt_gives_no_right_to_another_queue(api: HttpServer, center: Time
 
 
 @each(
-    "sent",
-    ["", "Bearer", "Bearer ", "Bearer toc_wrong", "Basic dG9jOg==", "Bearer \xe4", "toc_x"],
+    "sent", ["", "Bearer", "Bearer ", "Bearer toc_wrong", "Basic dG9jOg==", "Bearer \xe4", "toc_x"]
 )
 def test_without_a_valid_token_there_is_nothing(api: HttpServer, sent: str) -> None:
     for path in ("/v1/queues", "/v1/queues/mail/tasks", "/scale/mail"):
@@ -220,10 +219,7 @@ def test_no_secret_is_in_the_log_or_in_an_answer(tmp_path: Path) -> None:
 
 
 def test_what_is_changed_over_http_is_in_the_audit_log_and_what_is_refused_is_logged(
-    server: Server | Cluster,
-    center: TimeoutCenter,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    server: Server | Cluster, center: TimeoutCenter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for id in ("a", "b", "c"):
         center.put("mail", id, b"x", delay=3600)
@@ -271,10 +267,7 @@ def test_what_is_changed_over_http_is_in_the_audit_log_and_what_is_refused_is_lo
 
 
 def test_a_token_that_is_removed_ends_and_one_that_is_added_counts_without_a_restart(
-    server: Server | Cluster,
-    center: TimeoutCenter,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    server: Server | Cluster, center: TimeoutCenter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     center.queues.declare("mail")
     file = own_file(tmp_path, monkeypatch)

@@ -263,19 +263,10 @@ def replayed(center: TimeoutCenter, first: Delivery) -> None:
 @pytest.mark.parametrize("tried", [False, True])
 @pytest.mark.parametrize("act", ["reject", "release", "extend", "ack"])
 @pytest.mark.parametrize(
-    "become",
-    [
-        back_in_store,
-        released_and_delivered,
-        released_twice,
-        replayed,
-    ],
+    "become", [back_in_store, released_and_delivered, released_twice, replayed]
 )
 def test_what_is_said_of_a_delivery_does_not_touch_a_later_one_of_the_same_message(
-    center: TimeoutCenter,
-    become: Callable[[TimeoutCenter, Delivery], None],
-    act: str,
-    tried: bool,
+    center: TimeoutCenter, become: Callable[[TimeoutCenter, Delivery], None], act: str, tried: bool
 ) -> None:
     """But for an acknowledgement: the message has been dealt with."""
     first = deliver(center)

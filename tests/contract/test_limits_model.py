@@ -384,8 +384,7 @@ class Model:
 
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize(
-    "seed",
-    [*range(4), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(4, 12))],
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(4, 12))]
 )
 def test_limits_hold_and_nothing_is_lost(client: redis.Redis, seed: int, slots: int) -> None:
     Model(client, seed, slots).run(120)

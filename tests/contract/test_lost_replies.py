@@ -20,9 +20,7 @@ from ..support.fixtures import drain
 from ..support.proxy import Proxy
 from ..support.servers import Server
 
-pytestmark = [
-    pytest.mark.one_server("the proxy that loses replies stands before one"),
-]
+pytestmark = [pytest.mark.one_server("the proxy that loses replies stands before one")]
 
 POLICY = {"max_retries": 5, "interval_start": 0.3, "interval_step": 0}
 

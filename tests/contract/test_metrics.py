@@ -277,9 +277,7 @@ def test_counters_that_cannot_be_sent_stop_no_publish_and_are_sent_later(
     assert counted(center)["put"] == 3
 
 
-def test_a_server_that_is_away_raises_nothing_and_what_was_counted_is_kept(
-    tmp_path: Path,
-) -> None:
+def test_a_server_that_is_away_raises_nothing_and_what_was_counted_is_kept(tmp_path: Path) -> None:
     server = Server(tmp_path).start()
     try:
         center = kombu_toc.center_for(server.toc_url)

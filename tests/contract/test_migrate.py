@@ -190,11 +190,7 @@ def let_die(patch: pytest.MonkeyPatch, lives: int) -> None:
 
 @pytest.mark.parametrize("worked", [True, night(False)])
 def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
-    old: Connect,
-    move: Move,
-    client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
-    worked: bool,
+    old: Connect, move: Move, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, worked: bool
 ) -> None:
     """Also if workers have done what was moved by then."""
     monkeypatch.setattr("kombu_toc.migrate.BATCH", 3)

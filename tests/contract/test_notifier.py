@@ -309,10 +309,7 @@ def test_what_answers_too_slowly_or_without_end_holds_nothing_up(
         socket.create_server(("127.0.0.1", 0)) as slow,
         socket.create_server(("127.0.0.1", 0)) as endless,
     ):
-        for one, status, piece, pause in (
-            (slow, 500, b"x", 0.1),
-            (endless, 200, b"x" * 65536, 0),
-        ):
+        for one, status, piece, pause in ((slow, 500, b"x", 0.1), (endless, 200, b"x" * 65536, 0)):
             threading.Thread(
                 target=drip, args=(one, head % status, piece, pause), daemon=True
             ).start()
@@ -567,9 +564,7 @@ def test_one_that_is_killed_loses_nothing(server: Anywhere, center: TimeoutCente
     with Target(answer) as target:
         center.queues.declare("mail", target=target.url)
         center.put_many("mail", [{"id": f"order-{n}", "body": b"x"} for n in range(200)])
-        with (
-            NotifierProcess(server.toc_url, "--timeout", "2", "--concurrency", "20") as killed,
-        ):
+        with NotifierProcess(server.toc_url, "--timeout", "2", "--concurrency", "20") as killed:
             first = {got.id for got in target.take(20)}
             assert killed.end(signal.SIGKILL) == -signal.SIGKILL
             hold.set()

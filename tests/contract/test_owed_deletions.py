@@ -69,9 +69,7 @@ def test_answers_that_have_come_are_not_lost_with_the_deletion_of_their_queue(
     queue(channel).declare()
     channel.basic_publish(
         channel.prepare_message(
-            b'{"ticket": "T", "pong": 1}',
-            content_type="application/json",
-            content_encoding="utf-8",
+            b'{"ticket": "T", "pong": 1}', content_type="application/json", content_encoding="utf-8"
         ),
         mailbox.reply_exchange.name,
         mailbox.oid,

@@ -58,10 +58,7 @@ def test_where_that_cannot_be_the_error_names_what_can(url: str, said: str) -> N
         ("toc+redis://[::1]/0?toc_slots=4", "redis://[::1]:6379/0"),
         ("toc+rediss://h/1", "rediss://h:6379/1?ssl_cert_reqs=required"),
         ("toc+redis://h/1?ssl=true", "rediss://h:6379/1?ssl_cert_reqs=required"),
-        (
-            "toc+rediss://h/1?ssl_cert_reqs=none&toc_slots=4",
-            "rediss://h:6379/1?ssl_cert_reqs=none",
-        ),
+        ("toc+rediss://h/1?ssl_cert_reqs=none&toc_slots=4", "rediss://h:6379/1?ssl_cert_reqs=none"),
         ("toc+unix:///run/a%20b.sock?db=3", "redis+socket:///run/a%20b.sock?virtual_host=3"),
     ],
 )

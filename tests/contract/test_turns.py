@@ -207,11 +207,7 @@ def test_a_queue_is_served_at_once_although_another_has_a_backlog(
     [("priority", ["b", "a", "c"], "b"), ("sorted", ["b", "c", "a"], "a")],
 )
 def test_a_queue_that_goes_before_all_others_does(
-    connect: Connect,
-    taker: Callable[..., Taker],
-    strategy: str,
-    queues: list[str],
-    first: str,
+    connect: Connect, taker: Callable[..., Taker], strategy: str, queues: list[str], first: str
 ) -> None:
     filler = connect()
     others = [name for name in queues if name != first]
@@ -330,9 +326,7 @@ def test_a_worker_hands_over_what_can_start_and_keeps_the_rest(
 
 
 def test_what_waits_too_long_for_a_process_is_given_back_once_and_unchanged(
-    connect: Connect,
-    worker: Callable[..., Worker],
-    center: TimeoutCenter,
+    connect: Connect, worker: Callable[..., Worker], center: TimeoutCenter
 ) -> None:
     fill(connect(), "mail", 20, headers={"x-slot-basis": "one"})
     one = worker(processes=2, ahead=3)

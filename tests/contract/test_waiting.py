@@ -17,13 +17,7 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_toc import (
-    ConfigurationError,
-    Popped,
-    PriorityStepsError,
-    TimeoutCenter,
-    center_for,
-)
+from kombu_toc import ConfigurationError, Popped, PriorityStepsError, TimeoutCenter, center_for
 from kombu_toc.center.waiting import WakeConnection
 from kombu_toc.scripts.call import load
 
@@ -115,9 +109,7 @@ def test_a_pop_waits_until_a_message_is_due_and_no_longer(center: TimeoutCenter)
     assert center.ack([message]) == 1
 
 
-def test_what_is_due_already_is_returned_at_once_from_several_topics(
-    center: TimeoutCenter,
-) -> None:
+def test_what_is_due_already_is_returned_at_once_from_several_topics(center: TimeoutCenter) -> None:
     for number in range(3):
         center.put("mail", f"m{number}", b"")
         center.put("sms", f"s{number}", b"")

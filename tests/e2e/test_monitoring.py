@@ -266,10 +266,7 @@ def test_what_comes_back_or_dies_is_logged_with_the_tasks_name_and_id(
     start_workers: StartWorkers, app: Celery, journal: Journal
 ) -> None:
     """Of a worker that was killed, and of a task that rejects its message."""
-    options = {
-        "visibility_timeout": 1,
-        "toc_topics": {"urgent": {"retries": 0}},
-    }
+    options = {"visibility_timeout": 1, "toc_topics": {"urgent": {"retries": 0}}}
     victims = start_workers(2, "-P", "solo", *ALONE, broker_transport_options=options)
     back = app.tasks["e2e.late_ack"].delay("back", 2)
     dead = app.tasks["e2e.late_ack"].apply_async(("dead", 2), queue="urgent")

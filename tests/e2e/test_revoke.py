@@ -150,10 +150,7 @@ def test_tasks_are_revoked_by_their_stamps(
 
 @pytest.mark.parametrize("removes", [True, False])
 def test_a_chord_with_a_revoked_member_fails_as_it_does_with_celery(
-    start_workers: StartWorkers,
-    app: Celery,
-    toc: kombu_toc.TimeoutCenter,
-    removes: bool,
+    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter, removes: bool
 ) -> None:
     """With the setting off, it is Celery itself that revokes."""
     app.conf.broker_transport_options = {"toc_revoke_removes": removes}

@@ -54,12 +54,7 @@ def test_any_worker_carries_a_schedule_on(
 @pytest.mark.parametrize("overlap", [pytest.param("skip", marks=pytest.mark.nightly), "wait"])
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_no_two_firings_run_at_once_where_that_is_asked_for(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    pool: str,
-    overlap: str,
-    task: str,
+    start_workers: StartWorkers, app: Celery, journal: Journal, pool: str, overlap: str, task: str
 ) -> None:
     """Also where Celery acknowledges a task before it begins."""
     start_workers(2, *POOLS[pool])

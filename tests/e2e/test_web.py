@@ -556,11 +556,7 @@ def test_a_message_that_is_looked_at_runs_nothing_and_is_expanded_to_a_bound(
     center.put("mail", "bomb", body, delay=3600)
     before = peak_of(api.process.pid)
     person = Visitor(api)
-    for view in (
-        "queue?queue=mail",
-        "queue?queue=mail&text=anna",
-        "message?queue=mail&id=bomb",
-    ):
+    for view in ("queue?queue=mail", "queue?queue=mail&text=anna", "message?queue=mail&id=bomb"):
         reply = person.get(view)
         assert reply.status == 200, reply
         assert b"bomb" in reply.body or "text=" in view

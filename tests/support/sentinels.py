@@ -89,11 +89,7 @@ class Deployment:
         ]
         self.sentinels = [
             sentinel(
-                self._place(f"sentinel{i}"),
-                self.primary,
-                sentinels // 2 + 1,
-                *lines,
-                options=tls,
+                self._place(f"sentinel{i}"), self.primary, sentinels // 2 + 1, *lines, options=tls
             )
             for i in range(sentinels)
         ]
