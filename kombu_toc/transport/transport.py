@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import partial
-from importlib.metadata import entry_points
+from functools import cache, partial
+from importlib.metadata import EntryPoint, entry_points
 from queue import Empty
 from typing import Any
 from urllib.parse import quote
@@ -59,13 +59,19 @@ _consumers: dict[Hashable, int] = {}
 _memories: dict[Hashable, tuple[dict[str, Any], set[Any], dict[Hashable, Any]]] = {}
 
 
+@cache
+def _extensions() -> tuple[EntryPoint, ...]:
+    """Those that are installed; looked for once: that reads a file of each installed package."""
+    return tuple(entry_points(group="kombu_toc.extensions"))
+
+
 def _load_extensions() -> None:
     """Load the extensions of this transport.
 
     The entry point of an extension has the name of a package. It is loaded when that package is in
     use.
     """
-    for entry in entry_points(group="kombu_toc.extensions"):
+    for entry in _extensions():
         if entry.name in _extended or entry.name not in sys.modules:
             continue
         _extended.add(entry.name)

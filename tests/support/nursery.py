@@ -400,6 +400,9 @@ def _serve(kind: str, connection: socket.socket) -> _Asked:
         page = importlib.import_module("kombu_toc.http.page.render").templates()
         for name in page.list_templates(["html"]):
             page.get_template(name)
+    scripts = importlib.import_module("kombu_toc.scripts.call")
+    for name in scripts.names():
+        scripts.load(name)
     _check(connection)
     fork = _forking()
     gc.collect()
