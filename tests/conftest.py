@@ -36,6 +36,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell script: programs started by tests would ignore it too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+nursery.keep_the_version_of_redis()
+
 # Once in a process, before a test switches anything off in its environment.
 Connection("toc+redis://").transport  # noqa: B018 - made here
 

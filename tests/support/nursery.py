@@ -17,6 +17,7 @@ about the start itself use subprocess.Popen. TOC_TEST_EXEC=1 has everything exec
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import importlib
 import io
@@ -73,6 +74,9 @@ PRELOADED = {
         *("celery.worker.strategy", "celery.worker.autoscale", "celery.worker.pidbox"),
         *("celery.concurrency.prefork", "celery.concurrency.solo", "celery.concurrency.thread"),
         *("celery.app.trace", "celery.app.routes", "celery_toc.app.revoke", "billiard.heap"),
+        *("celery.worker.heartbeat", "celery.worker.loops", "celery_toc.beat.sync"),
+        *("celery_toc.worker.failures", "celery_toc.worker.pool", "celery_toc.worker.schedules"),
+        *("billiard.sharedctypes", "billiard.popen_fork", "encodings.idna"),
         *("celery_toc.compat.sending", "sqlalchemy.dialects.sqlite"),
     ),
 }
@@ -321,6 +325,12 @@ def close_all() -> None:
 # -- in the nursery
 
 
+def keep_the_version_of_redis() -> None:
+    """redis-py 8 reads it from its installed files for each client, and for each connection."""
+    utils = importlib.import_module("redis.utils")
+    utils.get_lib_version = functools.cache(utils.get_lib_version)
+
+
 class _Asked:
     """What one program is to be."""
 
@@ -394,6 +404,7 @@ def _serve(kind: str, connection: socket.socket) -> _Asked:
     for name in PRELOADED[kind]:
         with suppress(ModuleNotFoundError):  # of an extra that is not installed
             importlib.import_module(name)
+    keep_the_version_of_redis()
     for name in [name for name in sys.modules if name.endswith(".__main__")]:
         del sys.modules[name]  # it is run, and its imports are here
     if {"kombu_toc.http.page", "jinja2"} <= sys.modules.keys():
