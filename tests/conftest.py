@@ -27,6 +27,7 @@ from kombu_toc.consumer import lease_keeper
 from .support import databases, nursery
 from .support.cluster import Cluster
 from .support.estimate import Estimate
+from .support.run import memory
 from .support.scheduling import Scheduling
 from .support.servers import Server
 
@@ -143,7 +144,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Estimate(config))
     # For what all processes of a run share, and other users must read. ./run-tests has made one.
     if not os.environ.get("TOC_TEST_RUN"):
-        folder = tempfile.mkdtemp(prefix="toc-tests-")
+        folder = tempfile.mkdtemp(prefix="toc-tests-", dir=memory())
         os.chmod(folder, 0o755)
         os.environ["TOC_TEST_RUN"] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
