@@ -3,7 +3,7 @@
     python .ci/size.py          prints what there is, beside the budget
     python .ci/size.py --set    makes what there is the budget
 
-`.ci/budget.json` has the budget, and tests/meta/test_budget.py compares. A budget only falls.
+`.ci/budget.json` has the budget. What is larger ends .ci/run with an error: a budget only falls.
 """
 
 from __future__ import annotations

@@ -322,8 +322,7 @@ def check_permitted(center: TimeoutCenter, scripts: Iterable[str]) -> None:
         if is_refused(exc) and not isinstance(exc, NotPermittedError):
             raise explained(exc, center.client.connection_pool) from exc
         raise
-    refused = [command for command in refused if command in wanted]
-    if refused:
+    if refused := [command for command in refused if command in wanted]:
         names, rule = ", ".join(refused), " ".join(f"+{command}" for command in refused)
         user = center.client.connection_pool.connection_kwargs.get("username") or "default"
         raise NotPermittedError(

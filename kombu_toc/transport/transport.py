@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import cache, partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from queue import Empty
 from typing import Any
 from urllib.parse import quote
@@ -49,6 +49,8 @@ BRIEFLY = 0.5
 #: Seconds that a connection that closes waits until failed tasks are kept.
 FLUSH = 2.0
 
+#: The extensions that are installed; looked for once: that reads a file of each package.
+_extensions = cache(partial(entry_points, group="kombu_toc.extensions"))
 _extended: set[str] = set()
 
 #: The servers at which a process has consumed: see :attr:`Transport.identity`; and which process.
@@ -57,12 +59,6 @@ _consumers: dict[Hashable, int] = {}
 #: The same -> what this process knows of a Cluster, whatever becomes of its connections: topics as
 #: they were read last, bindings that were made, and nodes that were not reached.
 _memories: dict[Hashable, tuple[dict[str, Any], set[Any], dict[Hashable, Any]]] = {}
-
-
-@cache
-def _extensions() -> tuple[EntryPoint, ...]:
-    """Those that are installed; looked for once: that reads a file of each installed package."""
-    return tuple(entry_points(group="kombu_toc.extensions"))
 
 
 def _load_extensions() -> None:

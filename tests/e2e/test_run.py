@@ -17,6 +17,9 @@ import pytest
 from ..support.nodes import ROOT
 from ..support.workers import wait_until
 
+#: Without what takes each process of a run a second to import.
+PLAIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
+
 #: A test that starts a worker, a server, and a program that has left its parent and heeds no TERM.
 TEST = """
 import os, signal, subprocess, sys, time
@@ -65,7 +68,7 @@ def test_who_ends_a_run_has_ended_all_that_it_started(tmp_path: Path, how: str) 
     (tmp_path / "test_one.py").write_text(TEST)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     mark = uuid.uuid4().hex
-    environment = {**os.environ, "OF_THE_RUN": mark, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **PLAIN, "OF_THE_RUN": mark, "PYTHONPATH": str(ROOT)}
     with open(tmp_path / "log", "wb") as log:
         run = subprocess.Popen(
             [sys.executable, ROOT / "tests/support/run.py", "test_one.py"],
@@ -105,7 +108,7 @@ def test_what_runs_alone_has_a_junit_file_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone\n")
     subprocess.run(
         [sys.executable, ROOT / "tests/support/run.py", "-q", "--junitxml=all.xml"],
-        **{"cwd": tmp_path, "env": {**os.environ, "PROCESSES": "1"}, "check": True},
+        **{"cwd": tmp_path, "env": {**os.environ, **PLAIN, "PROCESSES": "1"}, "check": True},
         **{"stdout": subprocess.DEVNULL, "timeout": 120},
     )
     for name, test in (("all.xml", "test_beside"), ("all-alone.xml", "test_alone")):
