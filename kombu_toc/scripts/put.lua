@@ -82,7 +82,7 @@ if last then
     score = last + 1
   else
 --< spread
-    score = free_score(store, score)
+    score = free_score(store, score, false, tonumber(last))
   end
   text = string.format('%d', score)
 end

@@ -17,8 +17,9 @@ local function due_at(now, text)
 end
 
 -- The score for a message whose action time has `score`: behind the last one that has this time or a
--- later one of the same millisecond; a millisecond that is full spills into the next.
-local function free_score(store, score, keyed)
+-- later one of the same millisecond; a millisecond that is full spills into the next. `last` is the score of
+-- that last one, if it is known.
+local function free_score(store, score, keyed, last)
   local first = math.floor(score / 1000)
   local function last_up_to(ms) -- the highest score from this time on
     local last = redis.call('ZREVRANGEBYSCORE', store, ms * 1000 + 999, score, 'WITHSCORES', 'LIMIT', 0, 1)[2]
@@ -30,26 +31,31 @@ local function free_score(store, score, keyed)
   local function filled(number)
     return math.floor(redis.call('ZCOUNT', store, score, (first + number) * 1000 + 999) / 726)
   end
-  local last = last_up_to(first)
-  local full, room, there = 0, 1, last and last % 1000 >= 900 and filled(1) or 0
-  -- It is full with fewer, too, if it was before some of the last of them were taken out.
-  if there > 0 or last and last % 1000 == 999 then
+  last = last or last_up_to(first)
+  if not last then return score end
+  if last % 1000 >= 900 then
     -- Where the messages end that have filled this millisecond and those behind it: where three
     -- quarters of the places up to there are no longer taken. (What was taken out of them leaves no
     -- gap that a later one might get into, and what lies behind them for its own reasons is overtaken.)
-    while there >= room do full, room, there = room, 2 * room, filled(2 * room) end
-    room = there + 1 -- mostly right behind the last that is full
-    while room - full > 1 do
-      if filled(there) >= there then full = there else room = there end
-      there = math.floor((full + room) / 2)
+    local here, full, room = last, 0, 8
+    local there = filled(room)
+    while there >= room do full, room, there = room, 8 * room, filled(8 * room) end
+    last = last_up_to(first + room)
+    if math.floor(last / 1000) - first > there then -- as a rule nothing else is near, and it is one of them
+      room = there + 1 -- mostly right behind the last that is full
+      while room - full > 1 do
+        if filled(there) >= there then full = there else room = there end
+        there = math.floor((full + room) / 2)
+      end
+      last = room == 1 and here % 1000 < 999 and here or last_up_to(first + room)
     end
-    -- The last places of a millisecond may be taken by others although there is room in it.
-    for number = room, room + 64 do
+    -- It is full with fewer, too, if it was before some of the last of them were taken out; and the last
+    -- places of a millisecond may be taken by others although there is room in it.
+    for number = room + 1, room + 64 do
+      if last < (first + number - 1) * 1000 + 999 then break end
       last = last_up_to(first + number)
-      if last < (first + number) * 1000 + 999 then break end
     end
   end
-  if not last then return score end
   score = last + 1
   if score % 1000 == 0 then score = score + 32 end
   return score
