@@ -335,6 +335,14 @@ def read_put(counts: TopicCounts, raw: list[Any]) -> Put:
     return Put(text(id), results.OUTCOMES[outcome], int(now) or None)
 
 
+def read_plain_put(counts: TopicCounts, id: str, raw: list[Any] | int) -> Put:
+    """The result of a put of a plain message, which is mostly added under its id."""
+    if not isinstance(raw, int):
+        return read_put(counts, raw)
+    counts.put += 1
+    return Put(id, results.ADDED, raw)
+
+
 def read_settled(counts: TopicCounts, counter: str, raw: list[Any]) -> results.Settled:
     """The result of an ack or a release; `counter` counts what was there."""
     return results.Settled(count_first(counts, counter, raw), [number - 1 for number in raw[1]])
@@ -560,7 +568,7 @@ class Commands:
         )
         when = when_of(at_us, delay_us)
         args: tuple[Any, ...]
-        parse: Any = partial(read_put, self._counts(topic))
+        parse: Any
         if plain and not (
             traits
             or replaces
@@ -573,7 +581,9 @@ class Commands:
             or not name
         ):
             args = (id, body, when, name, token) if has_name else (id, body, when, name, token, 1)
+            parse = partial(read_plain_put, self._counts(topic), id)
             return self._announcing(topic, "put", keys, args, parse)
+        parse = partial(read_put, self._counts(topic))
         args = (
             id,
             body,

@@ -30,7 +30,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 -- Before anything is written: this fails if another program has written the key.
 local first = redis.call('ZRANGE', armed, '0', '0')[1]
-local announced = first and tonumber(first)
+local announced = first and first + 0
 
 local before = redis.pcall('SET', KEYS[5], name, 'EX', '60', 'GET')
 if type(before) == 'table' then -- it is refused, as by a full server
@@ -75,8 +75,10 @@ if when ~= '' then
 end
 
 local text = string.format('%d', score)
-local last = redis.call('ZREVRANGEBYSCORE', store, string.format('%d', us - part + 999), text,
-  'WITHSCORES', 'LIMIT', '0', '1')[2]
+local rest = string.sub(text, 1, -4) .. '999' -- of its millisecond
+-- What is due now is mostly behind all that is due in its millisecond, and to count nothing is cheaper.
+local last = (when ~= '' or redis.call('ZCOUNT', store, text, rest) > 0)
+  and redis.call('ZREVRANGEBYSCORE', store, rest, text, 'WITHSCORES', 'LIMIT', '0', '1')[2]
 if last then
   if last % 1000 < 900 then
     score = last + 1
@@ -100,7 +102,7 @@ if announced and announced <= us then
     return {id, 1, now, slot and (now - announced) % 1000000 < 200000 and {tonumber(slot), announced} or {}, {}}
   end
   if slot then redis.call('ZADD', wake, 'NX', first, slot .. ':' .. first) end
-  return {id, 1, now}
+  return id == ARGV[1] and now or {id, 1, now, {}, {}}
 end
 
 -- What is later is taken back: the pop that comes of this one announces what is next. But for one that a
@@ -123,4 +125,4 @@ if first then
     if not wake then unsaid = {tonumber(slot), tonumber(first)} end
   end
 end
-return {id, 1, now, said, unsaid}
+return wake and id == ARGV[1] and now or {id, 1, now, said, unsaid}
