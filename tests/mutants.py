@@ -74,8 +74,8 @@ MUTANTS = [
     Mutant(
         "an acknowledgement leaves the message in prepare",
         f"{SCRIPTS}/ack.lua",
-        "call('ZREM', KEYS[before + 2], unpack(ARGV, from, to)) == to - from + 1",
-        "call('ZCARD', KEYS[before + 2]) >= to - from + 1",
+        "call('ZREM', keys[before + 2], unpack(args, from, to)) == to - from + 1",
+        "call('ZCARD', keys[before + 2]) >= to - from + 1",
         "tests/contract/test_center_delivery.py::test_an_acknowledged_message_is_gone",
     ),
     Mutant(

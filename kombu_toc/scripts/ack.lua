@@ -13,65 +13,61 @@
 -- By the message, whichever connection it was delivered on, and however late. What has been put
 -- since under the same id has another birth, or none yet, and is left alone.
 
-local call = redis.call
-local slots, steps, sets = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local call, keys, args = redis.call, KEYS, ARGV
+local slots, steps, sets = math.min(args[1], #keys), args[2] + 0, args[3] + 0
 local width = 6 + steps
-local wake = KEYS[slots * width + sets + 1]
-local count, gone, stale, seen, settled = 0, {}, {}, 0, {}
+local wake = keys[slots * width + sets + 1]
+local count, stale, seen, at = 0, {}, 0, 4
+local gone, settled = sets > 0 and {}, not wake and {}
+local errors -- whether a slot has any, of earlier tries
 
--- What is not as most are: no longer in flight, or another message by now. What that needs is defined where
--- it is needed.
-local function settle_rest(before, number, ids, births, tokens)
+for before = 0, (slots - 1) * width, width do
+  local number, many, tokens_key = args[at], args[at + 1] + 0, keys[before + 6]
+  -- Lua unpacks some thousands of values and then fails, halfway through the script.
+  for from = at + 2, at + 1 + many, 1000 do
+    local to = math.min(from + 999, at + 1 + many)
+    local tokens = call('HMGET', tokens_key, unpack(args, from, to))
+    local same = true
+    for i = from, to do
+      if tokens[i - from + 1] ~= args[i + many] then same = false end
+    end
+    if same and call('ZREM', keys[before + 2], unpack(args, from, to)) == to - from + 1 then
+      count = count + call('HDEL', keys[before + 3], unpack(args, from, to))
+      call('HDEL', tokens_key, unpack(args, from, to))
+      if errors == nil then
+        local reasons = {}
+        for slot = 1, slots do reasons[slot] = keys[slot * width - steps - 1] end
+        errors = call('EXISTS', unpack(reasons)) > 0
+      end
+      if errors then call('HDEL', keys[before + 5], unpack(args, from, to)) end
+      if gone then
+        for i = from, to do gone[number .. ':' .. args[i]] = true end
+      end
+    else
+      -- Not as most are: no longer in flight, or another message by now. What that needs is defined where it
+      -- is needed.
 --< admitted
 --< wake
 --< token
 --< sorted
 --< redelivered
-  local slot = slot_from(before + 1, steps, number)
-  for i = 1, #ids do
-    local there, was = settle_message(slot, ids[i], tokens[i], births[i])
-    count = count + there
-    if there == 0 then stale[#stale + 1] = seen + i end
-    if was then gone[number .. ':' .. ids[i]] = true end
-  end
-  settle_if_empty(wake, slot.armed, number, slot.stores)
-  for i = 1, #unsaid do settled[#settled + 1] = unsaid[i] end
-end
-
-local reasons = {}
-for slot = 0, math.min(slots, #KEYS) - 1 do reasons[slot + 1] = KEYS[slot * width + 5] end
-local with_errors = call('EXISTS', unpack(reasons)) > 0 -- of earlier tries
-
-local at = 4
-for slot = 0, math.min(slots, #KEYS) - 1 do
-  local before, many = slot * width, tonumber(ARGV[at + 1])
-  -- Lua unpacks some thousands of values and then fails, halfway through the script.
-  for from = at + 2, at + 1 + many, 1000 do
-    local to = math.min(from + 999, at + 1 + many)
-    local tokens = call('HMGET', KEYS[before + 6], unpack(ARGV, from, to))
-    local same = true
-    for i = from, to do
-      if tokens[i - from + 1] ~= ARGV[i + many] then same = false end
-    end
-    if same and call('ZREM', KEYS[before + 2], unpack(ARGV, from, to)) == to - from + 1 then
-      count = count + call('HDEL', KEYS[before + 3], unpack(ARGV, from, to))
-      call('HDEL', KEYS[before + 6], unpack(ARGV, from, to))
-      if with_errors then call('HDEL', KEYS[before + 5], unpack(ARGV, from, to)) end
-      if sets > 0 then
-        for i = from, to do gone[ARGV[at] .. ':' .. ARGV[i]] = true end
+      local slot = slot_from(before + 1, steps, number)
+      for i = from, to do
+        local there, was = settle_message(slot, args[i], tokens[i - from + 1], args[i + many])
+        count = count + there
+        if there == 0 then stale[#stale + 1] = seen + i - from + 1 end
+        if was and gone then gone[number .. ':' .. args[i]] = true end
       end
-    else
-      local ids, births = {}, {}
-      for i = from, to do ids[#ids + 1], births[#births + 1] = ARGV[i], ARGV[i + many] end
-      settle_rest(before, ARGV[at], ids, births, tokens)
+      settle_if_empty(wake, slot.armed, number, slot.stores)
+      for i = 1, #unsaid do settled[#settled + 1] = unsaid[i] end
     end
     seen = seen + to - from + 1
   end
   at = at + 2 + 2 * many
 end
 for set = 1, sets do
-  local number, id = ARGV[at + 2 * set - 2], ARGV[at + 2 * set - 1]
-  if gone[number .. ':' .. id] then call('HDEL', KEYS[slots * width + set], id) end
+  local number, id = args[at + 2 * set - 2], args[at + 2 * set - 1]
+  if gone[number .. ':' .. id] then call('HDEL', keys[slots * width + set], id) end
 end
 if wake then return {count, stale} end
 return {count, stale, {}, settled}
