@@ -57,6 +57,8 @@ class Loop:
         #: what waits where there is no hub
         self._own: Any = None
         self._pipe: tuple[socket.socket, socket.socket] | None = None
+        #: whether something is in it that the loop has not heard yet: once is enough
+        self._rung = False
         self._thread = 0
         self._tick: Callable[[], None] | None = None
         self._repeating: Any = None
@@ -129,14 +131,15 @@ class Loop:
     def nudge(self) -> None:
         """End the wait, from any thread: something has changed."""
         pipe = self._pipe
-        if pipe is not None:
-            with suppress(OSError):  # full: it will end anyway; closed: nobody waits
+        if pipe is not None and not self._rung:
+            self._rung = True
+            with suppress(OSError):  # closed: nobody waits
                 pipe[1].send(b"\0")
 
     def open_pipe(self) -> None:
         """Make what :meth:`nudge` writes to."""
         if self._pipe is None:
-            self._pipe = socket.socketpair()
+            self._pipe, self._rung = socket.socketpair(), False
             for end in self._pipe:
                 end.setblocking(False)
             self.opened(self._pipe[0].fileno(), self._nudged)
@@ -145,6 +148,7 @@ class Loop:
         if self._pipe is not None:
             with suppress(OSError):
                 self._pipe[0].recv(4096)
+        self._rung = False  # after that: what changes from now on rings again
         if self.hub is not None:
             self._on_nudged()
 
