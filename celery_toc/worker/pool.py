@@ -49,6 +49,7 @@ def watch_solo(pool: Any, took: Callable[[float], None]) -> None:
             request = compat.request_of(callback)
             if request is not None:
                 target, callback = _failing(request, target, callback)
+                args = compat.decoded(request, args)
             began = time.monotonic()
             try:
                 return apply(target, args or (), kwargs, callback, **options)

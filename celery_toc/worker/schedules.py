@@ -211,6 +211,8 @@ class Together:
         sent before any of these is acknowledged."""
         topic = deliveries[0].topic
         firings = [(one.id.rpartition("@")[0], one) for one in deliveries if "@" in one.id]
+        if not firings:
+            return [], []
         # Only of these: what comes next, another worker may take.
         now, found = self._recurring.read(topic, [name for name, _ in firings], template=True)
         known = {one.name: one for one in found}
