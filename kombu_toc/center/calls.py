@@ -801,39 +801,31 @@ class Commands:
         # Of one that was not, a message may have come to a place since.
         limited = topic.declaration.lanes
         by_slot: dict[int, list[Delivery]] = {}
+        copies: list[Any] = []
         for delivery in batch:
             by_slot.setdefault(delivery.slot, []).append(delivery)
-            limited = limited or (";" in delivery.birth and delivery.has_place)
-        numbers = sorted(by_slot)
+            if ";" in delivery.birth:
+                limited = limited or delivery.has_place
+            if "#" in delivery.id:
+                copies += (delivery.slot, delivery.id)
         keys: list[str] = []
         args: list[Any] = []
-        sets: list[str] = []
-        copies: list[Any] = []
-        for number in numbers:
+        for number, some in sorted(by_slot.items()):
             slot = topic.slot(number)
             keys += slot.script_keys
             if limited:
                 keys += slot.lane_keys
-            some = by_slot[number]
-            births = []
-            args += (number, len(some))
-            for delivery in some:
-                id = delivery.id
-                args.append(id)
-                births.append(delivery.birth)
-                if "#" in id:
-                    sets.append(slot.copies(id.rpartition("#")[0]))
-                    copies += (number, id)
-            args += births
+            args += (number, len(some), *[one.id for one in some], *[one.birth for one in some])
+        sets = [topic.slot(at).copies(id.rpartition("#")[0]) for at, id in rows(copies, 2)]
         if limited:
-            gate = self._context.gate_of(topic, topic.slot(numbers[0]))
+            gate = self._context.gate_of(topic, slot)
             keys += (gate.announced_times, gate.pace, gate.busy)
             args = [topic.gates, gate.number, *args]
         return self._announcing(
             topic,
             "ack_limited" if limited else "ack",
             [*keys, *sets],
-            (len(numbers), len(topic.steps), len(sets), *args, *copies),
+            (len(by_slot), len(topic.steps), len(sets), *args, *copies),
             partial(read_settled, self._counts(topic), "acked"),
             keys_recur=not sets,
         )

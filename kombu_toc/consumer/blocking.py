@@ -94,7 +94,7 @@ class WakeListener(BlockingReader):
     @property
     def may_listen(self) -> bool:
         """Whether it waits for nothing, and may."""
-        return self._may_block and not (self.connection.busy or self.stopping)
+        return not (self.connection.busy or self.stopping) and self._may_block
 
     def listen(self, topics: list[str], block: float) -> None:
         """Block on the wake indexes of these, for so many seconds at most."""
@@ -169,10 +169,13 @@ class Subscriptions:
         self.next_reading = 0.0
         #: monotonic seconds when it is looked next whether streams were made anew
         self._next_restart = 0.0
+        #: whether there may be something that nobody waits for
+        self.changed = True
 
     def add(self, sink: Sink, subscription: exchanges.Subscription) -> None:
         """Read for this binding; deliver to `sink`."""
         self._bound[subscription.bound] = (sink, subscription)
+        self.changed = True
 
     def remove(self, subscription: exchanges.Subscription) -> exchanges.Subscription | None:
         """Read no more for this binding; return by what it was read."""
@@ -182,6 +185,11 @@ class Subscriptions:
     def __iter__(self) -> Iterator[tuple[Sink, exchanges.Subscription]]:
         return iter(list(self._bound.values()))
 
+    def at_rest(self, now: float) -> bool:
+        """Whether nothing is to be done but to wait on, as it has been since the last look."""
+        is_due = self.changed or 0.0 < self.next_reading <= now
+        return not (is_due or any(one.returned for _, one in self._bound.values()))
+
     def positions(self) -> tuple[dict[str, str], dict[str, str]]:
         """The streams to read, {stream: id of the last entry}, of urgent and of other exchanges.
 
@@ -189,8 +197,10 @@ class Subscriptions:
         """
         urgent: dict[str, str] = {}
         rest: dict[str, str] = {}
+        self.changed = False
         for sink, subscription in self._bound.values():
             if not sink.qos.can_consume():
+                self.changed = True
                 continue
             positions = rest if subscription.exchange in self.unhurried else urgent
             for key, last in subscription.last.items():
@@ -209,7 +219,7 @@ class Subscriptions:
     def may_have_more(self, reply: Any) -> bool:
         """Whether this reply to a read was cut short; then it is time to read again."""
         if any(len(entries) >= exchanges.PAGE for _, entries in reply or ()):
-            self.next_reading = 0.0
+            self.next_reading, self.changed = 0.0, True
             return True
         return False
 
@@ -301,14 +311,18 @@ class BroadcastReader(BlockingReader):
 
     def read(self, block: float) -> None:
         """Deliver what was returned, and read on; block: seconds to wait for more, at most"""
-        for sink, subscription in self.subscriptions:
+        subscriptions = self.subscriptions
+        if self.connection.busy and subscriptions.at_rest(self._loop.now()):
+            return
+        for sink, subscription in subscriptions:
             while subscription.returned and not self._dispatcher.enough:
                 if sink.receive_broadcast(subscription, *subscription.returned.pop(0)):
                     self._dispatcher.delivered += 1
+        every = subscriptions.positions()
         urgent, rest = (
-            {key: last for key, last in some.items() if self._wiring.reads(key)}
-            for some in self.subscriptions.positions()
+            {key: last for key, last in some.items() if self._wiring.reads(key)} for some in every
         )
+        subscriptions.changed |= len(urgent) + len(rest) < sum(map(len, every))
         self._read_unhurried(rest)
         if self.connection.busy:
             if set(urgent) <= set(self._listened):

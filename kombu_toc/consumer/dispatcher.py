@@ -118,11 +118,12 @@ class Dispatcher:
             state.startable = 0
         due, now_of, clock = self.due, self._loop.now, self._clock
         while (first := due.first) is not None:
-            if first[0] > (now := clock.at(now_of())) or self.enough:
+            if first[0] > (now := clock.at(now_of())) or (self.one and self.delivered):
                 return
-            if first[2].pops_in_flight and first[2].rest_comes_until(first) > now_of():
+            state = first[2]
+            if state.pops_in_flight and state.rest_comes_until(first) > now_of():
                 return
-            first[2].sink.policy.before_delivery()
+            state.sink.policy.before_delivery()
             entry = due.pop()
             if entry is None:  # given back by another thread just now
                 return

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -143,24 +143,28 @@ class LeaseKeeper:
     # -- leases
 
     def hold(self, delivery: Delivery, visibility: float, now_us: int | None = None) -> None:
-        """Renew this message's lease until it is dropped.
+        """Renew this message's lease until it is dropped: see :meth:`hold_all`."""
+        self.hold_all([delivery], visibility, now_us)
 
-        visibility: seconds, of its topic
-        now_us: what the server's clock shows; given, the message may have traits of its own
+    def hold_all(self, some: Iterable[Delivery], visibility: float, now_us: int | None) -> None:
+        """Renew the leases of these until they are dropped.
+
+        visibility: seconds, of their topic
+        now_us: what the server's clock shows; given, they may have traits of their own
         """
         self._log.flush()
-        now = time.monotonic()
-        if now_us is None:
-            self.leases.hold(delivery, visibility, now)
-            self._thread.beat_within(visibility / holdings.BEATS_PER_LEASE)
-            return
-        own, ends = delivery.visibility or visibility, None
-        within = min(own, visibility) / holdings.BEATS_PER_LEASE
-        if delivery.ends_us is not None:
-            lasts = (delivery.ends_us - now_us) / 1_000_000
-            ends, within = now + lasts, min(within, max(lasts, 0.0) + holdings.AFTER_END)
-        self.leases.hold(delivery, own, now, ends, visibility)
-        self._thread.beat_within(within)
+        now, first = time.monotonic(), visibility / holdings.BEATS_PER_LEASE
+        for delivery in some:
+            if now_us is None or not (";" in delivery.birth or "!" in delivery.birth):
+                self.leases.hold(delivery, visibility, now)
+                continue
+            own, ends = delivery.visibility or visibility, None
+            first = min(first, own / holdings.BEATS_PER_LEASE)
+            if delivery.ends_us is not None:
+                lasts = (delivery.ends_us - now_us) / 1_000_000
+                ends, first = now + lasts, min(first, max(lasts, 0.0) + holdings.AFTER_END)
+            self.leases.hold(delivery, own, now, ends, visibility)
+        self._thread.beat_within(first)
 
     def refresh(self) -> None:
         """Renew leases at once, and say anew what this process keeps: queues, bindings, that it

@@ -70,7 +70,7 @@ class Settlements:
     def take(self) -> tuple[list[Delivery], list[ScriptCall]]:
         """What leaves now: deliveries to acknowledge, and calls."""
         self.leave_at = None
-        return _drained(self.acks), _drained(self.calls)
+        return _drained(self.acks), _drained(self.calls) if self.calls else []
 
     def take_freed(self) -> list[Delivery]:
         """What has left something since this was last asked."""
@@ -276,35 +276,26 @@ class Outbox:
         if calls:
             self._work.send([(call, None) for call in calls], owed=len(calls))
 
-    def send_settled(self) -> None:
-        """Send what is settled, if anything is."""
-        if self.settlements:
-            self.send([])
+    def send_settled(self, *, may_wait: bool) -> None:
+        """Send what is settled, if anything is.
 
-    def send_settled_or_wait(self) -> None:
-        """The same, but what is settled goes along with the next pop if there is one within
-        moments."""
+        may_wait: it goes along with the next pop if there is one within moments
+        """
         settlements = self.settlements
         if not settlements:
             return
         now = self._loop.now()
-        if settlements.may_wait(now):
-            self._wait(now)
-        else:
+        if not (may_wait and settlements.may_wait(now)):
             self.send([])
+        elif settlements.leave_at is not None:
+            self._alarm.set(settlements.leave_at, now)
 
     def _take_settled(self) -> list[ScriptCall]:
-        if not self.settlements:
-            return []
         acks, calls = self.settlements.take()
         calls = self._center.commands.ack(acks) + calls
         if self.settlements.marks:
             calls += self._mark(self.settlements.take_marks())
         return calls
-
-    def _wait(self, now: float) -> None:
-        if self.settlements.leave_at is not None:
-            self._alarm.set(self.settlements.leave_at, now)
 
     def _on_alarm(self) -> None:
         # Nearly always a pop has taken them along.

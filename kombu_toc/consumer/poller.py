@@ -169,6 +169,7 @@ class Poller:
         self.states: dict[Any, ConsumerState] = {}
         #: what went wrong, counted: see :func:`.flights.log_pop`
         self.tally: Counter[str] = Counter()
+        self.log_pop = partial(log_pop, center, self.tally)
         self.loop = wiring.loop(self._on_nudged)
         self._work = wiring.work(self.loop)
         self.dispatcher = Dispatcher(self.loop, self.clock, self.states, center.metrics)
@@ -192,6 +193,7 @@ class Poller:
         self._passing = self._popper.passing(self.dispatcher.due, self.outbox)
         passed_on = self._popper.passed_on if self._passing else None
         self._listener = WakeListener(center, self.loop, wiring, self._on_claim, passed_on)
+        self._connections = (self._listener.connection, self._work, self._reader.connection)
         #: exchanges of which broadcasts may be read late
         self.unhurried = self._reader.subscriptions.unhurried
         # Straight to the part that does it: each is called for every message.
@@ -284,10 +286,6 @@ class Poller:
         """Deliver them no more; return by what they were delivered."""
         return self._reader.subscriptions.remove(subscription)
 
-    def log_pop(self, topic: str, result: Popped) -> None:
-        """Log and count what a pop did beside delivering."""
-        log_pop(self.center, self.tally, topic, result)
-
     # -- the event loop
 
     def register(self, hub: Any) -> None:
@@ -336,11 +334,11 @@ class Poller:
             if self._leave_turn_to_pool():
                 return
             self.leases.flush_deferred_logs()
-            for connection in (self._listener.connection, self._work, self._reader.connection):
+            for connection in self._connections:
                 connection.check()
             if self.leases.early_acks:
                 self.outbox.ack_ended()
-            self._send_settled()
+            self.outbox.send_settled(may_wait=loop.hub is not None and not self.dispatcher.one)
             if self.outbox.settlements.freed:
                 self._ask_where_freed()
             now = loop.now()
@@ -365,21 +363,12 @@ class Poller:
         backlog = any(state.pending.backlog for state in self.states.values())
         first = pool.takes_turn(self.loop.now(), backlog)
         # The pool's own tick may have come before this one, and would let the tasks lie.
-        if pool.delivered_now and self._flush_pool():
+        if pool.delivered_now and any(s.sink.policy.flush_pool() for s in self.states.values()):
             if first:
                 self.loop.nudge()
         elif first or pool.delivered_now:
             self.loop.nudge()
         return first
-
-    def _flush_pool(self) -> bool:
-        return any(state.sink.policy.flush_pool() for state in self.states.values())
-
-    def _send_settled(self) -> None:
-        if self.loop.hub is not None and not self.dispatcher.one:
-            self.outbox.send_settled_or_wait()
-        else:
-            self.outbox.send_settled()
 
     def close(self) -> None:
         """Leave nothing behind: no claim, no held message, no acknowledgement unsent."""
@@ -394,7 +383,7 @@ class Poller:
         with suppress(*BROKEN):
             while self._work.busy:  # what a pop on its way delivers is given back
                 self._work.read()
-        for connection in (self._listener.connection, self._work, self._reader.connection):
+        for connection in self._connections:
             connection.close()
         self.loop.close()
 
@@ -494,19 +483,16 @@ class Poller:
             state.left_at = now
             self.outbox.send(items)
             return
+        # Whether leases that have ended and lost announcements are somebody else's concern.
+        kept_up = self._long_running and self.leases.kept_up
         plan = self._popper.fetcher.plan(
-            state, now, kept_up=self._kept_up, lookahead_us=self._lookahead_us
+            state, now, kept_up=kept_up, lookahead_us=self._lookahead_us
         )
         if plan is not None:
             if plan.claims:
                 self.outbox.announce_later(plan.claims)
             if items := self._popper.items(state, plan, now):
                 self.outbox.send(items)
-
-    @property
-    def _kept_up(self) -> bool:
-        """Whether leases that have ended and lost announcements are somebody else's concern."""
-        return self._long_running and self.leases.kept_up
 
     @property
     def _lookahead_us(self) -> int:
@@ -520,7 +506,8 @@ class Poller:
         visibility: float,
         turn: tuple[int, int, int],
     ) -> None:
-        self.log_pop(topic, result)
+        if any(result[3:]):
+            self.log_pop(topic, result)
         if result.stray:
             self._work.send([(("HDEL", key, member), None) for key, member in result.stray])
         if state.sink not in self.states or topic not in state.pending.topics:
@@ -530,12 +517,8 @@ class Poller:
         entries = due_entries(state, result, sent_us, batch, number)
         state.buffered += len(entries)
         dispatcher = self.dispatcher
-        for entry in entries:
-            delivery = entry[3]
-            if ";" in delivery.birth or "!" in delivery.birth:
-                self.leases.hold(delivery, visibility, result.now_us)
-            else:
-                self.leases.hold(delivery, visibility)
+        if entries:
+            self.leases.hold_all(result.messages, visibility, result.now_us)
         if self.guarding is not None:
             entries = self.guarding.hold(state, topic, entries)
         if self.on_popped is not None and entries:

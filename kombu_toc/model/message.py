@@ -101,6 +101,7 @@ _TRANSIENT = frozenset(("body_encoding", "delivery_tag", COUNTDOWN, ENSURE))
 _encode = json.JSONEncoder(
     separators=(",", ":"), default=kombu_json.JSONEncoder().default, check_circular=False
 ).encode
+_decode = json.JSONDecoder().raw_decode
 
 
 def pack(message: dict[str, Any], *, deflate: bool, id: str = "") -> bytes:
@@ -187,7 +188,7 @@ def _inflater(data: bytes, id: str) -> tuple[Any, int]:
 
 def unpack(data: bytes, id: str = "", most: int = MAX_EXPANDED) -> dict[str, Any]:
     """The message stored in `data`, its body as bytes; otherwise as :func:`expand`."""
-    return _parsed(expand(data, id, most))
+    return _parsed(data if data[:1] == _PLAIN else expand(data, id, most))
 
 
 def expand(data: bytes, id: str = "", most: int = MAX_EXPANDED) -> bytes:
@@ -257,8 +258,11 @@ def _parsed(data: bytes, hook: Callable[[dict[str, Any]], Any] | None = None) ->
     """
     line, newline, body = data.partition(b"\n")
     try:
-        # As text: json.loads would first find out which of Unicode's encodings bytes have.
-        meta = json.loads(line.decode("utf-8", "surrogatepass"))
+        # As text, and without json.loads, for each message is read here.
+        text = line.decode("utf-8", "surrogatepass")
+        meta, end = _decode(text)
+        if end < len(text):
+            json.loads(text)  # says what is wrong
         if b'"__type__"' in line:  # Kombu's own encoding of dates, UUIDs and the like
             meta = kombu_json.loads(line.decode(), **({"object_hook": hook} if hook else {}))
         if not newline:

@@ -196,11 +196,17 @@ class Declaration:
             return self
         return replace(self, lanes=lanes or None, far=far or None)
 
-    @lru_cache(maxsize=1024)  # noqa: B019 - declarations are few, and small
+    @cached_property
+    def _limits(self) -> dict[Limits, Limits]:
+        return {}
+
     def limits(self, otherwise: Limits) -> Limits:
         """The topic's limits, with those of `otherwise` where it was declared without."""
-        said = {name: getattr(self, name) for name in Limits._fields}
-        return otherwise._replace(**{k: v for k, v in said.items() if v is not None})
+        if otherwise not in self._limits:
+            said = {name: getattr(self, name) for name in Limits._fields}
+            said = {name: value for name, value in said.items() if value is not None}
+            self._limits[otherwise] = otherwise._replace(**said)
+        return self._limits[otherwise]
 
     def to_json(self) -> str:
         said = {name: getattr(self, name) for name in self.__dataclass_fields__}

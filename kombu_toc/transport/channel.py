@@ -246,6 +246,7 @@ class Channel(virtual.Channel):
         if most is None:
             # Without a bound and without an event loop, a consumer gets what it asks for.
             most = BATCH if self.poller.long_running else 1
+        # Celery's worker_disable_prefetch replaces this.
         room = most - (held - early) if qos.can_consume() else 0
         return capacity_of(self.policy, room, held, self.window())
 

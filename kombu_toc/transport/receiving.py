@@ -58,6 +58,23 @@ class Message(kombu_message.Message):
     #: what a traced channel knows of the span that received it
     trace: Any = None
 
+    #: why it is rejected, and what went wrong: kept with it
+    reason = error = ""
+
+    #: it was given back unhandled: whoever still has it must not handle it
+    given_back = False
+
+    #: it was delivered, and its time has not come yet: whoever has it says by
+    #: :meth:`call_when_due` what is to be done then
+    is_early = False
+
+    #: what is to be done when it is due, and if it is given back instead
+    on_due: Callable[[], Any] | None = None
+    on_given_back: Callable[[], Any] | None = None
+
+    #: to be delivered again, a broadcast needs what it came as
+    origin: tuple[str, bytes] | None = None
+
     def __init__(
         self,
         channel: Any,
@@ -85,19 +102,6 @@ class Message(kombu_message.Message):
             properties=properties,
             delivery_info=info,
         )
-        #: why it is rejected, and what went wrong: kept with it
-        self.reason = self.error = ""
-        #: it was given back unhandled: whoever still has it must not handle it
-        self.given_back = False
-        #: it was delivered, and its time has not come yet: whoever has it says by
-        #: :meth:`call_when_due` what is to be done then
-        self.is_early = False
-        #: what is to be done when it is due
-        self.on_due: Callable[[], Any] | None = None
-        #: what is to be done if it is given back instead
-        self.on_given_back: Callable[[], Any] | None = None
-        #: to be delivered again, a broadcast needs what it came as
-        self.origin: tuple[str, bytes] | None = None
 
     def call_when_due(
         self, function: Callable[[], Any], otherwise: Callable[[], Any] | None = None
@@ -356,21 +360,8 @@ class QoS(virtual.QoS):
         # Of Kombu's ordered one, nothing is used.
         self._delivered: dict[int, Message] = {}  # type: ignore[assignment]
 
-    def can_consume(self) -> bool:
-        """Whether one more message fits. Celery's worker_disable_prefetch replaces this."""
-        return not self.prefetch_count or len(self._delivered) < self.prefetch_count
-
-    def can_consume_max_estimate(self) -> int | None:
-        """How many more messages fit; None if there is no limit."""
-        if not self.prefetch_count:
-            return None
-        return max(self.prefetch_count - len(self._delivered), 0)
-
     def append(self, message: Message, delivery_tag: int) -> None:
         self._delivered[delivery_tag] = message
-
-    def get(self, delivery_tag: int) -> Message:
-        return self._delivered[delivery_tag]
 
     def unsettled(self) -> list[int]:
         """The delivery tags that are neither acknowledged nor rejected."""

@@ -359,8 +359,8 @@ class Leases:
         self.flights = UnansweredPops(RLock, process.now)
         self.early_acks = EarlyAcks(RLock())
 
-    def hold(self, delivery: Delivery, visibility: float) -> None:
-        self._held[delivery.topic, delivery.slot, delivery.id] = delivery
+    def hold_all(self, some: list[Delivery], visibility: float, now_us: int) -> None:
+        self._held.update({(one.topic, one.slot, one.id): one for one in some})
         self._safe_until = min(self._safe_until, self._process.now() + visibility)
 
     def drop(self, delivery: Delivery) -> None:
