@@ -99,8 +99,9 @@ its time. Celery before 5.7 forgets the time limits of running tasks when its co
 A request reads its times quickly (`quick-times`).
 
 Touches: the argument ``maybe_iso8601`` of `celery.worker.request.Request`, of whose ``__init__`` a
-copy has another default, its property ``tzlocal``, and `Consumer.update_strategies`, which is replaced on the consumer: while Celery
-makes its strategies, and no longer, tasks have another ``Task.Request``.
+copy has another default, its property ``tzlocal``, and `Consumer.update_strategies`, which is
+replaced on the consumer: while Celery makes its strategies, and no longer, tasks have another
+``Task.Request``.
 
 Why: Celery's parser of an ``eta`` is written in Python, and each request asks the app's settings
 for its time zone: a third of what the worker does for a task that is due. ``Task.Request`` is
@@ -126,9 +127,9 @@ and gone, as with every other broker.
 
 What a pool of threads, greenlets or one thread is given, and when that ends.
 
-Touches: ``BasePool.on_apply``, which is replaced on the pool; that the callback which Celery hands to
-it is a method of the request; and, of a solo pool, the six arguments of what runs a task: the last
-three are its body and how to decode that, or the decoded body alone.
+Touches: ``BasePool.on_apply``, which is replaced on the pool; that the callback which Celery hands
+to it is a method of the request; and, of a solo pool, the six arguments of what runs a task: the
+last three are its body and how to decode that, or the decoded body alone.
 
 Why: the pool alone knows whether a thread will begin what it has queued. Celery forgets that when
 the connection breaks. ``Task.Request`` could be told, but Celery derives from it for each task,

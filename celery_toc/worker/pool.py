@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Set
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -48,13 +49,11 @@ def watch_solo(pool: Any, took: Callable[[float], None]) -> None:
         ) -> Any:
             request = compat.request_of(callback)
             if request is not None:
-                target, callback = _failing(request, target, callback)
+                began = time.monotonic()
+                told = request, target, callback, lambda: took(time.monotonic() - began)
+                target, callback = _failing(*told)
                 args = compat.decoded(request, args)
-            began = time.monotonic()
-            try:
-                return apply(target, args or (), kwargs, callback, **options)
-            finally:
-                took(time.monotonic() - began)
+            return apply(target, args or (), kwargs, callback, **options)
 
         return on_apply
 
@@ -85,21 +84,7 @@ def watch(pool: Any, submitted: SubmittedRequests) -> None:
                     raise CancelledError
                 accept_callback(*when)
 
-            traced, tell = _failing(request, target, callback)
-
-            def ended(result: Any) -> Any:
-                try:
-                    return tell(result)
-                finally:
-                    submitted.end(request)
-
-            def run(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    return traced(*args, **kwargs)
-                except BaseException:  # the pool does not call back then
-                    submitted.end(request)
-                    raise
-
+            run, ended = _failing(request, target, callback, partial(submitted.end, request))
             if request.message.given_back:  # it was waiting for its rate limit
                 return None
             submitted.add(request, time.monotonic(), starts=pool.is_green)
@@ -111,9 +96,14 @@ def watch(pool: Any, submitted: SubmittedRequests) -> None:
 
 
 def _failing(
-    request: Any, target: Callable[..., Any], callback: Callable[[Any], Any]
+    request: Any,
+    target: Callable[..., Any],
+    callback: Callable[[Any], Any],
+    end: Callable[[], None],
 ) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
     """A pool's target and callback, so that a task fails whose result cannot be stored.
+
+    end: is called when the task has ended
 
     A process of a pool tells of it. In threads, Celery would take such a task for one that runs for
     ever, and a worker of one thread would end.
@@ -124,9 +114,16 @@ def _failing(
             return target(*args, **kwargs)
         except Exception:
             return ExceptionInfo()
+        except BaseException:  # the pool does not call back then
+            end()
+            raise
 
     def ended(result: Any) -> Any:
-        return request.on_failure(result) if isinstance(result, ExceptionInfo) else callback(result)
+        tell = request.on_failure if isinstance(result, ExceptionInfo) else callback
+        try:
+            return tell(result)
+        finally:
+            end()
 
     return run, ended
 
