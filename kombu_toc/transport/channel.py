@@ -77,7 +77,7 @@ class Channel(virtual.Channel):
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)  # type: ignore[no-untyped-call]  # Kombu's
-        check_channel(self)
+        check_channel(self, Channel)
         self.transport = connection
         self.settings = connection.settings
         self.center = center = connection.center

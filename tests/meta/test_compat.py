@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import kombu
 import pytest
 
 import celery_toc
@@ -140,12 +141,10 @@ def subjects() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
     consumer: Any = Consumer.__new__(Consumer)
     consumer.on_task_request, consumer.strategies, consumer.timer = print, {}, Timer()
     behind: Any = AsynPool.__new__(AsynPool)
-    behind._cache, behind._pool, behind.outbound_buffer = {}, [], []
-    behind._processes, behind._all_inqueues, behind._tref_for_id = 1, set(), {}
-    behind.on_poll_start = print
+    vars(behind).update(_cache={}, _pool=[], outbound_buffer=[], _processes=1, _tref_for_id={})
+    behind._all_inqueues, behind.on_poll_start = set(), print
     box: Any = gPidbox.__new__(gPidbox)
-    box.node = Node.__new__(Node)
-    box.node.mailbox = Mailbox("celery")
+    box.node = Node(None, mailbox=Mailbox("celery"))
     bare = (Bare(),)
     return {
         "acks-at-once": ((consumer,), bare),
@@ -160,6 +159,7 @@ def subjects() -> dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]]:
         "hidden-settings": ((utils,), bare),
         "idle-connections": ((), ()),
         "inspect": ((control,), bare),
+        "known-queues": ((kombu.Producer,), (Bare,)),
         "missing-processes": ((behind,), bare),
         "pool-hooks": ((TaskPool(1),), bare),
         "processes": ((SimpleNamespace(_pool=behind, flush=None),), bare),
