@@ -82,9 +82,6 @@ class LeaseKeeper:
     metrics: what the process counts
     """
 
-    #: Does not renew a message's lease any longer: see :meth:`.holdings.Leases.drop`.
-    drop: Callable[[Delivery], None]
-
     def __init__(
         self, make_center: Callable[[], TimeoutCenter], metrics: Metrics | None = None
     ) -> None:

@@ -15,13 +15,12 @@ from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
-from ..center.exchanges import Subscription, remember
+from ..center.exchanges import remember
 from ..compat import check_channel
 from ..consumer.connections import BROKEN
 from ..consumer.flights import snapshot
 from ..consumer.state import DefaultPolicy, WorkerPolicy
 from ..model import message as envelope
-from ..model.results import Delivery
 from ..model.topic import Topic
 from .publisher import PublishBatch, Publisher, is_unique
 from .queues import BroadcastQueues, Exchanges, Queues, TopicExchange
@@ -67,14 +66,6 @@ class Channel(virtual.Channel):
     #: bury; and end, when the task of one that was acknowledged has ended.
     observers: tuple[Callable[[str, DeliveredMessage], None], ...] = ()
 
-    #: What the poller calls for each message: the receiver's own, without a layer between.
-    receive: Callable[[Delivery], None]
-    take_early: Callable[[Delivery], DeliveredMessage | None]
-    deliver_early: Callable[[DeliveredMessage], None]
-    take_back: Callable[[DeliveredMessage], bool]
-    wants: Callable[[Subscription, str], bool]
-    receive_broadcast: Callable[[Subscription, str, bytes], bool]
-
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)  # type: ignore[no-untyped-call]  # Kombu's
         check_channel(self, Channel)
@@ -97,6 +88,7 @@ class Channel(virtual.Channel):
         self.receiver = receiver = Receiver(
             self, center, self.poller, self.lease_keeper, self.broadcast_queues.subscriptions
         )
+        # What the poller calls for each message: the receiver's own, without a layer between.
         self.receive = receiver.receive
         self.take_early, self.deliver_early = receiver.take_early, receiver.deliver_early
         self.take_back = receiver.take_back
