@@ -10,7 +10,7 @@ import secrets
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -234,7 +234,6 @@ class HttpApi:
         self._mask = mask or Mask()
         self.page = Page(self, self._extras, self._mask)
         self.router = asgi.Router((*OPERATIONS, *operations, *self.page.operations()))
-        self._document: Any = None
 
     async def aclose(self) -> None:
         """Answer all who wait, and close the connections to the broker."""
@@ -291,12 +290,10 @@ class HttpApi:
             found, reading.read(found, 0, budget or DecompressionBudget()), with_body=with_body
         )
 
-    @property
+    @cached_property
     def document(self) -> Any:
         """The OpenAPI document, for an application that is not mounted."""
-        if self._document is None:
-            self._document = document(self.router)
-        return self._document
+        return document(self.router)
 
     # -- ASGI
 

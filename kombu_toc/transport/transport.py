@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from importlib.metadata import entry_points
 from queue import Empty
 from typing import Any
@@ -136,7 +136,6 @@ class Transport(virtual.Transport):
         self._client: redis.Redis | None = None
         self._center: TimeoutCenter | None = None
         self._routes: Routes | None = None
-        self._lease_keeper: LeaseKeeper | None = None
         self._poller: Poller | None = None
         self._failures: FailureWriter | None = None
         #: for what may take a moment only, and the nodes of a Cluster that did not answer it
@@ -260,17 +259,15 @@ class Transport(virtual.Transport):
         where = (a.kind, a.host, a.port, a.path, a.db, a.username, self.settings.prefix)
         return (*where, a.hosts, self.settings.master_name)
 
-    @property
+    @cached_property
     def lease_keeper(self) -> LeaseKeeper:
         """The lease keeper of this process for this server."""
-        if self._lease_keeper is None:
-            center = self._making(BEAT_TIMEOUT)
-            # By the login too: a password that was in use before may not be valid any more.
-            provider = getattr(self.client, "credential_provider", None)
-            provider = provider or self.settings.connection.get("credential_provider")
-            whose = (self.identity, (self.address.password, provider))
-            self._lease_keeper = LeaseKeeper.of(whose, center, self.center.metrics)
-        return self._lease_keeper
+        center = self._making(BEAT_TIMEOUT)
+        # By the login too: a password that was in use before may not be valid any more.
+        provider = getattr(self.client, "credential_provider", None)
+        provider = provider or self.settings.connection.get("credential_provider")
+        whose = (self.identity, (self.address.password, provider))
+        return LeaseKeeper.of(whose, center, self.center.metrics)
 
     def _making(self, patience: float = 0.0) -> Callable[[], TimeoutCenter]:
         """Return a function that makes centers with connections of their own.
