@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
@@ -115,8 +117,9 @@ class UnansweredPops:
         """Those that nobody has asked for, each when the caller comes to it: the caller gives back
         what it gave, and may end before it comes to all."""
         now = self._clock()
-        for name in list(self._lost):
-            yield from self._take(lambda one, of=name: one.name == of and now >= one.lost + KEPT)
+        for flight in list(self._lost.values()):
+            if now >= flight.lost + KEPT:
+                yield from self._take(partial(is_, flight))
 
     def _take(self, which: Callable[[UnansweredPop], bool]) -> list[UnansweredPop]:
         with self._lock:

@@ -50,7 +50,7 @@ BRIEFLY = 0.5
 FLUSH = 2.0
 
 #: The extensions that are installed; looked for once: that reads a file of each package.
-_extensions = cache(partial(entry_points, group="kombu_toc.extensions"))
+_extensions = cache(lambda: tuple(entry_points(group="kombu_toc.extensions")))
 _extended: set[str] = set()
 
 #: The servers at which a process has consumed: see :attr:`Transport.identity`; and which process.
