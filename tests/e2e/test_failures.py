@@ -34,8 +34,9 @@ def test_a_failed_task_is_listed_by_default_and_a_retry_is_the_same_task(
     pool: str,
 ) -> None:
     start_workers(1, *POOLS[pool])
-    flaky = app.tasks["e2e.flaky"].apply_async(("disk",), {"seconds": 0.05}, countdown=0.1)
     late = app.tasks["e2e.fail_late"].delay("<b>full</b>")
+    listed(toc, 1)
+    flaky = app.tasks["e2e.flaky"].apply_async(("disk",), {"seconds": 0.05}, countdown=0.1)
     one = listed(toc, 2)[flaky.id]
     assert (one.task, one.topic, one.exception) == ("e2e.flaky", "celery", "ValueError")
     assert one.error.startswith("ValueError: disk is broken\nTraceback (most recent call last):")
