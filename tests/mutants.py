@@ -112,8 +112,8 @@ MUTANTS = [
     Mutant(
         "a lease ends a millisecond early",
         f"{SCRIPTS}/pop.lua",
-        "lease = ARGV[16], now_ms + visibility",
-        "lease = ARGV[16], now_ms + visibility - 1",
+        "lease = args[16], now_ms + visibility",
+        "lease = args[16], now_ms + visibility - 1",
         f"{CENTER}_delivery.py::test_a_lease_lasts_for_the_visibility_timeout_to_the_millisecond",
     ),
     Mutant(
@@ -126,8 +126,8 @@ MUTANTS = [
     Mutant(
         "a message is delivered 20 milliseconds early",
         f"{SCRIPTS}/pop.lua",
-        "local passed = soon > 0 and now + tonumber(ARGV[4])",
-        "local passed = soon > 0 and now + 20000 + tonumber(ARGV[4])",
+        "local passed = soon > 0 and now + args[4]",
+        "local passed = soon > 0 and now + 20000 + args[4]",
         "tests/contract/test_center_delivery.py::"
         "test_a_message_is_never_delivered_before_its_action_time",
     ),

@@ -328,19 +328,11 @@ def read_deliveries(
     return found
 
 
-def read_put(counts: TopicCounts, raw: list[Any]) -> Put:
-    """The result of a put."""
-    id, outcome, now, *_ = raw
+def read_put(counts: TopicCounts, raw: Any, asked: str = "") -> Put:
+    """The result of a put; a number, if the message was added under the id that was `asked` for."""
+    id, outcome, now, *_ = raw if isinstance(raw, list) else (b"", 1, raw)
     counts.put += now > 0
-    return Put(text(id), results.OUTCOMES[outcome], int(now) or None)
-
-
-def read_plain_put(counts: TopicCounts, id: str, raw: list[Any] | int) -> Put:
-    """The result of a put of a plain message, which is mostly added under its id."""
-    if not isinstance(raw, int):
-        return read_put(counts, raw)
-    counts.put += 1
-    return Put(id, results.ADDED, raw)
+    return Put(text(id) or asked, results.OUTCOMES[outcome], int(now) or None)
 
 
 def read_settled(counts: TopicCounts, counter: str, raw: list[Any]) -> results.Settled:
@@ -568,7 +560,7 @@ class Commands:
         )
         when = when_of(at_us, delay_us)
         args: tuple[Any, ...]
-        parse: Any
+        parse: Any = partial(read_put, self._counts(topic), asked=id)
         if plain and not (
             traits
             or replaces
@@ -581,9 +573,7 @@ class Commands:
             or not name
         ):
             args = (id, body, when, name, token) if has_name else (id, body, when, name, token, 1)
-            parse = partial(read_plain_put, self._counts(topic), id)
             return self._announcing(topic, "put", keys, args, parse)
-        parse = partial(read_put, self._counts(topic))
         args = (
             id,
             body,

@@ -18,11 +18,8 @@
 --@ clock admitted wake token sorted redelivered lanes
 
 local slots, steps, sets = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local gates = read_gates(ARGV[4])
-local width = 6 + steps + LANE_KEYS
-local gate = gate_at(slots * width, ARGV[5])
-local wake = KEYS[slots * width + 3 + sets + 1]
-local now = clock()
+local gates, width, now = read_gates(ARGV[4]), 6 + steps + LANE_KEYS, clock()
+local gate, wake = gate_at(slots * width, ARGV[5]), KEYS[slots * width + 3 + sets + 1]
 local count, gone, stale, seen = 0, {}, {}, 0
 
 local at = 6

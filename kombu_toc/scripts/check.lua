@@ -23,8 +23,7 @@ local steps, part, mend = tonumber(ARGV[1]), tonumber(ARGV[3]), ARGV[6] == '1'
 local slot, cursor, count = ARGV[2], ARGV[4], ARGV[5]
 local last = 6 + steps + #ARGV - 7 - (limited and limited.args or 0)
 local wake = KEYS[last + 1 + (limited and limited.keys or 0)]
-local now = clock()
-local faults = {}
+local now, faults = clock(), {}
 local moved -- the earliest action time of what was given a step
 
 local function fault(...) push(faults, ...) end -- its kind, the id, and the places

@@ -6,8 +6,7 @@
 -- Returns how many are due by the first time, by the second, ...
 --@ clock
 
-local now = clock()
-local counts = {}
+local now, counts = clock(), {}
 for i = 1, #ARGV do counts[i] = 0 end
 for key = 1, #KEYS do
   if redis.call('EXISTS', KEYS[key]) == 1 then

@@ -4,8 +4,7 @@
 -- Returns the indexes of those, from 0
 --@ clock
 
-local now = clock()
-local due = {}
+local now, due = clock(), {}
 for i = 1, #KEYS do
   local first = redis.call('ZRANGE', KEYS[i], 0, 0, 'WITHSCORES')[2]
   if first and tonumber(first) <= now then due[#due + 1] = i - 1 end

@@ -18,8 +18,7 @@ for i = 1, #ARGV / 2 do
       write_nothing(wake)
       redis.call('ZADD', wake, us, slot .. ':' .. us)
     else
-      said[#said + 1] = tonumber(slot)
-      said[#said + 1] = tonumber(us)
+      said[#said + 1], said[#said + 2] = tonumber(slot), tonumber(us)
     end
     count = count + 1
   end

@@ -29,8 +29,7 @@ local steps, count = tonumber(ARGV[1]), (#ARGV - 10 - (limited and limited.args 
 local limit, budget, early = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
 local terms, untried = read_terms(ARGV[6], ARGV[7]), tonumber(ARGV[8])
 local name, remember = ARGV[9], ARGV[10]
-local given = KEYS[7 + steps + count]
-local wake = KEYS[8 + steps + count + (limited and limited.keys or 0)]
+local given, wake = KEYS[7 + steps + count], KEYS[8 + steps + count + (limited and limited.keys or 0)]
 local now = clock()
 local now_ms, horizon = math.floor(now / 1000), due_score(now)
 local messages, bare, expired = {}, {}, {}

@@ -22,12 +22,10 @@
 
 local slots, steps = tonumber(ARGV[1]), tonumber(ARGV[2])
 local soon, late = tonumber(ARGV[3]), tonumber(ARGV[5])
-local recover = tonumber(ARGV[9])
-local width = 6 + steps + LANE_KEYS
+local recover, width = tonumber(ARGV[9]), 6 + steps + LANE_KEYS
 local given, wake = KEYS[slots * width + 4], KEYS[slots * width + 5]
 local now = clock()
-local now_ms = math.floor(now / 1000)
-local most = soon > 0 and soon or late
+local now_ms, most = math.floor(now / 1000), soon > 0 and soon or late
 local passed = soon > 0 and now + tonumber(ARGV[4]) or now - tonumber(ARGV[6])
 local horizon, by = due_score(passed), math.max(now, passed)
 local rolled, died, bare, dropped, expired = {}, {}, {}, {}, {}
@@ -104,8 +102,7 @@ end
 
 local function add(list, number, ids)
   for i = 1, #ids do
-    list[#list + 1] = number - 1
-    list[#list + 1] = ids[i]
+    list[#list + 1], list[#list + 2] = number - 1, ids[i]
   end
 end
 
@@ -278,11 +275,9 @@ do
     local n = 4 * i
     local slot, step, id, score = all[order[n - 3]], order[n - 2], order[n - 1], order[n]
     local token, of_key, start = more[3 * i - 2], more[3 * i - 1], more[3 * i]
-    local key = of_key[KEY]
-    local seen = slot[SEEN] + 1
+    local key, seen = of_key[KEY], slot[SEEN] + 1
     slot[SEEN] = seen
-    local envelope = slot[BODIES][seen]
-    local low = score % 1000
+    local envelope, low = slot[BODIES][seen], score % 1000
     low = 32 * (step - 1) + (low < 32 and low or untried)
     local birth, ends
     if not envelope then

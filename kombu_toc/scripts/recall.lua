@@ -16,8 +16,7 @@
 local given, name = KEYS[#KEYS], ARGV[1]
 local now = clock()
 local now_ms, visibility, own = math.floor(now / 1000), tonumber(ARGV[2]), ARGV[6] ~= '0'
-local known = redis.call('GET', given)
-local messages = {}
+local known, messages = redis.call('GET', given), {}
 if known and string.sub(known, 1, #name + 1) == name .. '\n' then
   local gave = #known > #name + 1 and cmsgpack.unpack(string.sub(known, #name + 2)) or {{}, {}}
   local order, again, tokens_of = gave[1], gave[2], {}

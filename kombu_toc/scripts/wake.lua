@@ -25,8 +25,7 @@ local function take_back(wake, armed, slot, times)
           table.remove(said, at)
         end
       end
-      unsaid[#unsaid + 1] = number
-      unsaid[#unsaid + 1] = us
+      unsaid[#unsaid + 1], unsaid[#unsaid + 2] = number, us
     end
   end
   if wake then redis.call('ZREM', wake, unpack(times)) end
@@ -41,8 +40,7 @@ local function announce(wake, armed, slot, us, first)
   if wake then
     redis.call('ZADD', wake, us, member(slot, us))
   else
-    said[#said + 1] = tonumber(slot)
-    said[#said + 1] = us
+    said[#said + 1], said[#said + 2] = tonumber(slot), us
   end
   if first then
     local later = redis.call('ZRANGEBYSCORE', armed, '(' .. string.format('%.0f', us), '+inf',
