@@ -27,6 +27,7 @@ for number = 0, slots - 1 do
   local before, many = number * width, tonumber(ARGV[at + 1])
   local slot = lanes_at(before + 6 + steps, slot_from(before + 1, steps, ARGV[at]))
   local opens
+  slot.idle = not gates.serial and redis.call('EXISTS', slot.lanes, slot.turns, slot.waits) == 0
   for i = at + 2, at + 1 + many do
     local id = ARGV[i]
     local token = redis.call('HGET', slot.tokens, id)

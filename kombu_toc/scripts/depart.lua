@@ -17,8 +17,7 @@
 --@ clock admitted wake token sorted claim log carry
 
 local steps, count = tonumber(ARGV[1]), (#ARGV - 4) / 2
-local here = slot_from(1, steps, ARGV[2])
-local at = 6 + steps + count
+local here, at = slot_from(1, steps, ARGV[2]), 6 + steps + count
 here.log, here.claims, here.lanes, here.turns, here.waits, here.pace, here.tags, here.busy, here.holders,
   here.leaving = unpack(KEYS, at + 1, at + 10)
 local wake, now = KEYS[at + 11], clock()

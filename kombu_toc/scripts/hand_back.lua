@@ -8,8 +8,7 @@
 -- these announce the others.
 --@ clock admitted wake
 
-local wake = KEYS[#ARGV / 2 + 1]
-local count = 0
+local wake, count = KEYS[#ARGV / 2 + 1], 0
 for i = 1, #ARGV / 2 do
   local slot, us = ARGV[2 * i - 1], ARGV[2 * i]
   take_back(wake, KEYS[i], slot, redis.call('ZRANGE', KEYS[i], 2, 9))

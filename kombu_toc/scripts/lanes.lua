@@ -152,7 +152,9 @@ end
 
 -- Puts a key where it belongs after a change: in `turns`, in `waits` if its rate opens later than
 -- `by` or one that runs has to end first, or in neither. Returns when something of it may start: 0, at once; nil, who knows.
+-- A slot is `idle` if who calls has seen that no key of it has a lane, and that none holds another back.
 local function place_key(slot, key, gates, by)
+  if slot.idle then return nil end
   local full, entry = is_full(slot, key, gates), nil
   if not full then
     if gates.serial and key ~= '' then entry = held_by(slot, key, gates) end
