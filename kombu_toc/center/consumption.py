@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.exceptions import RedisError
 
+from ..client.programs import started
 from ..errors import ConfigurationError
 from ..model.results import Delivery, Popped
 from .core import CenterPart, Core
@@ -262,8 +263,7 @@ class Consumption:
 
     def _start_renewing(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._renew, name="toc-consume", daemon=True)
-            self._thread.start()
+            self._thread = started(self._renew, "toc-consume")
 
     # -- settling
 

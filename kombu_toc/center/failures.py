@@ -15,6 +15,7 @@ from functools import partial
 from operator import methodcaller
 from typing import Any
 
+from ..client.programs import started
 from ..errors import EnvelopeError, LibraryError
 from ..model import failures as model
 from ..model import message as envelope
@@ -472,9 +473,7 @@ class FailureWriter:
             else:
                 self._waiting.append(failed)
             if self._thread is None or self._thread[0] != os.getpid():
-                thread = threading.Thread(target=self._write, name="toc-failures", daemon=True)
-                self._thread = os.getpid(), thread
-                thread.start()
+                self._thread = os.getpid(), started(self._write, "toc-failures")
             self._bell.notify_all()
 
     def flush(self, seconds: float) -> None:

@@ -205,9 +205,7 @@ class Leases:
     def rest(self) -> None:
         """Nothing is held: what was known of the time does not count any more."""
         with self._lock:
-            self._safe = {}
-            self._safe_until = float("inf")
-            self._unrenewed = {}
+            self._safe, self._safe_until, self._unrenewed = {}, float("inf"), {}
 
 
 def by_place(

@@ -228,7 +228,11 @@ class Upkeeper:
         election.again(time.monotonic() + min(max(left, 0.0) + 0.01, ATTEMPT_INTERVAL))
         if mine:  # and resigns at once if nobody consumes any more
             self.working = True
-            unpatched_threading().start(self._run)
+            try:
+                unpatched_threading().start(self._run)
+            except BaseException:  # there may be too many threads just now
+                self.working = False
+                raise
 
     def _duties(self, center: TimeoutCenter) -> list[str]:
         """The keys of what this process can do for all topics."""
@@ -269,11 +273,11 @@ class Upkeeper:
             self._log.log(logging.ERROR, "cannot keep the queues up: %s", exc, error=exc)
             self.election.again(time.monotonic() + COMPLAIN_AGAIN)
         finally:
+            self.working = False
             if center is not None:
                 center.client.close()
                 center.client.connection_pool.disconnect()
                 unpatched_threading().leave()
-            self.working = False
 
     def _work(self, center: TimeoutCenter) -> None:
         watches, election, also = self._watches, self.election, self._also

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import select
 
+from ..client.programs import started
 from ..errors import ConfigurationError, LibraryError
 from ..model.results import Delivery
 from . import statuses
@@ -230,8 +231,7 @@ class Asker:
         self._questions.append(_Question(now, deliveries, answer))
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="toc-guard", daemon=True)
-                self._thread.start()
+                self._thread = started(self._run, "toc-guard")
         self._bell.set()
         return True
 

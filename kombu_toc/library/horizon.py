@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from sqlalchemy import Connection, func, select, text, update
 
 from ..center.admin_commands import Position
 from ..center.center import TimeoutCenter
+from ..client.programs import started
 from ..errors import LibraryError, MessageError
 from ..model import scores
 from ..model.results import WAITING, Cancelled, Found, Rescheduled
@@ -576,8 +576,7 @@ def _beside(do: Callable[[], object], number: int) -> Iterator[None]:
         except BaseException as exc:
             errors.append(exc)
 
-    thread = threading.Thread(target=run, name="toc-far", daemon=True)
-    thread.start()
+    thread = started(run, "toc-far")
     try:
         yield
     finally:

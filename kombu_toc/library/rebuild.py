@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from sqlalchemy import select
 
 from ..center.center import TimeoutCenter
+from ..client.programs import started
 from ..errors import EnvelopeError, LibraryError
 from ..model import message
 from ..model.delivery import name_in
@@ -89,8 +90,7 @@ class _Total:
         self._store = store
         self._rows: int | None = None
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._count, name="toc-count", daemon=True)
-        self._thread.start()
+        self._thread = started(self._count, "toc-count")
         self._thread.join(FEW)
 
     def _count(self) -> None:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 from ..center.calls import ScheduleChange
 from ..center.center import TimeoutCenter
 from ..center.runner import BROKEN
+from ..client.programs import started
 from ..errors import ConfigurationError, LibraryError
 from ..model import scores
 from ..model.library import BEHIND, OFF
@@ -758,10 +759,7 @@ class Recorder:
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._run, name="toc-library", daemon=True
-                    )
-                    self._thread.start()
+                    self._thread = started(self._run, "toc-library")
                     atexit.register(self.close)
 
     def after_fork(self) -> None:
@@ -852,8 +850,7 @@ class Recorder:
         """Put what was written in transactions that are committed by now."""
         now = time.monotonic()
         with self._lock:
-            for key in [key for key, until in self._expected.items() if until < now]:
-                self._expected.pop(key)
+            self._expected = {key: at for key, at in self._expected.items() if at >= now}
             keys = list(self._expected)
         try:
             put = keeper.put_some(keys)

@@ -23,6 +23,7 @@ from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from ..client.options import DatabaseURL
+from ..client.programs import started
 from ..errors import ConfigurationError, LibraryError
 from ..model.delivery import spread_of, spread_of_biz
 from ..model.topic import slot_of
@@ -559,10 +560,8 @@ class Watchdog:
         with self._lock:
             self._watched[number] = (until, descriptor)
             if self._bell is None:
-                bell = self._bell = threading.Event()
-                threading.Thread(
-                    target=self._run, args=(bell,), name="toc-watchdog", daemon=True
-                ).start()
+                started(self._run, "toc-watchdog", bell := threading.Event())
+                self._bell = bell
 
     def _run(self, bell: threading.Event) -> None:
         pid, used = os.getpid(), time.monotonic()

@@ -19,6 +19,7 @@ from kombu import Connection, Consumer, Exchange, Message, Queue
 
 import kombu_toc
 from kombu_toc import Limits, TimeoutCenter
+from kombu_toc.consumer import upkeeper
 from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.consumer.upkeeper import LEASE
 from kombu_toc.model.results import Delivery
@@ -454,6 +455,24 @@ def test_who_left_while_it_was_being_elected_stands_in_nobodys_way(
     until(lambda: answers)
     second.keep_up()
     assert until(lambda: keeps_up(second.heartbeat)) < LEASE + 1
+
+
+def test_who_is_elected_and_can_start_no_thread_keeps_the_topics_up_later(
+    server: Server, process: Callable[[str], Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W5: it took itself for at work from then on, and was never elected again."""
+    one, native = process(server.toc_url), upkeeper.unpatched_threading()
+    starts = []
+
+    def start(run: Callable[[], None]) -> None:
+        starts.append(run)
+        if len(starts) == 1:
+            raise RuntimeError("can't start new thread")
+        native.start(run)
+
+    monkeypatch.setattr(upkeeper, "unpatched_threading", lambda: native._replace(start=start))
+    one.keep_up()
+    until(lambda: len(starts) == 2 and keeps_up(one.heartbeat))
 
 
 def test_who_died_elected_is_followed_although_the_clock_is_set_back(

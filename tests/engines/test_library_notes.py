@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from kombu import Connection, Queue
@@ -128,6 +130,16 @@ def test_what_takes_long_is_said_to_be_taken_until_it_has_ended(
     recorder.flush()
     assert recorder.gathering._taken == {}
     assert status_of(store, "order-1") == ["done"]
+
+
+def test_a_thread_that_could_not_be_started_is_started_the_next_time(broker, monkeypatch):
+    recorder = broker.default_channel.recorder
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+        patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError))
+        recorder.wake()
+    assert recorder.sleeps
+    recorder.wake()
+    assert not recorder.sleeps
 
 
 def test_many_ends_do_not_wait_and_a_thread_that_has_ended_is_started_again(
