@@ -185,6 +185,10 @@ class Subscriptions:
     def __iter__(self) -> Iterator[tuple[Sink, exchanges.Subscription]]:
         return iter(list(self._bound.values()))
 
+    def has(self, sink: Sink, subscription: exchanges.Subscription) -> bool:
+        """Whether it is read for: what was delivered before may have cancelled that."""
+        return self._bound.get(subscription.bound) == (sink, subscription)
+
     def at_rest(self, now: float) -> bool:
         """Whether nothing is to be done but to wait on, as it has been since the last look."""
         is_due = self.changed or 0.0 < self.next_reading <= now
@@ -250,8 +254,8 @@ class Subscriptions:
     ) -> bool:
         if exchanges.order(entry.id) <= exchanges.order(subscription.last[entry.key]):
             return False
-        if self._bound.get(subscription.bound) != (sink, subscription):
-            return False  # cancelled by what an entry before has brought about
+        if not self.has(sink, subscription):
+            return False
         subscription.last[entry.key] = entry.id
         return True
 
@@ -315,7 +319,9 @@ class BroadcastReader(BlockingReader):
         if self.connection.busy and subscriptions.at_rest(self._loop.now()):
             return
         for sink, subscription in subscriptions:
-            while subscription.returned and not self._dispatcher.enough:
+            while subscription.returned and subscriptions.has(sink, subscription):
+                if self._dispatcher.enough:
+                    break
                 if sink.receive_broadcast(subscription, *subscription.returned.pop(0)):
                     self._dispatcher.delivered += 1
         every = subscriptions.positions()

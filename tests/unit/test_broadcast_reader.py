@@ -40,6 +40,30 @@ class Work:
         self.sent_at.append(self.clock.now)
 
 
+def test_what_is_to_come_again_waits_while_the_first_of_it_cancels_its_consumer() -> None:
+    loop = Loop(lambda: None)
+    connections = SimpleNamespace(busy=False)
+    wiring: Any = SimpleNamespace(blocking=lambda *_: connections, reads=lambda _: True)
+    dispatcher: Any = SimpleNamespace(enough=False, delivered=0)
+    reader = BroadcastReader(SimpleNamespace(), loop, wiring, connections, dispatcher)  # type: ignore[arg-type]
+    subscription = Subscription("q", "events", "", {})
+    got: list[bytes] = []
+
+    def receive(_: Subscription, routing_key: str, packed: bytes) -> bool:
+        got.append(packed)
+        reader.subscriptions.remove(subscription)
+        return len(got) == 1  # it has no consumer then
+
+    qos = SimpleNamespace(can_consume=lambda: True)
+    reader.subscriptions.add(
+        SimpleNamespace(qos=qos, receive_broadcast=receive),  # type: ignore[arg-type]
+        subscription,
+    )
+    subscription.returned += [("", b"first"), ("", b"second")]
+    reader.read(1.0)
+    assert (got, subscription.returned) == ([b"first"], [("", b"second")])
+
+
 def test_what_is_not_urgent_is_read_in_the_turn_that_its_timer_brings_about() -> None:
     """The hub calls the poller when the wait for a timer is over, and runs that after this: a timer
     that is early brings about a turn in which nothing is read, and the next is a second later."""
