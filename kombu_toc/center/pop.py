@@ -686,7 +686,7 @@ class Deliveries(CenterPart):
     def _settling(self, given: Given) -> Read:
         """What is about to be settled; who wants to know is told."""
         read = self._given(given)
-        for tell in self.on_settled:
+        for tell in tuple(self.on_settled):  # loops begin and end in other threads
             tell(read.deliveries)
         return read
 
