@@ -12,6 +12,7 @@ from pathlib import Path
 
 import django
 import pytest
+import redis
 
 from kombu_toc import TimeoutCenter
 
@@ -84,7 +85,7 @@ def words(command: str) -> list[str]:
 
 
 @pytest.fixture
-def project(server: Server, toc: TimeoutCenter, tmp_path: Path) -> Iterator[Project]:
+def project(server: Server, client: redis.Redis, tmp_path: Path) -> Iterator[Project]:
     made = Project(tmp_path, server)
     with open(tmp_path / "worker.log", "wb") as log:
         command = [*words(made.worker), "--pool", "solo"]
