@@ -4,7 +4,6 @@ nothing twice; in every pool."""
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from ..support.nodes import Worker
 from ..support.proxy import Proxy
 from ..support.servers import Server
 from ..support.tasks import make_app
-from ..support.workers import POOLS, Journal, wait_until
+from ..support.workers import LOOPS, POOLS, Journal, wait_until
 
 #: What they share is started once, in one process of a run.
 pytestmark = pytest.mark.xdist_group("faults")
@@ -193,8 +192,6 @@ CONNECTION_FAULTS = [
     for pool in POOLS
     for fault in (cuts, freeze_in_a_reply, freeze, stall, restart)
 ]
-#: One pool with Kombu's event loop and one without: half a minute each. TOC_TEST_ALL=1 runs all.
-REFUSED_POOLS = list(POOLS) if os.environ.get("TOC_TEST_ALL") else ["prefork", "gevent"]
 REFUSALS = [
     *(loading, read_only, out_of_memory),
     *(pytest.param(fault, marks=pytest.mark.nightly) for fault in (misconf, too_few_replicas)),
@@ -208,7 +205,7 @@ def test_a_worker_goes_on_after(
     go_on_after(fault, site, journal)
 
 
-@pytest.mark.parametrize("pool", REFUSED_POOLS, indirect=True, scope="module")
+@pytest.mark.parametrize("pool", LOOPS, indirect=True, scope="module")
 @pytest.mark.parametrize("fault", REFUSALS)
 def test_a_worker_goes_on_after_a_server_that_was(
     site: Site, journal: Journal, fault: Callable[[Site], None]

@@ -49,6 +49,14 @@ SERVER = (
     *("uvicorn.lifespan.off", "uvicorn.lifespan.on", "encodings.idna", "encodings.unicode_escape"),
 )
 
+#: What workers and Celery's commands have imported.
+CELERYS = (
+    *("kombu_toc.transport.transport", "celery.__main__", "celery.bin.celery", "celery.app"),
+    *("celery.backends.redis", "celery.loaders.app", "celery.app.builtins", "celery.app.amqp"),
+    *("celery.app.control", "celery.events.state", "celery.app.log", "celery.app.events"),
+    *("celery_toc.app.revoke", "celery_toc.compat.sending", "sqlalchemy.dialects.sqlite"),
+)
+
 #: What each kind of program has imported by the time it works. A worker's own list is without
 #: celery.worker.consumer and what imports it: with these, the step of the timeout center is added
 #: another way (celery_toc/plugin.py). The programs of kombu_toc know nothing of Celery.
@@ -59,25 +67,17 @@ PRELOADED = {
         *("sqlalchemy.dialects.sqlite", "sqlalchemy.ext.asyncio"),
     ),
     "celery": (
-        *("kombu_toc.transport.transport", "celery.__main__", "celery.bin.celery", "celery.app"),
-        *("celery.backends.redis", "celery.loaders.app", "celery.app.builtins", "celery.app.amqp"),
-        *("celery.app.control", "celery.events.state", "celery.app.log", "celery.app.events"),
-        *("celery_toc.cli.session", "celery_toc.cli.web", "celery_toc.web.schedules", *SERVER),
-        *("celery_toc.web.tasks", "celery_toc.aio", "celery_toc.app.revoke"),
-        *("celery_toc.compat.sending", "sqlalchemy.dialects.sqlite"),
+        *(*CELERYS, "celery_toc.cli.session", "celery_toc.cli.web", "celery_toc.web.schedules"),
+        *("celery_toc.web.tasks", "celery_toc.aio", *SERVER),
     ),
     "worker": (
-        *("kombu_toc.transport.transport", "celery.__main__", "celery.bin.celery", "celery.app"),
-        *("celery.backends.redis", "celery.loaders.app", "celery.app.builtins", "celery.app.amqp"),
-        *("celery.app.control", "celery.events.state", "celery.app.log", "celery.app.events"),
-        *("celery.apps.worker", "celery.worker.components", "celery.worker.request"),
+        *(*CELERYS, "celery.apps.worker", "celery.worker.components", "celery.worker.request"),
         *("celery.worker.strategy", "celery.worker.autoscale", "celery.worker.pidbox"),
         *("celery.concurrency.prefork", "celery.concurrency.solo", "celery.concurrency.thread"),
-        *("celery.app.trace", "celery.app.routes", "celery_toc.app.revoke", "billiard.heap"),
+        *("celery.app.trace", "celery.app.routes", "billiard.heap", "billiard.sharedctypes"),
         *("celery.worker.heartbeat", "celery.worker.loops", "celery_toc.beat.sync"),
         *("celery_toc.worker.failures", "celery_toc.worker.pool", "celery_toc.worker.schedules"),
-        *("billiard.sharedctypes", "billiard.popen_fork", "encodings.idna"),
-        *("celery_toc.compat.sending", "sqlalchemy.dialects.sqlite"),
+        *("billiard.popen_fork", "encodings.idna"),
     ),
 }
 
