@@ -400,7 +400,7 @@ MUTANTS = [
     Mutant(
         "broadcasts that are read unhurriedly are read a page a pause",
         "kombu_toc/consumer/blocking.py",
-        "            self.next_reading = 0.0\n            return True\n",
+        "            self.next_reading, self.changed = 0.0, True\n            return True\n",
         "            return True\n",
         "tests/contract/test_broadcasts.py::"
         "test_events_that_come_faster_than_a_page_a_pause_are_read_without_falling_behind",
