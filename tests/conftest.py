@@ -232,9 +232,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def start_cluster(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., Cluster]]:
+def start_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
     """Start clusters for one test, which may break or change them; arguments as Cluster's."""
     with contextlib.ExitStack() as stack:
 

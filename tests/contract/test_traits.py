@@ -505,9 +505,7 @@ def shown(center: TimeoutCenter, id: str) -> list[tuple[Any, ...]]:
     return [(one.visibility, one.max_lease, one.expiration) for one in found]
 
 
-def test_a_message_is_found_with_what_holds_for_it_only_in_any_state(
-    center: TimeoutCenter,
-) -> None:
+def test_a_message_is_found_with_what_holds_for_it_only_in_any_state(center: TimeoutCenter) -> None:
     center.queues.declare("mail", retries=0)
     center.put("mail", "x", b"", visibility=200, max_lease=500.5, expiration=900)
     center.put("mail", "y", b"", delay=HOUR, max_lease=0)

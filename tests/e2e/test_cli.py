@@ -374,11 +374,7 @@ def test_what_a_worker_has_is_cancelled_too_late_and_says_so(
 
 @pytest.mark.parametrize(
     ("options", "seconds"),
-    [
-        (("--countdown", "1h30m"), 5400),
-        (("--countdown", "90"), 90),
-        (("--eta", "IN A DAY"), 86400),
-    ],
+    [(("--countdown", "1h30m"), 5400), (("--countdown", "90"), 90), (("--eta", "IN A DAY"), 86400)],
 )
 def test_reschedule_gives_another_time(
     app: Celery, run: Run, options: tuple[str, str], seconds: int
@@ -390,10 +386,7 @@ def test_reschedule_gives_another_time(
     [result] = said.json["results"]
     due = datetime.fromisoformat(result.pop("time").replace("Z", "+00:00")).timestamp()
     assert abs(due - time.time() - seconds) < 2
-    assert result == {
-        **{"id": id, "queue": "celery"},
-        **{"state": "scheduled", "moved": True},
-    }
+    assert result == {**{"id": id, "queue": "celery"}, **{"state": "scheduled", "moved": True}}
     assert run("show", id, "--json").json["messages"][0]["time"] == said.json["results"][0]["time"]
 
 

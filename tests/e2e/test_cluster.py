@@ -137,9 +137,7 @@ class Site:
 
 @pytest.fixture
 def site(
-    start_cluster: Callable[..., Cluster],
-    start_workers: StartWorkers,
-    journal: Journal,
+    start_cluster: Callable[..., Cluster], start_workers: StartWorkers, journal: Journal
 ) -> Iterator[Callable[..., Site]]:
     """Start a cluster, and a worker with a producer on it."""
     apps = []

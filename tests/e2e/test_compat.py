@@ -68,11 +68,7 @@ def produce(app: Celery, program: str) -> str:
         "now = datetime.now(timezone.utc)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", head + program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [sys.executable, "-c", head + program], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

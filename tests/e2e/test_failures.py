@@ -27,11 +27,7 @@ def listed(toc: kombu_toc.TimeoutCenter, number: int) -> dict[str, kombu_toc.Fai
 @pytest.mark.versions
 @pytest.mark.parametrize("pool", list(POOLS))
 def test_a_failed_task_is_listed_by_default_and_a_retry_is_the_same_task(
-    start_workers: StartWorkers,
-    app: Celery,
-    toc: kombu_toc.TimeoutCenter,
-    log_url: str,
-    pool: str,
+    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter, log_url: str, pool: str
 ) -> None:
     start_workers(1, *POOLS[pool])
     late = app.tasks["e2e.fail_late"].delay("<b>full</b>")

@@ -47,9 +47,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(
-    pool: str,
-    tmp_path_factory: pytest.TempPathFactory,
-    start_worker: Callable[..., Worker],
+    pool: str, tmp_path_factory: pytest.TempPathFactory, start_worker: Callable[..., Worker]
 ) -> Iterator[Site]:
     options = ["--appendonly", "yes", "--appendfsync", "always"]
     server = Server(tmp_path_factory.mktemp("faulty"), *options).start()

@@ -212,11 +212,7 @@ def _received(client: redis.Redis) -> int:
 
 @pytest.mark.one_server("the proxy that loses the reply stands before one server")
 def test_a_retry_survives_although_the_ack_of_the_run_before_is_repeated(
-    start_workers: StartWorkers,
-    server: Server,
-    app: Celery,
-    journal: Journal,
-    client: redis.Redis,
+    start_workers: StartWorkers, server: Server, app: Celery, journal: Journal, client: redis.Redis
 ) -> None:
     """The task is acknowledged when it starts, the connection is cut before the reply has come, and
     the task is retried, in an hour, before the worker says again what it is owed."""

@@ -163,11 +163,7 @@ def make_shop(server: Server | Cluster, client: redis.Redis, tmp_path: Path) -> 
 
     def make(*, instrumented: bool = False, mode: str = "links", late: bool = False) -> Shop:
         text = APP.format(
-            folder=tmp_path,
-            broker=server.toc_url,
-            instrumented=instrumented,
-            mode=mode,
-            late=late,
+            folder=tmp_path, broker=server.toc_url, instrumented=instrumented, mode=mode, late=late
         )
         (tmp_path / "traced_shop.py").write_text(text)
         made.append(Shop(tmp_path))
@@ -250,9 +246,7 @@ def test_beside_celerys_instrumentation_a_task_goes_on_in_the_trace_that_receive
     guarded_by="tests/e2e/test_opentelemetry.py::"
     "test_beside_celerys_instrumentation_a_task_goes_on_in_the_trace_that_received_it"
 )
-def test_with_parents_a_task_that_is_due_at_once_stays_in_its_request(
-    make_shop: MakeShop,
-) -> None:
+def test_with_parents_a_task_that_is_due_at_once_stays_in_its_request(make_shop: MakeShop) -> None:
     shop = make_shop(instrumented=True, mode="parents")
     shop.start("prefork")
     shop.run(SEND.format(options={}))

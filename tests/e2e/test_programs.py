@@ -143,9 +143,7 @@ sys.stdin.read()
 """
 
 
-def test_the_embedded_server_stops_with_the_last_process_and_keeps_its_data(
-    tmp_path: Path,
-) -> None:
+def test_the_embedded_server_stops_with_the_last_process_and_keeps_its_data(tmp_path: Path) -> None:
     """Also when that process is killed; the next one finds the data again. Who has started it and
     ends is warned of nothing."""
     directory = str(tmp_path / "data")

@@ -69,10 +69,7 @@ class Producer(threading.Thread):
 
 
 def test_a_failover_loses_nothing_that_was_kept_and_the_worker_goes_on(
-    deployment: Deployment,
-    sentinel_app: Celery,
-    start_workers: StartWorkers,
-    journal: Journal,
+    deployment: Deployment, sentinel_app: Celery, start_workers: StartWorkers, journal: Journal
 ) -> None:
     """A task that executes meanwhile, and is acknowledged late, is neither lost nor run twice. And
     `celery toc` works over such a URL."""

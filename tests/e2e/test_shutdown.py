@@ -160,10 +160,7 @@ def test_a_warm_shutdown_gives_back_at_once_what_was_not_begun(
 
 @pytest.mark.parametrize(
     ("pool", "late"),
-    [
-        ("prefork", True),
-        *(pytest.param(pool, False, marks=pytest.mark.nightly) for pool in POOLS),
-    ],
+    [("prefork", True), *(pytest.param(pool, False, marks=pytest.mark.nightly) for pool in POOLS)],
 )
 def test_a_cold_shutdown_gives_back_at_once_what_was_not_begun(
     start_workers: StartWorkers,

@@ -74,10 +74,7 @@ def test_the_first_example_and_the_receiver_work(
 
 
 def test_a_notifier_runs_in_an_event_loop_until_it_is_told_to_end(
-    server: Server | Cluster,
-    center: TimeoutCenter,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    server: Server | Cluster, center: TimeoutCenter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "secrets.txt").write_text(f"* {SECRET}\n")

@@ -134,11 +134,7 @@ def test_what_a_killed_process_was_sent_runs_once_although_the_connection_is_cut
 
 
 def test_a_task_that_ends_while_the_connection_is_given_up_runs_once(
-    start_workers: StartWorkers,
-    proxy: Proxy,
-    app: Celery,
-    journal: Journal,
-    client: redis.Redis,
+    start_workers: StartWorkers, proxy: Proxy, app: Celery, journal: Journal, client: redis.Redis
 ) -> None:
     [worker] = start_workers(1, "-P", "threads", "-c", "1", broker=proxy.toc_url)
     app.tasks["e2e.late_ack"].delay("ending", 1)

@@ -110,9 +110,7 @@ def test_what_was_lost_in_redis_and_not_rebuilt_may_be_late() -> None:
     assert list(report.counted.values()) == [2, 1, 5000]
 
 
-def test_an_order_without_its_task_is_told_and_a_task_without_its_order(
-    tmp_path: Any,
-) -> None:
+def test_an_order_without_its_task_is_told_and_a_task_without_its_order(tmp_path: Any) -> None:
     mode = of(Outbox, urls=[f"sqlite:///{tmp_path}/orders.db"])
     assert mode.environment() == {"CHAOS_MODE": "outbox"}
     engine = mode._engine()

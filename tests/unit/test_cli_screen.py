@@ -9,15 +9,7 @@ import re
 import pytest
 
 from celery_toc.cli import screen
-from celery_toc.cli.screen import (
-    Cell,
-    Column,
-    Screen,
-    clean,
-    drawn_table,
-    fitted,
-    plain_table,
-)
+from celery_toc.cli.screen import Cell, Column, Screen, clean, drawn_table, fitted, plain_table
 from celery_toc.cli.status import COLUMNS as STATUS
 from celery_toc.cli.status import RATES, bars, line, view
 

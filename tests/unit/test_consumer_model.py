@@ -54,9 +54,7 @@ class Machine(RuleBasedStateMachine):
     begun = 0
 
     @initialize(
-        faultless=st.booleans(),
-        queues=few,
-        processes=st.lists(few, min_size=1, max_size=3),
+        faultless=st.booleans(), queues=few, processes=st.lists(few, min_size=1, max_size=3)
     )
     def begin(self, faultless: bool, queues: int, processes: list[int]) -> None:
         self.fleet = Fleet(QUEUES[:queues], faultless=faultless)

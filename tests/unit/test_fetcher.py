@@ -409,10 +409,7 @@ def test_a_queue_that_is_limited_as_a_whole_is_asked_as_a_whole_and_others_by_sl
     found = plan(fetch, state)
     assert asked(found) == [("l", None, 2, 2), ("k", {3}, 2, 2)]
     assert found is not None
-    assert [sorted(pop.claims) for pop in found.pops] == [
-        [("l", 0, 1), ("l", 3, 2)],
-        [("k", 3, 2)],
-    ]
+    assert [sorted(pop.claims) for pop in found.pops] == [[("l", 0, 1), ("l", 3, 2)], [("k", 3, 2)]]
     assert not state.due_claims
 
 

@@ -50,11 +50,7 @@ class Site:
         self.poller = Poller()
         self.subscriptions: list[Subscription] = []
         self.channel: Any = SimpleNamespace(
-            poller=self.poller,
-            policy=Worker(),
-            do_restore=True,
-            body_encoding=None,
-            observers=(),
+            poller=self.poller, policy=Worker(), do_restore=True, body_encoding=None, observers=()
         )
         self.channel.qos = self.qos = QoS(self.channel)
         self.receiver = Receiver(

@@ -376,10 +376,7 @@ class Fleet:
     # -- what happens
 
     def add(
-        self,
-        processes: int = 1,
-        queues: list[str] | None = None,
-        prefer: tuple[int, ...] = (),
+        self, processes: int = 1, queues: list[str] | None = None, prefer: tuple[int, ...] = ()
     ) -> Worker:
         kept_up = self.faultless
         self._zones = self._zones or bool(prefer)

@@ -134,13 +134,7 @@ class Commands:
         return Call(lambda: self._server.pop(topic.name, numbers, request, VISIBILITY))
 
     def recall(
-        self,
-        topic: Topic,
-        slots: Any,
-        name: str,
-        *,
-        bodies: bool = True,
-        remember: int = 60,
+        self, topic: Topic, slots: Any, name: str, *, bodies: bool = True, remember: int = 60
     ) -> Call:
         first = min(slots) if slots else 0
         return Call(lambda: self._server.recall(topic.name, first, name, VISIBILITY, remember))

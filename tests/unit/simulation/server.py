@@ -160,11 +160,7 @@ class ModelServer:
         self._announce_if_first(topic, number, max(us, scores.action_time(score)))
 
     def pop(
-        self,
-        topic: str,
-        numbers: Iterable[int],
-        request: PopRequest,
-        visibility: float,
+        self, topic: str, numbers: Iterable[int], request: PopRequest, visibility: float
     ) -> Popped:
         now, numbers, name = self.clock_us(), sorted(numbers), request.name
         ready_limit, overdue_limit = request.ready_limit, request.overdue_limit
