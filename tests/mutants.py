@@ -222,8 +222,7 @@ MUTANTS = [
         "kombu_toc/consumer/upkeeper.py",
         "return self._next if self._wanted else NEVER",
         "return self._next",
-        "tests/unit/test_election.py::"
-        "test_an_attempt_during_which_the_last_one_left_is_not_repeated",
+        "tests/unit/test_election.py::test_a_process_takes_part_while_somebody_consumes_in_it",
     ),
     Mutant(
         "a clock that is set back makes leases longer",

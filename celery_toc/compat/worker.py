@@ -98,10 +98,9 @@ its time. Celery before 5.7 forgets the time limits of running tasks when its co
 
 A request reads its times quickly (`quick-times`).
 
-Touches: the argument ``maybe_iso8601`` of `celery.worker.request.Request`, of whose ``__init__`` a
-copy has another default, its property ``tzlocal``, and `Consumer.update_strategies`, which is
-replaced on the consumer: while Celery makes its strategies, and no longer, tasks have another
-``Task.Request``.
+Touches: the argument ``maybe_iso8601`` of `celery.worker.request.Request`, its property
+``tzlocal``, and `Consumer.update_strategies`, which is replaced on the consumer: while Celery
+makes its strategies, and no longer, tasks have another ``Task.Request``.
 
 Why: Celery's parser of an ``eta`` is written in Python, and each request asks the app's settings
 for its time zone: a third of what the worker does for a task that is due. ``Task.Request`` is
@@ -127,9 +126,8 @@ and gone, as with every other broker.
 
 What a pool of threads, greenlets or one thread is given, and when that ends.
 
-Touches: ``BasePool.on_apply``, which is replaced on the pool; that the callback which Celery hands
-to it is a method of the request; and, of a solo pool, the six arguments of what runs a task: the
-last three are its body and how to decode that, or the decoded body alone.
+Touches: ``BasePool.on_apply``, which is replaced on the pool; and that the callback which Celery
+hands to it is a method of the request.
 
 Why: the pool alone knows whether a thread will begin what it has queued. Celery forgets that when
 the connection breaks. ``Task.Request`` could be told, but Celery derives from it for each task,
@@ -178,7 +176,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from traceback import walk_stack
-from types import FunctionType
 from typing import Any
 from weakref import ref
 
@@ -455,8 +452,7 @@ QUICK_TIMES = CompatPart(
         *CompatPart.missing(request, "tzlocal"),
         *(
             []
-            if type(request.__init__) is FunctionType
-            and "maybe_iso8601" in inspect.signature(request.__init__).parameters
+            if "maybe_iso8601" in inspect.signature(request.__init__).parameters
             else ["Request(maybe_iso8601=...)"]
         ),
     ],
@@ -465,19 +461,17 @@ QUICK_TIMES = CompatPart(
 
 def install_quick_times(consumer: Any) -> None:
     """Have the requests of a worker's consumer read times quickly."""
-    from celery.worker.request import Request, maybe_iso8601
+    from celery.worker.request import Request
     from kombu.utils.imports import symbol_by_name
 
     if not QUICK_TIMES.usable(Request):
         return
 
-    init: Any = Request.__init__
-    known = tuple(read_time if one is maybe_iso8601 else one for one in init.__defaults__)
-
     class QuickRequest(Request):  # type: ignore[misc]  # Celery has no types
         tzlocal = consumer.app.conf.timezone
-        # A copy with another default, for each task is read here: a method around it takes longer.
-        __init__ = FunctionType(init.__code__, init.__globals__, None, known, init.__closure__)
+
+        def __init__(self, message: Any, **options: Any) -> None:
+            super().__init__(message, maybe_iso8601=read_time, **options)
 
     update = consumer.update_strategies
 
@@ -602,13 +596,6 @@ def replace_on_apply(pool: Any, wrap: Callable[[Callable[..., Any]], Callable[..
         on_apply: Any = wrap(pool.on_apply)
         on_apply.is_ours = True
         pool.on_apply = on_apply
-
-
-def decoded(request: Any, args: Any) -> Any:
-    """The arguments of the function that runs a task, without its body having to be decoded once
-    more: within one thread, nobody else looks into what the task is given."""
-    is_packed = args and len(args) == 6 and args[4]
-    return (*args[:3], request.message.payload, None, None) if is_packed else args
 
 
 def request_of(callback: Any) -> Any:

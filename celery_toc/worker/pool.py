@@ -52,7 +52,6 @@ def watch_solo(pool: Any, took: Callable[[float], None]) -> None:
                 began = time.monotonic()
                 told = request, target, callback, lambda: took(time.monotonic() - began)
                 target, callback = _failing(*told)
-                args = compat.decoded(request, args)
             return apply(target, args or (), kwargs, callback, **options)
 
         return on_apply

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.exceptions import RedisError
 
-from ..client.programs import started
 from ..errors import ConfigurationError
 from ..model.results import Delivery, Popped
-from .core import CenterPart, Core
+from .core import CenterPart, Core, started
 from .pop import delivery_of
 from .runner import BROKEN
 from .waiting import names_of, passes, seconds_of

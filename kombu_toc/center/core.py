@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -420,3 +421,12 @@ class Recorder(Protocol):
 
     def purged(self, topic: str) -> None:
         """What waited in a topic was deleted."""
+
+
+def started(run: Callable[..., object], name: str, *args: Any) -> threading.Thread:
+    """A thread that runs this, and for which the process does not wait at its end. Raises
+    RuntimeError if there can be none just now: remember it only when this has returned, so that
+    the next attempt starts one."""
+    thread = threading.Thread(target=run, name=name, args=args, daemon=True)
+    thread.start()
+    return thread

@@ -15,7 +15,6 @@ from functools import partial
 from operator import methodcaller
 from typing import Any
 
-from ..client.programs import started
 from ..errors import EnvelopeError, LibraryError
 from ..model import failures as model
 from ..model import message as envelope
@@ -25,7 +24,7 @@ from ..model.library import Record
 from ..model.results import DEAD, Found, Missing, OnProgress, tell_nobody
 from ..scripts.call import ScriptCall, load, microseconds, parts_of, rows, text
 from .calls import PutRequest, suffix_of
-from .core import CenterPart, Core, FailedRows
+from .core import CenterPart, Core, FailedRows, started
 from .find import Dead
 from .put import Puts
 from .runner import BROKEN, Away

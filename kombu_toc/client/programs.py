@@ -1,11 +1,10 @@
-"""What the programs that need a broker and no app have in common, and the threads of others."""
+"""What the programs that need a broker and no app have in common."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import sys
-import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -30,15 +29,6 @@ def check_installed(what: str, extra: str, *packages: str) -> None:
         raise ConfigurationError(
             f"{what} needs the {many} {' and '.join(missing)}: pip install 'celery-toc[{extra}]'"
         )
-
-
-def started(run: Callable[..., object], name: str, *args: Any) -> threading.Thread:
-    """A thread that runs this, and for which the process does not wait at its end. Raises
-    RuntimeError if there can be none just now: remember it only when this has returned, so that
-    the next attempt starts one."""
-    thread = threading.Thread(target=run, name=name, args=args, daemon=True)
-    thread.start()
-    return thread
 
 
 def program(name: str, variable: str) -> Callable[[Callable[..., object]], click.Command]:

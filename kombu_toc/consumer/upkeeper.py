@@ -48,7 +48,8 @@ class Election:
 
     def want(self, who: Hashable, interval: float) -> None:
         """Somebody consumes here: take part, with a pass every so many seconds if elected."""
-        self._next = self._next if self._wanted else 0.0
+        if not self._wanted:
+            self._next = 0.0
         self._wanted[who] = interval
 
     def unwant(self, who: Hashable) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import select
 
-from ..client.programs import started
+from ..center.core import started
 from ..errors import ConfigurationError, LibraryError
 from ..model.results import Delivery
 from . import statuses

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, func, select, text, update
 
 from ..center.admin_commands import Position
 from ..center.center import TimeoutCenter
-from ..client.programs import started
+from ..center.core import started
 from ..errors import LibraryError, MessageError
 from ..model import scores
 from ..model.results import WAITING, Cancelled, Found, Rescheduled

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from sqlalchemy import select
 
 from ..center.center import TimeoutCenter
-from ..client.programs import started
+from ..center.core import started
 from ..errors import EnvelopeError, LibraryError
 from ..model import message
 from ..model.delivery import name_in

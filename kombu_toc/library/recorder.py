@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, Protocol
 
 from ..center.calls import ScheduleChange
 from ..center.center import TimeoutCenter
+from ..center.core import started
 from ..center.runner import BROKEN
-from ..client.programs import started
 from ..errors import ConfigurationError, LibraryError
 from ..model import scores
 from ..model.library import BEHIND, OFF

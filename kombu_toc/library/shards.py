@@ -22,8 +22,8 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
+from ..center.core import started
 from ..client.options import DatabaseURL
-from ..client.programs import started
 from ..errors import ConfigurationError, LibraryError
 from ..model.delivery import spread_of, spread_of_biz
 from ..model.topic import slot_of

@@ -372,14 +372,11 @@ def test_what_makes_no_sense_is_refused_before_anything_is_taken(center: Timeout
     assert center.counts("mail").ready == 1
 
 
-def test_what_is_settled_just_when_another_loop_ends_is_settled_in_its_own(
-    center: TimeoutCenter,
-) -> None:
+def test_what_is_settled_as_another_loop_ends_is_settled_in_its_own(center: TimeoutCenter) -> None:
     """Loops in threads of one process share a center."""
     center.put("mail", "m", b"x")
     with center.consume("sms") as another, center.consume("mail") as messages:
-        message = next(messages)
-        everybody = another.center.on_settled
+        message, everybody = next(messages), another.center.on_settled
         ends = everybody[0]
         everybody[0] = lambda _: everybody.pop(0)  # as its thread does
         center.ack(message)

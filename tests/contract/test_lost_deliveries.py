@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from kombu import Connection, Queue
 
 from kombu_toc import IN_FLIGHT, WAITING, Delivery, TimeoutCenter
 from kombu_toc.center.calls import PopRequest
-from kombu_toc.consumer.flights import KEPT, UnansweredPop
+from kombu_toc.consumer.flights import KEPT, UnansweredPop, UnansweredPops
 from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.model.topic import Topic
 from kombu_toc.scripts.call import ScriptCall
@@ -83,14 +84,15 @@ def test_what_several_pops_gave_to_nobody_comes_back_although_the_first_attempt_
 ) -> None:
     """K7: it was given back when its lease ended; the consumer had gone."""
     asked = TimeoutCenter(server.client())
-    heartbeat = LeaseKeeper(lambda: asked)
+    heartbeat, now = LeaseKeeper(lambda: asked), [0.0]
+    heartbeat.flights = UnansweredPops(threading.RLock, lambda: now[0])
     broken = redis.ConnectionError("the server is away")
     for queue in ("mail", "sms"):
         topic = center.queues.declare(queue, slots=1)
         center.put(queue, "x", b"body")
         assert center.runner.run(popping(center, topic, f"me.{queue}")).messages
         heartbeat.flights.lose(UnansweredPop(topic, None, f"me.{queue}", 30.0))
-    time.sleep(KEPT)
+    now[0] = KEPT
     with pytest.MonkeyPatch.context() as patched, pytest.raises(redis.ConnectionError):
         patched.setattr(asked.runner, "run", lambda call: (_ for _ in ()).throw(broken))
         heartbeat.beat(asked, time.monotonic())

@@ -85,6 +85,20 @@ def test_bodies_of_every_kind_arrive(connection: Connection, body: Any) -> None:
         message.ack()
 
 
+def test_a_queue_that_is_declared_is_not_bound_again_with_each_message(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery has it declared with each. One that may be gone is declared anew, as Kombu has it."""
+    producer, lasting, brief = connection.Producer(), Queue("mail"), Queue("sms", auto_delete=True)
+    producer.publish("x", routing_key="mail", declare=[lasting])
+    monkeypatch.setattr(Queue, "bind", None)
+    producer.publish("x", routing_key="mail", declare=[lasting])
+    connection.declared_entities.clear()
+    for queue in (lasting, brief):
+        with pytest.raises(TypeError, match="NoneType"):
+            producer.publish("x", routing_key=queue.name, declare=[queue])
+
+
 @pytest.mark.versions
 def test_a_compressed_body_arrives(connection: Connection) -> None:
     with connection.SimpleQueue("small") as queue:

@@ -204,9 +204,7 @@ def test_the_upkeep_goes_on_when_the_connection_it_began_with_is_closed(
     recorder.close()
 
 
-def test_what_redis_does_not_take_while_its_sender_looks_what_is_not_put_follows(
-    broker, store, center, monkeypatch
-):
+def test_what_redis_does_not_take_during_a_look_follows(broker, store, center, monkeypatch):
     publish(broker, "order-0")
     recorder = broker.default_channel.recorder
     put_missing = Keeper.put_missing

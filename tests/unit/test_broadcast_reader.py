@@ -41,8 +41,7 @@ class Work:
 
 
 def test_what_is_to_come_again_waits_while_the_first_of_it_cancels_its_consumer() -> None:
-    loop = Loop(lambda: None)
-    connections = SimpleNamespace(busy=False)
+    loop, connections = Loop(lambda: None), SimpleNamespace(busy=False)
     wiring: Any = SimpleNamespace(blocking=lambda *_: connections, reads=lambda _: True)
     dispatcher: Any = SimpleNamespace(enough=False, delivered=0)
     reader = BroadcastReader(SimpleNamespace(), loop, wiring, connections, dispatcher)  # type: ignore[arg-type]
@@ -55,10 +54,8 @@ def test_what_is_to_come_again_waits_while_the_first_of_it_cancels_its_consumer(
         return len(got) == 1  # it has no consumer then
 
     qos = SimpleNamespace(can_consume=lambda: True)
-    reader.subscriptions.add(
-        SimpleNamespace(qos=qos, receive_broadcast=receive),  # type: ignore[arg-type]
-        subscription,
-    )
+    sink: Any = SimpleNamespace(qos=qos, receive_broadcast=receive)
+    reader.subscriptions.add(sink, subscription)
     subscription.returned += [("", b"first"), ("", b"second")]
     reader.read(1.0)
     assert (got, subscription.returned) == ([b"first"], [("", b"second")])

@@ -15,16 +15,9 @@ def test_a_process_takes_part_while_somebody_consumes_in_it() -> None:
     assert election.unwant("two")
     assert election.interval == 5.0
     assert not election.unwant("one")
+    election.again(107.0)  # an attempt was under way
     assert election.due == NEVER
-
-
-def test_an_attempt_during_which_the_last_one_left_is_not_repeated() -> None:
-    election = Election()
     election.want("one", 5.0)
-    election.unwant("one")
-    election.again(107.0)
-    assert election.due == NEVER
-    election.want("two", 5.0)
     assert election.due == 0.0
 
 
