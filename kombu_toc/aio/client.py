@@ -24,10 +24,8 @@ from ..center.waiting import WakeConnection
 from ..client.connect import POOL_TIMEOUT
 from ..client.connection import (
     ClusterClient,
-    Pipeline,
+    PackingClient,
     Place,
-    parsed,
-    pipeline_of,
     with_short_timeouts,
 )
 from ..client.errors import is_demoted, server_of, translated
@@ -176,7 +174,7 @@ _BLOCKING = {"BZPOPMIN": -1, "BZPOPMAX": -1, "BLPOP": -1, "BRPOP": -1}
 _inherited: list[Links] = []
 
 
-class AsyncClient(redis.Redis):
+class AsyncClient(PackingClient):
     """A client of one server.
 
     connection_pool: its arguments say where the server is; it makes no connection
@@ -263,27 +261,12 @@ class AsyncClient(redis.Redis):
 
     # -- redis-py's commands
 
-    def execute_command(self, *args: Any, **options: Any) -> Any:
-        return self.execute_all([(args, options)], True)[0]
-
-    def execute_all(self, commands: Sequence[tuple[Any, Any]], raises: bool) -> list[Any]:
-        """Execute commands as redis-py does.
-
-        commands: arguments and redis-py's options of each
-        raises: whether the first error is raised; otherwise it takes the place of a reply
-        """
-        packed = [pack_named(*args) for args, _ in commands]
+    def _replies(self, packed: list[bytes], commands: Sequence[tuple[Any, Any]]) -> list[Any]:
         patience = _patience([args for args, _ in commands])
         if patience is None:
-            raw = wait_for(self._ask(packed))
-        else:
-            raw = wait_for(self.links.alone(whole(packed), len(packed), patience))
-        return parsed(self, self._checked(raw), commands, raises)
-
-    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
-        if transaction:
-            raise ConfigurationError("with asyncio there are no transactions: transaction=False")
-        return pipeline_of(self)
+            return self.run_packed(packed)
+        alone = self.links.alone(whole(packed), len(packed), patience)
+        return self._checked(wait_for(alone))
 
     # -- what callers of any client use
 

@@ -31,7 +31,42 @@ IDLE = 0.05
 _clients: WeakValueDictionary[int, Client] = WeakValueDictionary()
 
 
-class Client(redis.Redis):
+class PackingClient(redis.Redis):
+    """redis-py's methods, with commands that are packed here.
+
+    A subclass says how packed commands are sent; its replies have errors among them.
+    """
+
+    def _replies(self, packed: list[bytes], commands: Sequence[tuple[Any, Any]]) -> list[Any]:
+        raise NotImplementedError
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        return self.execute_all([(args, options)], True)[0]
+
+    def execute_all(self, commands: Sequence[tuple[Any, Any]], raises: bool) -> list[Any]:
+        """Execute commands as redis-py does.
+
+        commands: arguments and redis-py's options of each
+        raises: whether the first error is raised; otherwise it takes the place of a reply
+        """
+        replies = self._replies([pack_named(*args) for args, _ in commands], commands)
+        for number, (reply, (args, options)) in enumerate(zip(replies, commands, strict=True)):
+            if not isinstance(reply, Exception):
+                replies[number] = self.parse_response(_Reply(reply), args[0], **options)
+            elif raises:
+                raise reply
+        return replies
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
+        """A pipeline without a transaction: what lies on several nodes has none."""
+        if transaction:
+            raise ConfigurationError("the center's clients have no transactions: transaction=False")
+        made = Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+        made.run = self.execute_all
+        return made
+
+
+class Client(PackingClient):
     """redis-py's client. A reply that a server cannot run a command for now is raised as a
     ServerError, which is a ConnectionError: callers retry as after a lost connection."""
 
@@ -135,45 +170,20 @@ class Client(redis.Redis):
         self.drop_idle()
         super().close()
 
+    def _replies(self, packed: list[bytes], commands: Sequence[tuple[Any, Any]]) -> list[Any]:
+        return self._run_packed(packed)
+
     def execute_command(self, *args: Any, **options: Any) -> Any:
+        if self._keeps_connections:
+            return super().execute_command(*args, **options)
         try:
-            if not self._keeps_connections:
-                return super().execute_command(*args, **options)
-            return self.execute_all([(args, options)], True)[0]
+            return redis.Redis.execute_command(self, *args, **options)
         except ResponseError as exc:
             raise translated(exc, self.connection_pool)  # noqa: B904 - it has its cause already, if it is another
 
-    def execute_all(self, commands: Sequence[tuple[Any, Any]], raises: bool) -> list[Any]:
-        """Execute commands as redis-py does, over the same connections as packed commands, so that
-        a process seldom needs more of them.
-
-        commands: arguments and redis-py's options of each
-        raises: whether the first error is raised; otherwise it takes the place of a reply
-        """
-        connection = self._connection()
-        replies: list[Any] = []
-        try:
-            connection.send_packed_command(connection.pack_commands([args for args, _ in commands]))
-            for args, options in commands:
-                try:
-                    replies.append(self.parse_response(connection, args[0], **options))
-                except ResponseError as exc:
-                    replies.append(exc)
-        except BaseException as exc:
-            connection.disconnect()  # replies may still arrive
-            if isinstance(exc, ValueError):
-                raise ServerError(f"no reply of a Redis or Valkey: {exc}; correct the URL") from exc
-            raise
-        finally:
-            self._idle.append((connection, time.monotonic()))
-        for reply in replies if raises else ():
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
-
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
-        made = pipeline_of(self, transaction, shard_hint)
-        if transaction or not self._keeps_connections:
+        made = super().pipeline(transaction, shard_hint)
+        if not self._keeps_connections:
             made.run = None
         return made
 
@@ -224,30 +234,6 @@ class _Reply:
         return self._reply
 
 
-def parsed(
-    client: Any, replies: Iterable[Any], commands: Sequence[tuple[Any, Any]], raises: bool
-) -> list[Any]:
-    """Replies as redis-py's methods return them. Errors are among them, or the first is raised.
-
-    commands: the arguments and the options of each
-    """
-    found = []
-    for reply, (args, options) in zip(replies, commands, strict=True):
-        if not isinstance(reply, Exception):
-            reply = client.parse_response(_Reply(reply), args[0], **options)
-        elif raises:
-            raise reply
-        found.append(reply)
-    return found
-
-
-def pipeline_of(client: Any, transaction: bool = False, shard_hint: Any = None) -> Pipeline:
-    """A pipeline that sends its commands by the client's `execute_all`."""
-    made = Pipeline(client.connection_pool, client.response_callbacks, transaction, shard_hint)
-    made.run = client.execute_all
-    return made
-
-
 class Pipeline(redis.client.Pipeline):
     """redis-py's pipeline, with the errors of :class:`Client`."""
 
@@ -255,11 +241,10 @@ class Pipeline(redis.client.Pipeline):
     run: Callable[[Sequence[tuple[Any, Any]], bool], list[Any]] | None = None
 
     def execute(self, raise_on_error: bool = True) -> list[Any]:
+        if self.run is not None:
+            stack, self.command_stack = self.command_stack, []
+            return self.run(stack, raise_on_error) if stack else []
         try:
-            if self.run is not None and not self.watching:
-                stack, self.command_stack = self.command_stack, []
-                replies = self.run(stack, raise_on_error) if stack else []
-                return [translated(reply, self.connection_pool) for reply in replies]
             return [translated(r, self.connection_pool) for r in super().execute(raise_on_error)]
         except ResponseError as exc:
             raise translated(exc, self.connection_pool)  # noqa: B904 - as above
@@ -372,7 +357,7 @@ class NotSentError(redis.exceptions.ConnectionError):
     """No connection could be opened: nothing was sent."""
 
 
-class ClusterClient(redis.Redis):
+class ClusterClient(PackingClient):
     """As :class:`kombu_toc.client.connection.Client`, for the nodes of a Cluster.
 
     places: one or more nodes; the rest are discovered
@@ -520,16 +505,11 @@ class ClusterClient(redis.Redis):
 
     # -- commands
 
-    def execute_command(self, *args: Any, **options: Any) -> Any:
-        """As redis-py's, for commands that are idempotent: a command is repeated if its node cannot
-        be reached and another has taken over the key."""
-        return self.execute_all([(args, options)], True)[0]
-
-    def execute_all(self, commands: Sequence[tuple[Any, Any]], raises: bool) -> list[Any]:
-        """As :meth:`execute_command`, for several commands."""
-        packed = [(key_of(*args), pack_named(*args)) for args, _ in commands]
-        replies, _ = self.run_keyed(packed, again=True)
-        return parsed(self, replies, commands, raises)
+    def _replies(self, packed: list[bytes], commands: Sequence[tuple[Any, Any]]) -> list[Any]:
+        # Idempotent ones: each is repeated if its node cannot be reached and another has taken over
+        # the key.
+        keyed = [(key_of(*args), one) for one, (args, _) in zip(packed, commands, strict=True)]
+        return self.run_keyed(keyed, again=True)[0]
 
     def _refresh_after(self, exc: BaseException) -> None:
         try:
@@ -667,12 +647,6 @@ class ClusterClient(redis.Redis):
             else gone
             for key, reply in zip(keys, replies, strict=True)
         ]
-
-    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
-        """A pipeline: each command goes to the node that has its key."""
-        if transaction:
-            raise ConfigurationError("what lies on several nodes has no transaction")
-        return pipeline_of(self)
 
     def scan_iter(self, *args: Any, **options: Any) -> Iterator[Any]:
         """The keys of all nodes."""

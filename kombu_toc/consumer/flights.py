@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +24,7 @@ from ..scripts.call import ScriptCall
 from .connections import BROKEN
 
 if TYPE_CHECKING:
+    from ..center.upkeep import Event
     from ..model.results import Popped
 
 # -- pops that are on their way, and those whose replies were lost
@@ -191,66 +191,55 @@ logger = logging.getLogger(__name__)
 MAX_DROPPED = 10
 
 
-def log_pop(center: TimeoutCenter, tally: Counter[str], topic: str, result: Popped) -> None:
-    """Log and count it.
-
-    tally: is counted up: "bare" (ids without a body), "rolled back", "died", "dropped"
-    """
-    tally["bare"] += len(result.bare)
-    tally["rolled back"] += len(result.rolled_back)
-    tally["died"] += len(result.died)
-    tally["dropped"] += len(result.dropped)
+def log_pop(center: TimeoutCenter, topic: str, result: Popped) -> None:
+    """Log what a pop has done beside what it gave."""
     for id in result.bare:
         logger.error("message %s of %s had no body: removed", id, topic)
-    names = task_names(center, topic, result.rolled_back + result.died, result.messages)
-    log_undelivered(logger.log, topic, names, result.rolled_back, result.died, result.dropped)
-    if result.expired:
-        tally["expired"] += len(result.expired)
-        log_expired(logger.log, topic, result.expired)
+    log_kept(center, topic, result, result.messages)
 
 
-def log_expired(log: Callable[..., None], topic: str, expired: Sequence[str]) -> None:
-    """Log which messages were too old to be delivered. log: as :meth:`logging.Logger.log`"""
-    if expired:
-        more = ", ..." if len(expired) > MAX_DROPPED else ""
-        log(
-            logging.WARNING,
-            "%s: %d messages have expired, they are not delivered: %s",
-            *(topic, len(expired), ", ".join(expired[:MAX_DROPPED]) + more),
-        )
-
-
-def log_undelivered(
-    log: Callable[..., None],
+def log_kept(
+    center: TimeoutCenter,
     topic: str,
-    names: Mapping[str, str],
-    rolled_back: Iterable[str],
-    died: Iterable[str],
-    dropped: Sequence[str],
+    event: Popped | Event,
+    messages: Iterable[Delivery] = (),
+    log: Callable[..., None] = logger.log,
 ) -> None:
-    """Log what became of messages that were not delivered, by their ids.
+    """Log which messages were not delivered, and what became of them.
 
-    log: as :meth:`logging.Logger.log`; names: of their tasks, as :func:`task_names`
+    messages: those among them that need not be looked up
+    log: as :meth:`logging.Logger.log`
     """
-    for id in rolled_back:
+    names = task_names(center, topic, event.rolled_back + event.died, messages)
+    for id in event.rolled_back:
         log(
             logging.WARNING,
             "message %s of %s%s: its lease ended, it is delivered again",
             *(id, topic, names[id]),
         )
-    for id in died:
+    for id in event.died:
         log(
             logging.ERROR,
             "message %s of %s%s: lost for good, it is in DeadQueue",
             *(id, topic, names[id]),
         )
-    if dropped:
-        more = ", ..." if len(dropped) > MAX_DROPPED else ""
+    if event.dropped:
         log(
             logging.WARNING,
             "DeadQueue of %s: %d messages dropped, for they are too old or too many: %s",
-            *(topic, len(dropped), ", ".join(dropped[:MAX_DROPPED]) + more),
+            *(topic, *_first(event.dropped)),
         )
+    if event.expired:
+        log(
+            logging.WARNING,
+            "%s: %d messages have expired, they are not delivered: %s",
+            *(topic, *_first(event.expired)),
+        )
+
+
+def _first(ids: list[str]) -> tuple[int, str]:
+    more = ", ..." if len(ids) > MAX_DROPPED else ""
+    return len(ids), ", ".join(ids[:MAX_DROPPED]) + more
 
 
 # -- a snapshot of what a consumer has in hand, for people

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -167,9 +166,6 @@ class Poller:
         self._stepped: tuple[int, float] | None = None
         #: the consumers, by the channels that they deliver to
         self.states: dict[Any, ConsumerState] = {}
-        #: what went wrong, counted: see :func:`.flights.log_pop`
-        self.tally: Counter[str] = Counter()
-        self.log_pop = partial(log_pop, center, self.tally)
         self.loop = wiring.loop(self._on_nudged)
         self._work = wiring.work(self.loop)
         self.dispatcher = Dispatcher(self.loop, self.clock, self.states, center.metrics)
@@ -186,7 +182,6 @@ class Poller:
             self.clock,
             identity=identity,
             on_popped=self._on_popped,
-            on_noted=self.log_pop,
             on_known=self._on_known,
             on_back=self._release_far,
         )
@@ -507,7 +502,7 @@ class Poller:
         turn: tuple[int, int, int],
     ) -> None:
         if any(result[3:]):
-            self.log_pop(topic, result)
+            log_pop(self.center, topic, result)
         if result.stray:
             self._work.send([(("HDEL", key, member), None) for key, member in result.stray])
         if state.sink not in self.states or topic not in state.pending.topics:

@@ -14,7 +14,7 @@ from ..center.calls import REMEMBER, PopRequest
 from ..center.clock import STEP, ServerClock, Steps
 from ..model.results import Delivery, Popped
 from .fetcher import ClaimForwarder, Fetcher, Plan, Pop
-from .flights import UnansweredPop
+from .flights import UnansweredPop, log_kept
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -54,7 +54,6 @@ class Popper:
 
     identity: tells one server from another
     on_popped: told what a pop did
-    on_noted: told, with the topic, what was found to have happened beside pops
     on_back: called when what is known of the clock has gone back
     on_known: told a consumer that it is known now in which topics something is due
     """
@@ -67,7 +66,6 @@ class Popper:
     _: KW_ONLY
     identity: Hashable
     on_popped: OnPopped
-    on_noted: Callable[[str, Popped], None]
     on_known: Callable[[ConsumerState], None]
     on_back: Callable[[], None]
 
@@ -224,20 +222,12 @@ class Popper:
     def _look_at_leases(self, items: list[Item], topic: Topic, slots: Collection[int]) -> None:
         """Have those that have ended rolled back, but not while our own may be among them."""
         if self._leases.in_time(topic.name, slots):
-            looked = partial(self._looked, topic.name)
             calls = self._center.leases.look_calls(topic, sorted(slots))
-            items.extend((call, looked) for call in calls)
+            items.extend((call, self._looked) for call in calls)
 
-    def _looked(self, topic: str, kept: Kept) -> None:
+    def _looked(self, kept: Kept) -> None:
         for event in kept.events:
-            self.on_noted(
-                topic,
-                Popped(
-                    kept.now_us,
-                    *(False, [], [], event.rolled_back, event.died, event.dropped, []),
-                    event.expired,
-                ),
-            )
+            log_kept(self._center, event.topic, event)
 
     # -- pops whose replies were lost
 

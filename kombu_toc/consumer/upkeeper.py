@@ -18,7 +18,7 @@ from ..center.exchanges import Bindings
 from ..center.upkeep import Event, Upkeep, elect
 from ..errors import NotPermittedError
 from .connections import BROKEN
-from .flights import log_expired, log_undelivered, task_names
+from .flights import log_kept
 from .threads import DeferredLog, WakeEvent, unpatched_threading
 
 # -- which process of a fleet keeps all topics up
@@ -328,15 +328,12 @@ class Upkeeper:
                 center.runner.run(elect(self.name, 0, self._duties(center)))
 
     def _tell(self, center: TimeoutCenter, event: Event) -> None:
-        topic, died = event.topic, event.died
-        declared = center.registry.known(topic)
+        declared = center.registry.known(event.topic)
         if declared is not None:
             counts = center.metrics.counts(declared)
-            counts.kept(len(event.rolled_back), len(died), len(event.dropped))
+            counts.kept(len(event.rolled_back), len(event.died), len(event.dropped))
             counts.expire(len(event.expired), event.to_dead)
-        names = task_names(center, topic, event.rolled_back + died)
-        log_undelivered(self._log.log, topic, names, event.rolled_back, died, event.dropped)
-        log_expired(self._log.log, topic, event.expired)
+        log_kept(center, event.topic, event, log=self._log.log)
 
     def _complain(self, about: str, text: str, *args: Any) -> None:
         now = time.monotonic()

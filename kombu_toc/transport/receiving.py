@@ -15,6 +15,7 @@ from kombu.transport import virtual
 from ..center.calls import RECOVER
 from ..center.center import TimeoutCenter
 from ..center.exchanges import Subscription, first_that_matches
+from ..consumer.flights import log_pop
 from ..consumer.lease_keeper import LeaseKeeper
 from ..consumer.poller import Poller
 from ..consumer.state import WorkerPolicy
@@ -299,7 +300,7 @@ class Receiver:
         while True:
             recover = RECOVER if self._lease_keeper.in_time(queue) else 0
             popped = self._center.pop(queue, 1, recover=recover)
-            self._poller.log_pop(queue, popped)
+            log_pop(self._center, queue, popped)
             if not popped.messages:
                 if popped.bare or (popped.expired and popped.more):
                     continue
