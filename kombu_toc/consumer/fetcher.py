@@ -11,15 +11,11 @@ from typing import TYPE_CHECKING
 from ..center.calls import divide_evenly
 from ..client.options import ROUND_ROBIN
 from ..model.results import Popped
-from .state import MAX_CLAIMS
 
 if TYPE_CHECKING:
-    from ..center.clock import ServerClock
     from ..client.options import Settings
     from ..model.topic import Topic
-    from .loop import Loop
-    from .outbox import Outbox
-    from .state import Claim, ConsumerState, DueQueue, Entry
+    from .state import Claim, ConsumerState, Entry
 
 
 # -- which slots of a topic a consumer takes first
@@ -479,39 +475,3 @@ def due_entries(
             due = 0
         entries.append((due, (batch, place, number), state, delivery))
     return entries
-
-
-# -- passes on claims of slots that other workers prefer
-
-
-@dataclass(eq=False)
-class ClaimForwarder:
-    """Passes on claims of slots that are left to others: announces them where these listen, and
-    keeps them, to see a second after their time whether they were served.
-
-    topic_of: the topic of that name, with this slot number at least
-    next_number: a number that is higher than all before
-    """
-
-    _preferred: PreferredSlots
-    _due: DueQueue
-    _outbox: Outbox
-    _clock: ServerClock
-    _loop: Loop
-    _topic_of: Callable[[str, int], Topic]
-    _next_number: Callable[[], int]
-
-    def take(self, claim: Claim, state: ConsumerState) -> bool:
-        """Take a claim if others prefer its slot; whether they do."""
-        topic, slot, us = claim
-        if not self._preferred.is_foreign(self._topic_of(topic, slot), slot):
-            return False
-        if us + OVERDUE_US > self._clock.at(self._loop.now()):
-            self._outbox.pass_on(claim)
-        claims = [claim]
-        if self._due.count_claims(topic, slot) >= MAX_CLAIMS:
-            claims += self._due.take_claims(lambda other: other[:2] == claim[:2])
-        for one in earliest(claims, MAX_CLAIMS):
-            number = (self._next_number(), 0, 0)
-            self._due.push_claim(one[2] + OVERDUE_US, number, state, one)
-        return True

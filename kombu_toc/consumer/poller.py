@@ -174,19 +174,8 @@ class Poller:
         self._rereading = Rereading(
             center, self._work, self.states, self._on_resumed, leases.refresh
         )
-        self._popper = Popper(
-            center,
-            settings,
-            leases,
-            self.loop,
-            self.clock,
-            identity=identity,
-            on_popped=self._on_popped,
-            on_known=self._on_known,
-            on_back=self._release_far,
-        )
-        self._passing = self._popper.passing(self.dispatcher.due, self.outbox)
-        passed_on = self._popper.passed_on if self._passing else None
+        self._popper = popper = Popper(self, identity)
+        passed_on = None if popper.fetcher.preferred is None else popper.passed_on
         self._listener = WakeListener(center, self.loop, wiring, self._on_claim, passed_on)
         self._connections = (self._listener.connection, self._work, self._reader.connection)
         #: exchanges of which broadcasts may be read late
@@ -493,7 +482,7 @@ class Poller:
     def _lookahead_us(self) -> int:
         return int(self.settings.toc_lookahead * 1_000_000) if self.loop.hub is not None else 0
 
-    def _on_popped(
+    def take_popped(
         self,
         state: ConsumerState,
         topic: str,
@@ -501,6 +490,12 @@ class Poller:
         visibility: float,
         turn: tuple[int, int, int],
     ) -> None:
+        """Take what a pop did.
+
+        visibility: seconds
+        turn: the order of what it delivered: the batch, the server's time when that was asked for,
+            and the pop's number
+        """
         if any(result[3:]):
             log_pop(self.center, topic, result)
         if result.stray:
@@ -538,7 +533,8 @@ class Poller:
             self.dispatcher.due.push(entry)
         self.dispatcher.deliver_early(state, passed)
 
-    def _on_known(self, state: ConsumerState) -> None:
+    def fetch(self, state: ConsumerState) -> None:
+        """It is known now in which other topics something is due."""
         if state.sink in self.states:
             self._maybe_fetch(state, self.loop.now())
 
@@ -564,8 +560,8 @@ class Poller:
                 state.pending.ask_for_backlog(delivery.topic, slot)
         self.outbox.release_later(taken)
 
-    def _release_far(self) -> None:
-        # A step of the clock has moved them: they would keep processes from what is due.
+    def release_far(self) -> None:
+        """Release what a step of the clock has moved: it would keep processes from what is due."""
         self.outbox.release_later(self.dispatcher.take_far(self._lookahead_us))
 
     # -- claims
@@ -583,7 +579,7 @@ class Poller:
         if state is None:
             self.outbox.announce_now([claim])
             return
-        if self._passing is None or not self._passing.take(claim, state):
+        if not self._popper.pass_on(claim, state):
             if self.dispatcher.due.count_claims(*claim[:2]) >= MAX_CLAIMS:
                 self._unclaim(claim)
                 return

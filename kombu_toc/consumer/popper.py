@@ -5,77 +5,54 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..center.calls import REMEMBER, PopRequest
-from ..center.clock import STEP, ServerClock, Steps
+from ..center.clock import STEP, Steps
 from ..model.results import Delivery, Popped
-from .fetcher import ClaimForwarder, Fetcher, Plan, Pop
+from .fetcher import OVERDUE_US, Fetcher, Plan, Pop, earliest
 from .flights import UnansweredPop, log_kept
+from .state import MAX_CLAIMS
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from ..center.center import TimeoutCenter
     from ..center.upkeep import Kept
-    from ..client.options import Settings
     from ..model.topic import Topic
-    from .lease_keeper import LeaseKeeper
-    from .loop import Loop
-    from .outbox import Outbox
-    from .state import ConsumerState, DueQueue, Entry
+    from .poller import Poller
+    from .state import Claim, ConsumerState, Entry
 
     #: What is known of those that have ended, by their places; None if nothing is.
     Ended: TypeAlias = Mapping[int, Any] | None
     Answer: TypeAlias = Callable[["Ended"], None]
-
-    #: Told a consumer, what it may have, and what has ended.
-    OnJudged: TypeAlias = Callable[["ConsumerState", list["Entry"], list[Delivery]], None]
 
 logger = logging.getLogger(__name__)
 
 #: What this process knows of the clocks of servers, by identity and, of a Cluster, node.
 _steps: dict[Hashable, Steps] = {}
 
-#: Told the consumer, the topic, what a pop did, the visibility timeout in seconds, and the order
-#: of what it delivered: the batch, the server's time when that was asked for, and the pop's number.
-OnPopped = Callable[["ConsumerState", str, Popped, float, tuple[int, int, int]], None]
-
 #: What is sent: a call or a command, what is told the result, what is told that there is none.
 Item = tuple[Any, ...]
 
 
-@dataclass(eq=False)
 class Popper:
     """Makes calls of plans, and learns from their replies.
 
+    poller: told what they bring
     identity: tells one server from another
-    on_popped: told what a pop did
-    on_back: called when what is known of the clock has gone back
-    on_known: told a consumer that it is known now in which topics something is due
     """
 
-    _center: TimeoutCenter
-    _settings: Settings
-    _leases: LeaseKeeper
-    _loop: Loop
-    _clock: ServerClock
-    _: KW_ONLY
-    identity: Hashable
-    on_popped: OnPopped
-    on_known: Callable[[ConsumerState], None]
-    on_back: Callable[[], None]
-
-    def __post_init__(self) -> None:
-        self.fetcher = Fetcher(self._settings, self._center.clustered, self.topic_of)
-        self._numbers = count()
-
-    def next_number(self) -> int:
-        """A number that is higher than all before: what came first goes first."""
-        return next(self._numbers)
+    def __init__(self, poller: Poller, identity: Hashable) -> None:
+        self._poller = poller
+        self._identity = identity
+        self._center, self._leases = poller.center, poller.leases
+        self._loop, self._clock = poller.loop, poller.clock
+        self.fetcher = Fetcher(poller.settings, self._center.clustered, self.topic_of)
+        #: gives a number that is higher than all before: what came first goes first
+        self.next_number = count().__next__
 
     def topic_of(self, name: str, slot: int) -> Topic:
         """The topic of that name, with this slot number at least if it has had it."""
@@ -115,7 +92,7 @@ class Popper:
         def known(indexes: list[int]) -> None:
             state.pops_in_flight.discard(number)
             state.pending.found_due(unknown, indexes)
-            self.on_known(state)
+            self._poller.fetch(state)
 
         if not self._center.clustered:
             return call, known
@@ -123,13 +100,20 @@ class Popper:
 
     # -- zones
 
-    def passing(self, due: DueQueue, outbox: Outbox) -> ClaimForwarder | None:
-        """What takes claims of slots that others prefer; None if no slots are preferred here."""
-        preferred = self.fetcher.preferred
-        if preferred is None:
-            return None
-        told = (self._clock, self._loop, self.topic_of, self.next_number)
-        return ClaimForwarder(preferred, due, outbox, *told)
+    def pass_on(self, claim: Claim, state: ConsumerState) -> bool:
+        """Pass on a claim of a slot that is left to others: announce it where these listen, and
+        keep it, to see a second after its time whether it was served. False if none are."""
+        preferred, (topic, slot, us) = self.fetcher.preferred, claim
+        if preferred is None or not preferred.is_foreign(self.topic_of(topic, slot), slot):
+            return False
+        if us + OVERDUE_US > self._clock.at(self._loop.now()):
+            self._poller.outbox.pass_on(claim)
+        claims, due = [claim], self._poller.dispatcher.due
+        if due.count_claims(topic, slot) >= MAX_CLAIMS:
+            claims += due.take_claims(lambda other: other[:2] == claim[:2])
+        for one in earliest(claims, MAX_CLAIMS):
+            due.push_claim(one[2] + OVERDUE_US, (self.next_number(), 0, 0), state, one)
+        return True
 
     def passed_on(self, name: str) -> list[str]:
         """Where others pass on what they leave to this process, of a topic."""
@@ -190,7 +174,7 @@ class Popper:
         where = self._center.client.place_of(key) if self._center.clustered else None
         self._hear_clock(result.now_us, flight.left, where)
         self.fetcher.take(state, pop, result)
-        self.on_popped(state, pop.topic.name, result, flight.visibility, turn)
+        self._poller.take_popped(state, pop.topic.name, result, flight.visibility, turn)
 
     def _failed(self, state: ConsumerState, pop: Pop, flight: UnansweredPop) -> None:
         if not pop.looks:
@@ -203,7 +187,7 @@ class Popper:
         now = self._loop.now()
         clock = self._clock
         before = clock.at(now) if clock.known else 0
-        steps = _steps.setdefault((self.identity, where), Steps())
+        steps = _steps.setdefault((self._identity, where), Steps())
         if back := steps.back(now_us, left, now):
             clock.forget(where)
             logger.warning(
@@ -217,7 +201,7 @@ class Popper:
             )
         clock.sample(now_us, now, where)
         if clock.at(now) < before - STEP * 1_000_000:
-            self.on_back()
+            self._poller.release_far()
 
     def _look_at_leases(self, items: list[Item], topic: Topic, slots: Collection[int]) -> None:
         """Have those that have ended rolled back, but not while our own may be among them."""
@@ -255,8 +239,8 @@ class Popper:
                 *(len(result.messages), flight.topic.name),
             )
         turn = (number, 0, number)
-        self.on_popped(state, flight.topic.name, result, flight.visibility, turn)
-        self.on_back()  # since they were given, the clock may have been set
+        self._poller.take_popped(state, flight.topic.name, result, flight.visibility, turn)
+        self._poller.release_far()  # since they were given, the clock may have been set
 
     def _recall_failed(self, state: ConsumerState, flight: UnansweredPop, number: int) -> None:
         if self._center.clustered:
@@ -298,17 +282,13 @@ class _Asked(NamedTuple):
 
 @dataclass(eq=False)
 class Guarding:
-    """What a poller has asked about. Used by its loop, but for what says otherwise.
-
-    on_judged: told what comes of it
-    """
+    """What a poller has asked about. Used by its loop, but for what says otherwise."""
 
     _guard: Guard
-    _center: TimeoutCenter
-    _loop: Loop
-    _on_judged: OnJudged
+    _poller: Poller
 
     def __post_init__(self) -> None:
+        self._center, self._loop = self._poller.center, self._poller.loop
         self._numbers = count()
         #: in the order in which they are waited for
         self._asked: dict[int, _Asked] = {}
@@ -359,7 +339,8 @@ class Guarding:
             self._guard.held_back(asked.topic, list(ended.values()))
         ended = ended or {}
         passed = [one for place, one in enumerate(asked.entries) if place not in ended]
-        self._on_judged(asked.state, passed, [asked.entries[place][3] for place in sorted(ended)])
+        held_back = [asked.entries[place][3] for place in sorted(ended)]
+        self._poller.on_judged(asked.state, passed, held_back)
 
     # -- what is not waited for any more
 

@@ -316,9 +316,7 @@ class RecordedChannel(Channel):
         self.recorder.consumes()
         poller = self.poller
         if poller.guarding is None:
-            poller.guarding = Guarding(
-                *(self.recorder.guard, self.center, poller.loop, poller.on_judged)
-            )
+            poller.guarding = Guarding(self.recorder.guard, poller)
         received = delivered if no_ack else callback
         super().basic_consume(queue, no_ack, received, *args, **kwargs)
 
