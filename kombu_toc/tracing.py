@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -58,24 +59,15 @@ class _TextGetter(Getter[Mapping[str, Any]]):
 _getter = _TextGetter()
 
 
-class Instruments(NamedTuple):
-    """What is measured."""
-
-    sent: Any
-    consumed: Any
-    settled: Any
-    duration: Any
-    lateness: Any
-
-
 @lru_cache(maxsize=8)
-def _instruments(provider: Any) -> Instruments:
-    """The instruments of a process: to make one twice is an error.
+def _instruments(provider: Any) -> tuple[Any, ...]:
+    """What is measured in a process: sent, consumed, settled, duration, lateness. To make one twice
+    is an error.
 
     provider: of metrics; None for the one that the program has set up, also if it does so later
     """
     meter = metrics.get_meter(SCOPE, __version__, provider)
-    return Instruments(
+    return (
         meter.create_counter(
             "messaging.client.sent.messages", "{message}", "Messages that were sent."
         ),
@@ -116,22 +108,18 @@ class Received(NamedTuple):
     settled: bool = False
 
 
+@dataclass(eq=False, slots=True)
 class Reception:
     """The span of a message that is handed to its consumer. It is not late until it is due.
 
     due_us: its action time, in microseconds since the epoch; 0: it is not known any more
     """
 
-    __slots__ = ("_common", "_due_us", "_lateness", "_span", "received")
-
-    def __init__(
-        self, span: Span, received: Received, due_us: int, lateness: Any, common: dict[str, Any]
-    ) -> None:
-        self._span = span
-        self.received = received
-        self._due_us = due_us
-        self._lateness = lateness
-        self._common = common
+    _span: Span
+    received: Received
+    _due_us: int
+    _lateness: Any
+    _common: dict[str, Any]
 
     def begins(self, now_us: int) -> None:
         """Its time has come; now_us: microseconds since the epoch, by the server's clock"""
@@ -171,7 +159,9 @@ class Tracing:
     ) -> None:
         self._continues = mode == PARENTS
         self._tracer = trace.get_tracer(SCOPE, __version__, tracer_provider)
-        self._instruments = _instruments(meter_provider)
+        self._sent, self._consumed, self._settled, self._duration, self._lateness = _instruments(
+            meter_provider
+        )
         host, port = server
         self._common: dict[str, Any] = {"messaging.system": SYSTEM}
         if host:
@@ -200,19 +190,17 @@ class Tracing:
         """
         operation = "create" if batched else "send"
         common = self._attributes(operation, operation, queue)
-        attributes = {**common, "messaging.message.id": id, **_of_task(headers)}
+        task = _of_task(headers)
         if due_us is not None:
-            attributes["celery_toc.action_time"] = shown_time(due_us)
-            attributes["celery_toc.delay"] = max(due_us / 1e6 - time.time(), 0.0)
+            task["celery_toc.delay"] = max(due_us / 1e6 - time.time(), 0.0)
         current = trace.get_current_span().get_span_context()
         carried, origin = _carried(headers)
         links: tuple[Link, ...] = ()
         if current.is_valid and origin.is_valid and origin.span_id != current.span_id:
             links = (Link(origin),)
         kind = SpanKind.CLIENT if origin.is_valid else SpanKind.PRODUCER
-        span = self._tracer.start_span(
-            f"{operation} {queue}", None if current.is_valid else carried, kind, attributes, links
-        )
+        parent = None if current.is_valid else carried
+        span = self._start(common, task, parent, links, kind=kind, id=id, due_us=due_us)
         along: dict[str, str] = {}
         if not origin.is_valid:
             propagate.inject(along, trace.set_span_in_context(span))
@@ -226,15 +214,9 @@ class Tracing:
         created: the contexts of the spans that made them
         queues: where they go
         """
-        queue = _one_of(set(queues))
-        common = self._attributes("send", "send", queue)
-        span = self._tracer.start_span(
-            f"send {queue}".rstrip(),
-            None,
-            SpanKind.CLIENT,
-            {**common, "messaging.batch.message_count": len(created)},
-            [Link(one) for one in created[:MAX_LINKS] if one.is_valid],
-        )
+        common = self._attributes("send", "send", *queues)
+        links = [Link(one) for one in created[:MAX_LINKS] if one.is_valid]
+        span = self._start(common, links=links, number=len(created))
         with self._running(span, common, len(created)):
             yield
 
@@ -249,16 +231,13 @@ class Tracing:
         due_us: when the first is due, in microseconds since the epoch; None: now
         """
         common = self._attributes("send", "send", queue)
-        attributes = {**common, "messaging.batch.message_count": number}
-        if due_us is not None:
-            attributes["celery_toc.action_time"] = shown_time(due_us)
         current = trace.get_current_span().get_span_context()
         links = [one for one in _links_of(messages) if one.context.span_id != current.span_id]
         parent = None
         if len(links) == 1 and not current.is_valid:
             parent = trace.set_span_in_context(trace.NonRecordingSpan(links.pop().context))
         kind = SpanKind.CLIENT if parent or links else SpanKind.PRODUCER
-        span = self._tracer.start_span(f"send {queue}", parent, kind, attributes, links)
+        span = self._start(common, {}, parent, links, kind=kind, number=number, due_us=due_us)
         with self._running(span, common, number):
             yield
 
@@ -284,9 +263,9 @@ class Tracing:
                     raise
         finally:
             if sent is not None:
-                self._instruments.duration.record(time.perf_counter() - began, common)
+                self._duration.record(time.perf_counter() - began, common)
             if sent:
-                self._instruments.sent.add(sent, common)
+                self._sent.add(sent, common)
 
     # -- receiving
 
@@ -309,14 +288,7 @@ class Tracing:
         waited: whether it was due later than it was sent
         """
         common = self._attributes("receive", "receive", queue)
-        attributes = {
-            **common,
-            "messaging.message.id": id,
-            "celery_toc.delivery": failures + 1,
-            **_of_task(headers),
-        }
-        if due_us:
-            attributes["celery_toc.action_time"] = shown_time(due_us)
+        more = {"celery_toc.delivery": failures + 1, **_of_task(headers)}
         carried, origin = _carried(headers)
         links = (Link(origin),) if origin.is_valid else ()
         current = trace.get_current_span()
@@ -325,9 +297,7 @@ class Tracing:
             parent = trace.set_span_in_context(current, carried)
         elif waited or not self._continues:
             parent = trace.set_span_in_context(trace.INVALID_SPAN, carried)
-        span = self._tracer.start_span(
-            f"receive {queue}", parent, SpanKind.CLIENT, attributes, links
-        )
+        span = self._start(common, more, parent, links, id=id, due_us=due_us or None)
         context = span.get_span_context()
         if context.is_valid:
             along: dict[str, str] = {}
@@ -335,10 +305,10 @@ class Tracing:
             for name in propagate.get_global_textmap().fields:
                 headers.pop(name, None)
             headers.update(along)
-        self._instruments.consumed.add(1, common)
+        self._consumed.add(1, common)
         named = {"messaging.destination.name": queue, "messaging.message.id": id}
         received = Received(context, links, {**self._common, **named})
-        return Reception(span, received, due_us, self._instruments.lateness, common)
+        return Reception(span, received, due_us, self._lateness, common)
 
     def settled(self, operation: str, received: Received, reason: str = "") -> None:
         """A message is acknowledged (``ack``), rejected (``reject``, ``requeue``), released, or put
@@ -347,17 +317,11 @@ class Tracing:
         It is a child of the span that received the message.
         """
         named = {"messaging.operation.name": operation, "messaging.operation.type": "settle"}
-        attributes = {**received.attributes, **named}
-        queue = attributes["messaging.destination.name"]
-        common = {**attributes}
-        del common["messaging.message.id"]
-        self._instruments.settled.add(1, common)
-        if reason:
-            attributes["celery_toc.reason"] = reason
+        common = {**received.attributes, **named}
+        id = common.pop("messaging.message.id")
+        self._settled.add(1, common)
         parent = trace.set_span_in_context(trace.NonRecordingSpan(received.context), _nowhere())
-        self._tracer.start_span(
-            f"{operation} {queue}", parent, SpanKind.CLIENT, attributes, received.links
-        ).end()
+        self._start(common, _reason(reason), parent, received.links, id=id).end()
 
     def pulled(
         self, messages: Sequence[tuple[Delivery, Mapping[str, Any]]], now_us: int, began_ns: int
@@ -371,24 +335,22 @@ class Tracing:
         late = [0.0]
         for one, _ in messages:
             common = self._attributes("receive", "receive", one.topic)
-            self._instruments.consumed.add(1, common)
+            self._consumed.add(1, common)
             if one.action_us:
                 late.append(max(now_us - one.action_us, 0) / 1e6)
-                self._instruments.lateness.record(late[-1], common)
-        queue = _one_of({one.topic for one, _ in messages})
-        attributes = self._attributes("receive", "receive", queue)
-        if len(late) > 1:
-            attributes["celery_toc.lateness"] = max(late)
-        if due := [one.action_us for one, _ in messages if one.action_us]:
-            attributes["celery_toc.action_time"] = shown_time(min(due))
-        if len(messages) > 1:
-            attributes["messaging.batch.message_count"] = len(messages)
-        else:
-            attributes["messaging.message.id"] = messages[0][0].id
-            attributes["celery_toc.delivery"] = messages[0][0].failures + 1
-        links = _links_of(headers for _, headers in messages)
-        self._tracer.start_span(
-            f"receive {queue}".rstrip(), None, SpanKind.CLIENT, attributes, links, began_ns
+                self._lateness.record(late[-1], common)
+        more = {"celery_toc.lateness": max(late)} if len(late) > 1 else {}
+        (first, _), number = messages[0], len(messages)
+        if number == 1:
+            more["celery_toc.delivery"] = first.failures + 1
+        self._start(
+            self._attributes("receive", "receive", *(one.topic for one, _ in messages)),
+            more,
+            links=_links_of(headers for _, headers in messages),
+            id=first.id,
+            number=number,
+            due_us=min((one.action_us for one, _ in messages if one.action_us), default=None),
+            began_ns=began_ns,
         ).end()
 
     @contextmanager
@@ -399,40 +361,66 @@ class Tracing:
 
         messages: queue, id and headers of each
         """
-        queue = _one_of({one[0] for one in messages})
-        common = self._attributes(operation, "settle", queue)
-        attributes = {**common}
-        if len(messages) == 1:
-            attributes["messaging.message.id"] = messages[0][1]
-        else:
-            attributes["messaging.batch.message_count"] = len(messages)
-        if reason:
-            attributes["celery_toc.reason"] = reason
-        span = self._tracer.start_span(
-            f"{operation} {queue}".rstrip(),
-            None,
-            SpanKind.CLIENT,
-            attributes,
-            _links_of(one[2] for one in messages),
+        queues, ids, headers = zip(*messages, strict=True) if messages else ((), ("",), ())
+        common = self._attributes(operation, "settle", *queues)
+        span = self._start(
+            common, _reason(reason), links=_links_of(headers), id=ids[0], number=len(messages)
         )
         with self._running(span, common):
-            yield lambda number: self._instruments.settled.add(int(number), common)
+            yield lambda number: self._settled.add(int(number), common)
 
-    def _attributes(self, name: str, kind: str, queue: str) -> dict[str, Any]:
-        """The attributes of a span that its metrics have too: few values each."""
+    def _attributes(self, name: str, kind: str, *queues: str) -> dict[str, Any]:
+        """The attributes of a span that its metrics have too, few values each. Of several queues
+        none is named."""
         made = {**self._common, "messaging.operation.name": name, "messaging.operation.type": kind}
-        if queue:
-            made["messaging.destination.name"] = queue
+        if len(set(queues)) == 1 and queues[0]:
+            made["messaging.destination.name"] = queues[0]
         return made
+
+    def _start(
+        self,
+        common: dict[str, Any],
+        more: Mapping[str, Any] | None = None,
+        parent: Context | None = None,
+        links: Sequence[Link] = (),
+        *,
+        kind: SpanKind = SpanKind.CLIENT,
+        id: str = "",
+        number: int | None = None,
+        due_us: int | None = None,
+        began_ns: int | None = None,
+    ) -> Span:
+        """Start the span of an operation.
+
+        common, more: attributes, as :meth:`_attributes` gives them, and others
+        id: of the message, unless it is one of several
+        number: of messages, where there may be several
+        due_us: the action time, in microseconds since the epoch
+        """
+        attributes = {**common, **(more or {})}
+        if number is None or (number == 1 and id):
+            attributes["messaging.message.id"] = id
+        else:
+            attributes["messaging.batch.message_count"] = number
+        if due_us is not None:
+            attributes["celery_toc.action_time"] = shown_time(due_us)
+        queue = common.get("messaging.destination.name", "")
+        name = f"{common['messaging.operation.name']} {queue}".rstrip()
+        return self._tracer.start_span(name, parent, kind, attributes, links, began_ns)
 
 
 def tracing_of(settings: Settings, address: Address) -> Tracing:
     """What traces the messages of a connection."""
+    server: tuple[str, int | None] = (address.host, address.port)
     if address.kind in ("unix", "embedded"):
-        return Tracing(settings.toc_otel, (address.path, None))
-    return Tracing(
-        settings.toc_otel, address.hosts[0] if address.hosts else (address.host, address.port)
-    )
+        server = address.path, None
+    elif address.hosts:
+        server = address.hosts[0]
+    return Tracing(settings.toc_otel, server)
+
+
+def _reason(reason: str) -> dict[str, str]:
+    return {"celery_toc.reason": reason} if reason else {}
 
 
 def _fail(span: Span, exc: BaseException) -> str:
@@ -447,11 +435,6 @@ def _fail(span: Span, exc: BaseException) -> str:
 def _nowhere() -> Context:
     """A context in which nothing is: without one, that of the caller would be meant."""
     return Context()
-
-
-def _one_of(queues: set[str]) -> str:
-    """The queue, if it is one."""
-    return next(iter(queues)) if len(queues) == 1 else ""
 
 
 def _carried(headers: Mapping[str, Any]) -> tuple[Context, SpanContext]:
