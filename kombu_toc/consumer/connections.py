@@ -50,7 +50,19 @@ class Waiting(NamedTuple):
 
     item: Item
     owed: bool
-    latest: float  #: monotonic seconds when the reply is overdue
+    since: float = 0.0  #: monotonic seconds from which on it is due
+
+
+def give_up(waiting: Iterable[Waiting], on_owed: Callable[[list[ScriptCall]], None]) -> None:
+    """There will be no replies: each is owed, or whoever waits for it is told."""
+    owed = []
+    for item, is_owed, _ in waiting:
+        if is_owed and isinstance(item.what, ScriptCall):
+            owed.append(item.what)
+        elif item.on_failure is not None:
+            item.on_failure()
+    if owed:
+        on_owed(owed)
 
 
 @dataclass(eq=False)
@@ -106,7 +118,7 @@ class PipelinedConnection:
     @property
     def since(self) -> float:
         """Monotonic seconds since when the oldest reply is awaited; now if none is."""
-        return self._waiting[0].latest - self._patience if self._waiting else time.monotonic()
+        return self._waiting[0].since if self._waiting else time.monotonic()
 
     def send(self, items: Sequence[tuple[Any, ...]], *, owed: int = 0, block: float = 0.0) -> None:
         """Send calls or plain commands, each as an :class:`Item`, or what makes one.
@@ -120,30 +132,22 @@ class PipelinedConnection:
         if not self._waiting and now > self._used + IDLE and self.readable():
             self.close()  # the server has, and nothing is lost by that
         self._used = now
+        for number, item in enumerate(items):
+            self._waiting.append(Waiting(Item(*item), number < owed, now + block))
         try:
             if self._connection is None:
                 self._open()
-            connection = self._connection
-            latest = now + block + self._patience
-            packed = []
-            for number, item in enumerate(items):
-                self._waiting.append(Waiting(Item(*item), number < owed, latest))
-                what = item[0]
-                packed.append(
-                    self._packed(what) if isinstance(what, ScriptCall) else pack_command(*what)
-                )
-            connection.send_packed_command(pieces(b"".join(packed)), check_health=False)
+            packed = b"".join([self._packed(item[0]) for item in items])
+            self._connection.send_packed_command(pieces(packed), check_health=False)
         except BaseException:
-            if self._connection is None:  # none of it is waited for yet
-                self._waiting.extend(
-                    Waiting(Item(*item), n < owed, 0.0) for n, item in enumerate(items)
-                )
             self.close()
             raise
 
-    def _packed(self, call: ScriptCall) -> bytes:
+    def _packed(self, call: ScriptCall | tuple[Any, ...]) -> bytes:
         """The first call of a script brings its text: one that the server does not know would be
         sent again, and run behind what was sent after it."""
+        if not isinstance(call, ScriptCall):
+            return pack_command(*call)
         sha = call.script.sha
         if sha in self._brought:
             return call.packed()
@@ -156,7 +160,7 @@ class PipelinedConnection:
         """
         now = time.monotonic()
         # A reply that is awaited behind a long one has not been overdue while that came.
-        if self._waiting and now > max(self._waiting[0].latest, self._heard + self._patience):
+        if self._waiting and now > max(self._waiting[0].since, self._heard) + self._patience:
             if not self.readable():
                 self.close()
                 raise redis.exceptions.TimeoutError("no reply: the connection is taken for broken")
@@ -188,7 +192,7 @@ class PipelinedConnection:
             except ResponseError as exc:
                 waiting = self._waiting.popleft()
                 if self.on_refused is None or not self.on_refused(waiting, exc):
-                    self._fail([waiting])
+                    give_up([waiting], self._on_owed)
                     self.close()
                     if is_refused(exc):
                         raise explained(exc, self._pool()) from exc
@@ -201,7 +205,7 @@ class PipelinedConnection:
                 raise
             else:
                 self._heard = time.monotonic()
-                (what, on_reply, *_), _, latest = self._waiting[0]
+                (what, on_reply, *_), _, since = self._waiting[0]
                 if isinstance(what, ScriptCall):
                     try:
                         result = what.result(reply)  # also if nobody is told: it counts
@@ -210,7 +214,7 @@ class PipelinedConnection:
                         raise
                     times = self._metrics.scripts[what.script.name]
                     times[0] += 1
-                    times[1] += time.monotonic() - latest + self._patience
+                    times[1] += time.monotonic() - since
                     announced = what.announcing(reply)
                     if announced is not None and self.on_announcing is not None:
                         self.on_announcing(announced)
@@ -240,18 +244,7 @@ class PipelinedConnection:
             self._on_close(fd)
         if connection is not None:
             connection.disconnect()
-        self._fail(waiting)
-
-    def _fail(self, waiting: Iterable[Waiting]) -> None:
-        """There will be no reply: it is owed, or whoever waits for it is told."""
-        owed = []
-        for item, is_owed, _ in waiting:
-            if is_owed and isinstance(item.what, ScriptCall):
-                owed.append(item.what)
-            elif item.on_failure is not None:
-                item.on_failure()
-        if owed:
-            self._on_owed(owed)
+        give_up(waiting, self._on_owed)
 
     def _open(self) -> None:
         pool = self._pool()
@@ -290,24 +283,6 @@ class PipelinedConnection:
             raise
 
 
-class HomeConnection(PipelinedConnection):
-    """A connection to the node of a Cluster that has the keys of no single slot. If it breaks, it
-    is closed, and no more: the connections to the others, and to this node for what does not
-    block, tell when to open it again."""
-
-    def send(self, items: Sequence[tuple[Any, ...]], *, owed: int = 0, block: float = 0.0) -> None:
-        with _noted():
-            super().send(items, owed=owed, block=block)
-
-    def check(self) -> None:
-        with _noted():
-            super().check()
-
-    def read(self) -> None:
-        with _noted():
-            super().read()
-
-
 @contextmanager
 def _noted() -> Iterator[None]:
     try:
@@ -316,6 +291,16 @@ def _noted() -> Iterator[None]:
         raise
     except BROKEN as exc:
         logger.debug("nothing is waited for at the node that has the wake indexes: %s", exc)
+
+
+class HomeConnection(PipelinedConnection):
+    """A connection to the node of a Cluster that has the keys of no single slot. If it breaks, it
+    is closed, and no more: the connections to the others, and to this node for what does not
+    block, tell when to open it again."""
+
+    send = _noted()(PipelinedConnection.send)
+    check = _noted()(PipelinedConnection.check)
+    read = _noted()(PipelinedConnection.read)
 
 
 # -- nodes of a Cluster that could not be reached, and when each is tried again
@@ -434,12 +419,10 @@ class ClusterConnections:
 
     def _send_to(self, place: Place, items: list[Item], owed: int) -> None:
         now = time.monotonic()
-        if self._resting.rests(place, now):
-            self._fail(items, owed)
-            return
         connection = self._connections.get(place)
-        if connection is not None and connection.since < now - SLOW:
-            self._fail(items, owed)
+        is_slow = connection is not None and connection.since < now - SLOW
+        if is_slow or self._resting.rests(place, now):
+            give_up((Waiting(item, n < owed) for n, item in enumerate(items)), self._on_owed)
             return
         if connection is None:
             connection = self._connections[place] = PipelinedConnection(
@@ -465,14 +448,6 @@ class ClusterConnections:
                 "the node of the Cluster that has the wake indexes is back"
             )
 
-    def _fail(self, items: list[Item], owed: int) -> None:
-        must = [item.what for item in items[:owed] if isinstance(item.what, ScriptCall)]
-        if must:
-            self._on_owed(must)
-        for item in items[owed:]:
-            if item.on_failure is not None:
-                item.on_failure()
-
     def _refused(self, waiting: Waiting, exc: ResponseError) -> bool:
         item, owed, _ = waiting
         heard = self._client.apply_redirect(exc)
@@ -485,7 +460,7 @@ class ClusterConnections:
                 self._send_to(place, [item], int(owed))
             return True
         if is_passing(exc) or is_temporary(exc) or heard is not None:
-            self._fail([item], int(owed))
+            give_up([waiting], self._on_owed)
             return True
         return self._refuses is not None and self._refuses(waiting, exc)
 

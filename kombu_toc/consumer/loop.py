@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from ..center.runner import misused, named
 from ..client.connection import close_idle, with_short_timeouts
 from ..scripts.call import ScriptCall
-from .connections import ClusterConnections, HomeConnection, PipelinedConnection, Waiting
+from .connections import ClusterConnections, HomeConnection, PipelinedConnection, Waiting, give_up
 from .threads import unpatched_threading
 
 if TYPE_CHECKING:
@@ -281,8 +281,7 @@ class Wiring:
 
     def refused(self, waiting: Waiting, exc: ResponseError) -> bool:
         """Whether a key of another type was refused, which keeps nobody from the rest."""
-        item, client, now = waiting.item, self._center.client, time.monotonic()
-        call = item.what
+        call, client, now = waiting.item.what, self._center.client, time.monotonic()
         if "WRONGTYPE" not in str(exc):
             return False
         if isinstance(call, ScriptCall):
@@ -297,10 +296,7 @@ class Wiring:
             self._complained[about] = now + COMPLAIN_AGAIN
             said = named(exc, client, keys)
             logger.error("a key cannot be used, and what does not need it goes on: %s", said)
-        if waiting.owed and isinstance(call, ScriptCall):
-            self._leases.retry_later([call])
-        elif item.on_failure is not None:
-            item.on_failure()
+        give_up([waiting], self._leases.retry_later)
         return True
 
     def reads(self, key: str) -> bool:
