@@ -18,7 +18,7 @@ import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, NoPermissionError, ResponseError
+from redis.exceptions import ConnectionError, ResponseError
 
 from ..center.waiting import WakeConnection
 from ..client.connect import POOL_TIMEOUT
@@ -31,7 +31,7 @@ from ..client.connection import (
 from ..client.errors import is_demoted, server_of, translated
 from ..client.options import arguments_of
 from ..client.tls import TLSConnection
-from ..errors import ConfigurationError, FailoverError, ServerError
+from ..errors import ConfigurationError, ServerError
 from ..scripts.call import pack_named
 from .links import BROKEN, MAX_CONNECTIONS, Link, Links, whole
 
@@ -408,21 +408,10 @@ async def open_link(pool: Any, arguments: dict[str, Any] | None = None) -> Link:
     link = await _open(pool, arguments)
     try:
         [role] = await link.exchange(pack_named("ROLE"), 1)
+        manager.connected_to(address, role)
     except BaseException:
         await link.close()
         raise
-    # Sentinels may be out of date; Redis's documentation tells clients to verify the role.
-    if not isinstance(role, NoPermissionError):
-        if isinstance(role, Exception):
-            await link.close()
-            raise role
-        if role[0] != b"master":
-            await link.close()
-            raise FailoverError(
-                f"{address[0]}:{address[1]} is not the master, though a sentinel says so: "
-                "a failover goes on"
-            )
-    manager.connected_to(address)
     return link
 
 

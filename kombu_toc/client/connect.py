@@ -271,8 +271,21 @@ class Sentinels(Sentinel):
     _address: tuple[str, int] | None = None
     on_other: Callable[[], None] | None = None
 
-    def connected_to(self, address: tuple[str, int]) -> None:
-        """A connection was opened to this master."""
+    def connected_to(self, address: tuple[str, int], role: Any) -> None:
+        """A connection was opened to this master.
+
+        role: its answer to ROLE, or its error. Sentinels may be out of date; Redis's documentation
+            tells clients to verify the role
+
+        Raises FailoverError if it is not the master.
+        """
+        if isinstance(role, Exception) and not isinstance(role, NoPermissionError):
+            raise role
+        if isinstance(role, list) and role[0] not in (b"master", "master"):
+            raise FailoverError(
+                f"{address[0]}:{address[1]} is not the master, though a sentinel says so: "
+                "a failover goes on"
+            )
         before, self._address = self._address, address
         if before not in (None, address) and self.on_other is not None:
             self.on_other()
@@ -347,19 +360,16 @@ class MasterConnection(SentinelManagedConnection):
 
     def connect_to(self, address: tuple[str, int]) -> None:
         super().connect_to(address)
-        # Sentinels may be out of date; Redis's documentation tells clients to verify the role.
         try:
             self.send_command("ROLE", check_health=False)
-            role = self.read_response()[0]
+            role = self.read_response()
         except NoPermissionError:
-            role = b"master"
-        if role not in (b"master", "master"):
+            role = None
+        try:
+            self.connection_pool.sentinel_manager.connected_to(address, role)
+        except FailoverError:
             self.disconnect()
-            raise FailoverError(
-                f"{address[0]}:{address[1]} is not the master, though a sentinel says so: "
-                "a failover goes on"
-            )
-        self.connection_pool.sentinel_manager.connected_to(address)
+            raise
 
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         # redis-py would connect to the master that it was told last time.

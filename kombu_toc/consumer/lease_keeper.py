@@ -7,8 +7,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -377,23 +377,21 @@ class LeaseKeeper:
 
     def _send_metrics(self, reach: Callable[[], TimeoutCenter]) -> None:
         if self._metrics.active:
-            with suppress(*BROKEN), self._logged():
-                self._metrics.send(reach().runner)
+            with suppress(*BROKEN):
+                self._log_else(lambda: self._metrics.send(reach().runner))
 
     def _elect(self, reach: Callable[[], TimeoutCenter]) -> None:
         try:
-            with self._logged():
-                self.upkeeper.attempt(reach())
+            self._log_else(lambda: self.upkeeper.attempt(reach()))
         except BROKEN as exc:
             self._log.log(
                 logging.DEBUG, "no part in the election of who keeps the queues up: %s", exc
             )
 
-    @contextmanager
-    def _logged(self) -> Iterator[None]:
-        """Log what is not a broken connection, and go on."""
+    def _log_else(self, what: Callable[..., Any], *args: Any) -> None:
+        """Do it; log what is not a broken connection, and go on."""
         try:
-            yield
+            what(*args)
         except BROKEN:
             raise
         except Exception as exc:
@@ -435,14 +433,12 @@ class LeaseKeeper:
         # Neither what is refused in one place nor a node that is away may keep the rest from
         # being renewed. On one server, all the rest would fail as well, if after a while.
         try:
-            what(*args)
+            self._log_else(what, *args)
         except BROKEN as exc:
             if not center.clustered:
                 raise
             self._broken.append(exc)
             return False
-        except Exception as exc:
-            self._log_error(exc)
         return True
 
     def _attempt_home(self, center: TimeoutCenter, what: Callable[..., Any], *args: Any) -> bool:

@@ -245,7 +245,7 @@ class ConsumerState:
         #: how many of the processes that were free when last asked have got nothing since
         self.startable = 0
         #: of what is buffered, what the channel was handed already, by its number
-        self.early: dict[Number, EarlyMessage] = {}
+        self.early: dict[Number, Message] = {}
         #: pops that are on their way, and monotonic seconds when the latest left
         self.pops_in_flight: set[int] = set()
         self.left_at = 0.0
@@ -572,16 +572,6 @@ class DefaultPolicy(WorkerPolicy):
     accepts_early = queues_in_pool = False
 
 
-class EarlyMessage(Protocol):
-    """A message that was delivered before it is due."""
-
-    is_early: bool
-    given_back: bool
-    #: what is to be done when it is due, and if it is given back instead
-    on_due: Callable[[], Any] | None
-    on_given_back: Callable[[], Any] | None
-
-
 class Sink(Protocol):
     """Takes messages and broadcasts."""
 
@@ -604,13 +594,13 @@ class Sink(Protocol):
     def receive(self, delivery: Delivery) -> None:
         """Deliver a message."""
 
-    def take_early(self, delivery: Delivery) -> EarlyMessage | None:
+    def take_early(self, delivery: Delivery) -> Message | None:
         """The message, if it may be delivered before it is due."""
 
-    def deliver_early(self, message: EarlyMessage) -> None:
+    def deliver_early(self, message: Message) -> None:
         """Deliver what :meth:`take_early` gave."""
 
-    def take_back(self, message: EarlyMessage) -> bool:
+    def take_back(self, message: Message) -> bool:
         """Take it back unless it was settled; whether it was taken back."""
 
     def wants(self, subscription: Subscription, routing_key: str) -> bool:

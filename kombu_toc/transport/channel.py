@@ -85,9 +85,7 @@ class Channel(virtual.Channel):
         self.publisher = self._make_publisher(
             center, self.settings, self.queues.topic, self._get_message_priority, connection.miss
         )
-        self.receiver = receiver = Receiver(
-            self, center, self.poller, self.lease_keeper, self.broadcast_queues.subscriptions
-        )
+        self.receiver = receiver = Receiver(self)
         # What the poller calls for each message: the receiver's own, without a layer between.
         self.receive = receiver.receive
         self.take_early, self.deliver_early = receiver.take_early, receiver.deliver_early

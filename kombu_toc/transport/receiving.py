@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -13,11 +12,8 @@ from kombu import message as kombu_message
 from kombu.transport import virtual
 
 from ..center.calls import RECOVER
-from ..center.center import TimeoutCenter
 from ..center.exchanges import Subscription, first_that_matches
 from ..consumer.flights import log_pop
-from ..consumer.lease_keeper import LeaseKeeper
-from ..consumer.poller import Poller
 from ..consumer.state import WorkerPolicy
 from ..errors import EnvelopeError
 from ..model import message as envelope
@@ -199,21 +195,12 @@ class _Consumer(NamedTuple):
     no_ack: bool
 
 
-@dataclass(eq=False)
 class Receiver:
-    """Delivers to the consumers of a channel: these methods are what the poller calls.
+    """Delivers to the consumers of a channel: these methods are what the poller calls."""
 
-    channel: what the messages belong to
-    subscriptions: gives those by which broadcasts are read for a queue
-    """
-
-    _channel: Any
-    _center: TimeoutCenter
-    _poller: Poller
-    _lease_keeper: LeaseKeeper
-    _subscriptions: Callable[[str], list[Subscription]]
-
-    def __post_init__(self) -> None:
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self._center, self._poller = channel.center, channel.poller
         #: queue -> who consumes it
         self._consumers: dict[str, _Consumer] = {}
         #: asked before a firing of a schedule is delivered, with what it came as and its name:
@@ -298,7 +285,7 @@ class Receiver:
         visibility: seconds of its lease, unless it has its own
         """
         while True:
-            recover = RECOVER if self._lease_keeper.in_time(queue) else 0
+            recover = RECOVER if self._channel.lease_keeper.in_time(queue) else 0
             popped = self._center.pop(queue, 1, recover=recover)
             log_pop(self._center, queue, popped)
             if not popped.messages:
@@ -316,7 +303,7 @@ class Receiver:
             if no_ack:
                 self._center.ack([delivery])
             else:
-                self._lease_keeper.hold(delivery, visibility, popped.now_us)
+                self._channel.lease_keeper.hold(delivery, visibility, popped.now_us)
                 self._channel.qos.append(message, message.delivery_tag)
             return message
 
@@ -324,7 +311,7 @@ class Receiver:
 
     def wants(self, subscription: Subscription, routing_key: str) -> bool:
         """Whether the queue gets a broadcast by this of its bindings."""
-        every = self._subscriptions(subscription.queue)
+        every = self._channel.broadcast_queues.subscriptions(subscription.queue)
         return first_that_matches(every, subscription.exchange, routing_key) is subscription
 
     def receive_broadcast(

@@ -48,14 +48,12 @@ class Site:
 
     def __init__(self) -> None:
         self.poller = Poller()
-        self.subscriptions: list[Subscription] = []
         self.channel: Any = SimpleNamespace(
-            poller=self.poller, policy=Worker(), do_restore=True, body_encoding=None, observers=()
+            **{"poller": self.poller, "policy": Worker(), "center": None},
+            **{"do_restore": True, "body_encoding": None, "observers": ()},
         )
         self.channel.qos = self.qos = QoS(self.channel)
-        self.receiver = Receiver(
-            self.channel, Any, self.poller, Any, lambda queue: self.subscriptions
-        )
+        self.receiver = Receiver(self.channel)
         self.got: list[Any] = []
 
     def consume(self, no_ack: bool = False) -> None:
