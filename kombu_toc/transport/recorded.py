@@ -14,7 +14,7 @@ from typing import Any
 from ..center.calls import ADD, SENT
 from ..center.put import UniquePut, put_recorded
 from ..center.runner import BROKEN
-from ..consumer.popper import Guarding
+from ..consumer.fetcher import Guarding
 from ..errors import AlreadyThereError, NotPermittedError, ReplicationError
 from ..library import outbox
 from ..library.center import OpenLibrary
