@@ -246,8 +246,8 @@ class Links:
         self._most = max(most, 1)
         self._timeout = timeout
         self._idle: list[Link] = []
-        #: connections that are open or being opened
-        self._count = 0
+        #: how many connections are open or being opened
+        self.count = 0
         self._asked: deque[_Asked] = deque()
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -260,11 +260,6 @@ class Links:
         self._closing: set[asyncio.Task[Any]] = set()
         self._links: WeakSet[Link] = WeakSet()
         self._closed = False
-
-    @property
-    def count(self) -> int:
-        """How many connections there are."""
-        return self._count
 
     # -- together with others
 
@@ -287,9 +282,9 @@ class Links:
         while self._asked:
             link = self._free()
             if link is None:
-                if self._count >= (2 if most < MAX_COMMANDS and self._most > 2 else 1):
+                if self.count >= (2 if most < MAX_COMMANDS and self._most > 2 else 1):
                     break
-                self._count += 1
+                self.count += 1
             batch = self._next_batch(most)
             if not batch:
                 self._give_back(link)
@@ -308,13 +303,13 @@ class Links:
                 one.replies.set_exception(self._no_connection())
         if not self._asked:
             return
-        if self._count < self._most and not self._idle:
-            self._count += 1
+        if self.count < self._most and not self._idle:
+            self.count += 1
             batch = self._next_batch()
             if batch:
                 self._start_batch(None, batch)
             else:
-                self._count -= 1
+                self.count -= 1
         self._flush()
 
     def _next_batch(self, most: int = MAX_COMMANDS) -> list[_Asked]:
@@ -376,12 +371,12 @@ class Links:
                     if link is not None:
                         self._alone += 1
                         return link
-                    if self._alone < most and self._count < self._most:
+                    if self._alone < most and self.count < self._most:
                         break
                     await self._one_is_back()
         except (asyncio.TimeoutError, TimeoutError):
             raise self._no_connection() from None
-        self._count += 1
+        self.count += 1
         self._alone += 1
         try:
             return await self._opened()
@@ -420,7 +415,7 @@ class Links:
             link = self._idle.pop()
             if not link.is_closed():
                 return link
-            self._count -= 1
+            self.count -= 1
             self._start_closing(link)
         return None
 
@@ -439,9 +434,9 @@ class Links:
     def _give_back(self, link: Link | None) -> None:
         """A connection is not used any more; None: it could not be opened."""
         if link is None or not link.connection.is_connected:
-            self._count -= 1
+            self.count -= 1
         elif self._closed or link.retired:
-            self._count -= 1
+            self.count -= 1
             self._start_closing(link)
         else:
             self._idle.append(link)
@@ -465,14 +460,14 @@ class Links:
         for link in list(self._links):
             link.retired = True
         idle, self._idle = self._idle, []
-        self._count -= len(idle)
+        self.count -= len(idle)
         for link in idle:
             self._start_closing(link)
 
     async def close_idle(self) -> None:
         """Close the connections that nobody uses."""
         idle, self._idle = self._idle, []
-        self._count -= len(idle)
+        self.count -= len(idle)
         for link in idle:
             await link.close()
 

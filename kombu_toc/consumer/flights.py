@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from operator import is_
+from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
@@ -285,14 +285,9 @@ def snapshot(channel: Any) -> dict[str, Any]:
             "renewed_in_time": lease_keeper.in_time(),
             "messages": [_message(one) for one, _ in leases[:MAX_SHOWN]],
         },
-        "held": sorted(held, key=_due)[:MAX_SHOWN],
-        "claims": sorted(claims, key=_due)[:MAX_SHOWN],
+        "held": sorted(held, key=itemgetter("due_in"))[:MAX_SHOWN],
+        "claims": sorted(claims, key=itemgetter("due_in"))[:MAX_SHOWN],
     }
-
-
-def _due(entry: dict[str, Any]) -> float:
-    due_in: float = entry["due_in"]
-    return due_in
 
 
 def _message(delivery: Delivery) -> dict[str, Any]:

@@ -90,15 +90,10 @@ class LeaseKeeper:
         self.reset()
 
     @classmethod
-    def of(
-        cls,
-        identity: Hashable,
-        make_center: Callable[[], TimeoutCenter],
-        metrics: Metrics | None = None,
-    ) -> LeaseKeeper:
-        """The one of this process for a server."""
+    def of(cls, identity: Hashable, *args: Any) -> LeaseKeeper:
+        """The one of this process for a server; args: of a new one"""
         found = _heartbeats.get(identity)
-        return found or _heartbeats.setdefault(identity, cls(make_center, metrics))
+        return found or _heartbeats.setdefault(identity, cls(*args))
 
     def reset(self) -> None:
         """Hold nothing, owe nothing, and have no thread."""
@@ -129,13 +124,7 @@ class LeaseKeeper:
         #: what a node of a Cluster did not do, in this beat, for it could not be reached
         self._broken: list[Exception] = []
         #: takes part in keeping all topics up
-        self.upkeeper = Upkeeper(
-            self._make_center,
-            native.lock,
-            self._log,
-            in_time=self.in_time,
-            beat=lambda: thread.beat_within(0.0),
-        )
+        self.upkeeper = Upkeeper(self, self._make_center, self._log)
 
     # -- leases
 

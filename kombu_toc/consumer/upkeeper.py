@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -149,27 +148,20 @@ _host = socket.gethostname()
 Look = Callable[[TimeoutCenter, Callable[..., None], Callable[[], bool]], None]
 
 
-@dataclass(eq=False)
 class Upkeeper:
     """Takes part in the election, and does the work when elected.
 
     Its methods but :meth:`attempt` may be called by any thread; none but that waits for Redis.
 
-    lock: makes locks of native threads
-    in_time: whether the leases that this process holds somewhere still last
-    beat: has all leases renewed at once
+    keeper: the lease keeper, which knows whether the leases that this process holds still last
     log: logs from a native thread
     """
 
-    _make_center: Callable[[], TimeoutCenter]
-    _lock: Callable[[], Any]
-    _log: DeferredLog
-    _: KW_ONLY
-    in_time: Callable[..., bool]
-    beat: Callable[[], None]
-
-    def __post_init__(self) -> None:
-        self._bell = WakeEvent(self._lock)
+    def __init__(
+        self, keeper: Any, make_center: Callable[[], TimeoutCenter], log: DeferredLog
+    ) -> None:
+        self._keeper, self._make_center, self._log = keeper, make_center, log
+        self._bell = WakeEvent(unpatched_threading().lock)
         self.name = f"{_host}:{os.getpid()}:{uuid4().hex[:12]}"
         self.election = Election()
         #: its part in the election of who does what :attr:`looks` has: only some can
@@ -259,7 +251,7 @@ class Upkeeper:
             "the server's clock was set forward by %.1f seconds: leases are renewed at once",
             seconds,
         )
-        self.beat()
+        self._keeper.refresh()
 
     # -- in the thread that does the work
 
@@ -289,7 +281,7 @@ class Upkeeper:
             center.registry,
             center.context,
             watches,
-            in_time=self.in_time,
+            in_time=self._keeper.in_time,
             tell=lambda event: self._tell(center, event),
             on_step=self._stepped,
         )

@@ -21,7 +21,6 @@ from ..consumer.connections import BROKEN
 from ..consumer.flights import snapshot
 from ..consumer.state import DefaultPolicy, WorkerPolicy
 from ..model import message as envelope
-from ..model.topic import Topic
 from .publisher import PublishBatch, Publisher, is_unique
 from .queues import BroadcastQueues, Exchanges, Queues, TopicExchange
 from .receiving import Capacity, QoS, Receiver, capacity_of, tags
@@ -71,20 +70,16 @@ class Channel(virtual.Channel):
         check_channel(self, Channel)
         self.transport = connection
         self.settings = connection.settings
-        self.center = center = connection.center
+        self.center = connection.center
         self.poller = connection.poller
         self.lease_keeper = connection.lease_keeper
         self._pid = os.getpid()
         #: by which the lease keeper knows who uses a transient queue
         self.channel_key = next(tags)
-        self.queues = Queues(center, self.settings, self.lease_keeper, self.channel_key)
-        self.exchanges = Exchanges(
-            center, self.lease_keeper, connection.routes, self.state, self.exchange_types
-        )
-        self.broadcast_queues = BroadcastQueues(center, connection.identity, self.poller.unfollow)
-        self.publisher = self._make_publisher(
-            center, self.settings, self.queues.topic, self._get_message_priority, connection.miss
-        )
+        self.queues = Queues(self)
+        self.exchanges = Exchanges(self)
+        self.broadcast_queues = BroadcastQueues(self)
+        self.publisher = self.publisher_class(self)
         self.receiver = receiver = Receiver(self)
         # What the poller calls for each message: the receiver's own, without a layer between.
         self.receive = receiver.receive
@@ -93,9 +88,6 @@ class Channel(virtual.Channel):
         self.wants, self.receive_broadcast = receiver.wants, receiver.receive_broadcast
 
     # -- publishing
-
-    def _make_publisher(self, *args: Any) -> Publisher:
-        return self.publisher_class(*args)
 
     def basic_publish(
         self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any
@@ -548,21 +540,15 @@ class Captured(NamedTuple):
 class _CapturingPublisher(Publisher):
     """Keeps what the center would be asked for."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, channel: Any) -> None:
+        super().__init__(channel)
         self.captured: list[Captured] = []
 
-    def put(
-        self,
-        queue: str,
-        message: dict[str, Any],
-        batch: PublishBatch | None = None,
-        topic: Topic | None = None,
-    ) -> None:
+    def put(self, queue: str, message: dict[str, Any], batch: PublishBatch | None = None) -> None:
         if is_unique(message.get("headers") or {}, message["properties"]):
             self.captured.append(Captured(None, message, unique=True))
             return
-        where, request, _ = self.prepare(topic or self._topic_of(queue), message, admit=False)
+        where, request, _ = self.prepare(self._topic_of(queue), message, admit=False)
         self.captured.append(Captured(where.name, message, request.priority, request.traits))
 
     def broadcast(self, exchange: str, message: dict[str, Any], *args: Any, **kwargs: Any) -> None:

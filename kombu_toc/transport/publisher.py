@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -269,23 +269,15 @@ class Prepared(NamedTuple):
     claim: Claim | None
 
 
-@dataclass(eq=False)
 class Publisher:
-    """Publishes for a channel. Threads may share it.
+    """Publishes for a channel. Threads may share it."""
 
-    topic_of: gives a queue's topic
-    priority_of: gives a message's priority
-    on_missed: called with a key whose node of a Cluster cannot be reached
-    """
-
-    _center: TimeoutCenter
-    _settings: Settings
-    _topic_of: Callable[[str], Topic]
-    _priority_of: Callable[[dict[str, Any]], int]
-    _on_missed: Callable[[str | bytes], None]
-
-    def __post_init__(self) -> None:
-        #: process, name, numbers
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self._center: TimeoutCenter = channel.center
+        self._settings: Settings = channel.settings
+        #: gives a queue's topic
+        self._topic_of: Callable[[str], Topic] = channel.queues.topic
         #: gives a name that no other publish has
         self.next_name = Names().next
         self._clock = SendersClock()
@@ -305,26 +297,22 @@ class Publisher:
             name.slots, name.takes = {}, {}
         properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
 
-    def put(
-        self,
-        queue: str,
-        message: dict[str, Any],
-        batch: PublishBatch | None = None,
-        topic: Topic | None = None,
-    ) -> None:
+    def put(self, queue: str, message: dict[str, Any], batch: PublishBatch | None = None) -> None:
         """Put an addressed message into a queue.
 
         batch: takes the call instead of the server
-        topic: of the queue, where that was just asked for
         """
-        if topic is None:
-            topic = self._topic_of(queue)
-        slots = message["properties"]["delivery_tag"].slots.setdefault(queue, topic.slots)
+        self.put_into(self._topic_of(queue), message, batch)
+
+    def put_into(self, topic: Topic, message: dict[str, Any], batch: PublishBatch | None) -> None:
+        """As :meth:`put`, where the queue's topic was just asked for."""
+        name = message["properties"]["delivery_tag"]
+        slots = name.slots.setdefault(topic.name, topic.slots)
         if slots != topic.slots:  # resharded between two attempts
             topic = replace(topic, declaration=replace(topic.declaration, slots=slots))
         publish = None
         if not topic.declaration.expires:  # what goes away by itself is no harm twice: a reply
-            publish = publish_of(message["properties"]["delivery_tag"], batch)
+            publish = name if batch is not None else name.rpartition(".")[0], name
         prepared = self.prepare(topic, message, publish)
         if prepared.claim is not None:  # not in a batch: its sender is told
             self._put_unique(topic, prepared, message)
@@ -333,7 +321,7 @@ class Publisher:
         if batch is not None:
             batch.add(call, call.keys[SENT])
             return
-        self.run(queue, call, wait=not topic.declaration.expires)
+        self.run(topic.name, call, wait=not topic.declaration.expires)
 
     def _put_unique(self, topic: Topic, prepared: Prepared, message: dict[str, Any]) -> None:
         """Put an addressed message with a unique key. Raises UniqueError; and KeptError, if who
@@ -374,7 +362,7 @@ class Publisher:
         except BaseException as exc:
             self._clock.forget()
             if self._center.clustered and isinstance(exc, BROKEN):
-                self._on_missed(call.keys[0])
+                self._channel.transport.miss(call.keys[0])
                 # Kombu pauses between attempts only if it cannot connect; but to the others it can.
                 self._center.client.sleep(ATTEMPT_PAUSE)
             raise
@@ -471,7 +459,7 @@ class Publisher:
             at_us,
             delay_us,
             basis,
-            self._priority_of(message),
+            self._channel.priority_of(message),
             token,
             KEEP if ensure else ADD,
             publish,

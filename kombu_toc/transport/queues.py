@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -50,19 +49,14 @@ _RABBITMQS = frozenset(
 )
 
 
-@dataclass(eq=False)
 class Queues:
-    """The queues that a channel has declared or sends to.
+    """The queues that a channel has declared or sends to."""
 
-    holder: by which the lease keeper knows who uses a transient queue
-    """
-
-    _center: TimeoutCenter
-    _settings: Settings
-    _lease_keeper: LeaseKeeper
-    _holder: Hashable
-
-    def __post_init__(self) -> None:
+    def __init__(self, channel: Any) -> None:
+        self._center: TimeoutCenter = channel.center
+        self._settings: Settings = channel.settings
+        self._lease_keeper: LeaseKeeper = channel.lease_keeper
+        self._holder = channel.channel_key
         #: milliseconds for which a transient queue outlives its last refresh. That is at least
         #: toc_stale_after, also with a shorter x-expires: it is refreshed by a thread of whoever
         #: uses it, and must outlive a process that stands still or reconnects.
@@ -310,23 +304,18 @@ class TopicExchange(virtual.exchange.TopicExchange):
     wildcards = {"*": r"[^\.]+", "#": r".*?"}
 
 
-@dataclass(eq=False)
 class Exchanges:
-    """The exchanges that a channel declares, binds queues to and sends to.
+    """The exchanges that a channel declares, binds queues to and sends to."""
 
-    state: Kombu's record of what this connection has declared and bound
-    types: name of an exchange type -> what Kombu makes of it for this channel
-    routes: the bindings in Redis, for who publishes
-    """
-
-    _center: TimeoutCenter
-    _lease_keeper: LeaseKeeper
-    _routes: exchanges.Routes
-    _state: Any
-    _types: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        self._bindings = exchanges.Bindings(self._center)
+    def __init__(self, channel: Any) -> None:
+        self._lease_keeper: LeaseKeeper = channel.lease_keeper
+        #: the bindings in Redis, for who publishes
+        self._routes: exchanges.Routes = channel.transport.routes
+        #: Kombu's record of what this connection has declared and bound
+        self._state = channel.state
+        #: name of an exchange type -> what Kombu makes of it for this channel
+        self._types = channel.exchange_types
+        self._bindings = exchanges.Bindings(channel.center)
 
     def typeof(self, exchange: str, default: str = "direct") -> Any:
         """The type of an exchange; of one that this process has not declared, as it is bound."""
@@ -435,22 +424,17 @@ class Exchanges:
 # -- queues that are bound to fanout exchanges
 
 
-@dataclass(eq=False)
 class BroadcastQueues:
     """The queues of a channel that are bound to fanout exchanges.
 
     A queue that goes away by itself reads the streams, and is a topic only if it is bound to other
     exchanges too. Any other queue is a topic, which keeps a copy of each broadcast.
-
-    identity: the server, as :attr:`Transport.identity` tells it
-    unfollow: ends the reading of a subscription
     """
 
-    _center: TimeoutCenter
-    _identity: Hashable
-    _unfollow: Callable[[exchanges.Subscription], object]
-
-    def __post_init__(self) -> None:
+    def __init__(self, channel: Any) -> None:
+        self._center: TimeoutCenter = channel.center
+        self._identity = channel.transport.identity
+        self._unfollow = channel.poller.unfollow
         #: queues that go away by themselves: what is read for each binding
         self._reading: dict[str, list[exchanges.Subscription]] = {}
         #: queues that go away by themselves and are topics, for they are bound to other exchanges

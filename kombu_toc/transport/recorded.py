@@ -35,25 +35,18 @@ from .receiving import Message, QoS
 class RecordedPublisher(Publisher):
     """Writes the row of a message, and then puts it."""
 
-    #: where what this process sends and consumes is recorded
-    library: OpenLibrary
+    def __init__(self, channel: Any) -> None:
+        super().__init__(channel)
+        #: where what this process sends and consumes is recorded
+        self.library: OpenLibrary = channel.center.recorder
 
-    #: milliseconds after which a queue goes away by itself, as far as this process knows
-    lifetime_of: Callable[[str], int | None]
-
-    def put(
-        self,
-        queue: str,
-        message: dict[str, Any],
-        batch: PublishBatch | None = None,
-        topic: Topic | None = None,
-    ) -> None:
+    def put(self, queue: str, message: dict[str, Any], batch: PublishBatch | None = None) -> None:
         recorder = self.library.recorder
-        if topic is None and not (recorder.away_until and recorder.is_away):
-            topic = self._topic(queue)
+        is_away = recorder.away_until and recorder.is_away
+        topic = None if is_away else self._topic(queue)
         connection = outbox.current()
         if topic is not None and connection is None and not topic.declaration.rows_first:
-            super().put(queue, message, batch, topic)
+            self.put_into(topic, message, batch)
             return
         headers = message.get("headers") or {}
         unique = is_unique(headers, message["properties"])
@@ -151,7 +144,7 @@ class RecordedPublisher(Publisher):
     def _provisional(self, queue: str) -> Topic:
         """Stands for a topic that nobody can be asked about. One of replies is known by its
         binding, which was read just before: put later, they would stay for ever."""
-        declaration = Declaration(expires=self.lifetime_of(queue))
+        declaration = Declaration(expires=self._channel.queues.lifetime(queue))
         return Topic(queue, declaration, self._settings.prefix)
 
     def run_unique(self, topic: Topic, put: UniquePut) -> Any:
@@ -246,12 +239,6 @@ class RecordedChannel(Channel):
         self.recorder = self.center.recorder.recorder
         #: queue or binding -> what declares it
         self._undeclared: dict[Any, Callable[[], Any]] = {}
-
-    def _make_publisher(self, *args: Any) -> Publisher:
-        made = super()._make_publisher(*args)
-        assert isinstance(made, RecordedPublisher)
-        made.library, made.lifetime_of = self.center.recorder, self.queues.lifetime
-        return made
 
     # -- what becomes of messages
 

@@ -16,7 +16,6 @@ from opentelemetry.trace import SpanContext
 from ..consumer.connections import BROKEN
 from ..errors import ActionTimeError
 from ..model.timetext import action_time
-from ..model.topic import Topic
 from ..tracing import Received, Reception, Tracing
 from .channel import Channel
 from .publisher import PublishBatch, Publisher
@@ -43,17 +42,13 @@ def _with(mixin: type, base: type) -> type:
 class TracedPublisher(Publisher):
     """Puts messages, each in a span; its context goes along."""
 
-    tracing: Tracing
+    def __init__(self, channel: Any) -> None:
+        super().__init__(channel)
+        self.tracing: Tracing = channel.tracing
 
-    def put(
-        self,
-        queue: str,
-        message: dict[str, Any],
-        batch: PublishBatch | None = None,
-        topic: Topic | None = None,
-    ) -> None:
+    def put(self, queue: str, message: dict[str, Any], batch: PublishBatch | None = None) -> None:
         if self._goes_by_itself(queue):
-            super().put(queue, message, batch, topic)
+            super().put(queue, message, batch)
             return
         headers = message.get("headers") or {}
         name = message["properties"]["delivery_tag"]
@@ -71,7 +66,7 @@ class TracedPublisher(Publisher):
             along = sent.setdefault(queue, made)
             if along:
                 message = {**message, "headers": {**headers, **along}}
-            super().put(queue, message, batch, topic)
+            super().put(queue, message, batch)
             if isinstance(batch, TracedBatch):
                 batch.note(context, queue)
 
@@ -134,12 +129,6 @@ class TracedChannel(Channel):
         self.tracing: Tracing = connection.tracing
         super().__init__(connection, **kwargs)
         self.observers = (*self.observers, self._settled)
-
-    def _make_publisher(self, *args: Any) -> Publisher:
-        made = super()._make_publisher(*args)
-        assert isinstance(made, TracedPublisher)
-        made.tracing = self.tracing
-        return made
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         return TracedBatch(self, max_size)

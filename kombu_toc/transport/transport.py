@@ -342,10 +342,8 @@ class Transport(virtual.Transport):
                 quote(str(client.virtual_host or "").strip("/")),
             )
         else:
-            if client.password and include_password:
+            if client.password:
                 uri = _with_login(uri, client.password)
-            elif client.password:
-                uri = _with_login(uri, "x")
             if not uri.startswith("toc"):
                 uri = f"toc+{uri}"
         return uri if include_password else mask_password(uri, mask)
