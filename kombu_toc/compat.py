@@ -88,14 +88,12 @@ class CompatPart:
     """One use of private names.
 
     name: by which it is switched off
-    touches: what it touches, in a few words
     lost: what is lost without it, in a few words that begin with a small letter
     check: gives the names that are missing; it gets what :meth:`usable` gets
     way_out: what to do if names are missing; only of a part that nothing starts without
     """
 
     name: str = field(kw_only=False)
-    touches: str
     lost: str
     check: Callable[..., Iterable[str]]
     way_out: str = field(default_factory=str)
@@ -185,7 +183,6 @@ def _names() -> set[str]:
 
 SOCKET = CompatPart(
     "redis-socket",
-    touches="redis-py's Connection._sock",
     lost="no event loop can wait for Redis",
     check=lambda: CompatPart.missing(import_module("redis").Connection(), "_sock"),
     way_out="Install redis-py 5.0.8 to 8.1.0",
@@ -193,7 +190,6 @@ SOCKET = CompatPart(
 
 IDLE = CompatPart(
     "idle-connections",
-    touches="redis-py's ConnectionPool._available_connections",
     lost="the counters of a process's last seconds are not sent",
     check=lambda: CompatPart.missing(
         import_module("redis").ConnectionPool(), "_available_connections"
@@ -202,7 +198,6 @@ IDLE = CompatPart(
 
 STREAM = CompatPart(
     "async-streams",
-    touches="redis-py's asyncio Connection._reader",
     lost="with asyncio, replies are read more slowly, and a call fails after an idle connection "
     "was closed",
     check=lambda: CompatPart.missing(import_module("redis.asyncio").Connection(), "_reader"),
@@ -241,7 +236,6 @@ _CHANNELS = ("_put", "_size", "_purge", "_has_queue", "_lookup")
 
 KOMBU_CHANNEL = CompatPart(
     "kombu-channel",
-    touches="fields of Kombu's virtual.Channel, virtual.Transport and virtual.QoS",
     lost="messages can be neither sent nor consumed",
     check=lambda channel: [
         *CompatPart.missing(channel, "_tag_to_queue", "_active_queues", "_consumers", "_qos"),
@@ -253,7 +247,6 @@ KOMBU_CHANNEL = CompatPart(
 
 KNOWN_QUEUES = CompatPart(
     "known-queues",
-    touches="Kombu's Producer.maybe_declare",
     lost="sending takes longer",
     check=lambda producer: CompatPart.missing(producer, "maybe_declare"),
 )
@@ -291,7 +284,6 @@ _HANDLERS = ("data_received", "set_response_params", "set_exception", "force_clo
 
 PROTOCOL = CompatPart(
     "http-protocol",
-    touches="aiohttp's TCPConnector._factory and client_proto.ResponseHandler",
     lost="an answer to a notification whose body is not as its headers say may count as a failure",
     check=lambda connector, handler: [
         *CompatPart.missing(connector, "_factory"),

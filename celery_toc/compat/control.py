@@ -95,7 +95,6 @@ from kombu_toc import CompatPart
 
 REVOKE_REMOVES = CompatPart(
     "revoke-removes",
-    touches="Celery's Control.mailbox, Kombu's Mailbox._broadcast",
     lost="a revoked task waits in Redis until a worker discards it",
     check=lambda mailbox: CompatPart.missing(mailbox, "_broadcast"),
 )
@@ -158,7 +157,6 @@ logger = logging.getLogger(__name__)
 
 REMOTE_CONTROL = CompatPart(
     "remote-control",
-    touches="Celery's Control.box, gPidbox.loop and _node_shutdown, Kombu's Node.reply",
     lost="an answer to remote control may hold a worker while a node of a Cluster is away, and "
     "workers of greenlets may not answer after a failover",
     check=lambda box: [
@@ -241,7 +239,6 @@ def _lasting(box: Any, consumer: Any) -> Any:
 
 INSPECT = CompatPart(
     "inspect",
-    touches="celery.worker.control.scheduled and .revoked",
     lost="`inspect scheduled` and `revoked` do not tell what waits in the center",
     check=lambda control: CompatPart.missing(control, "scheduled", "revoked"),
 )
@@ -265,7 +262,6 @@ def inspect_commands() -> Commands | None:
 
 COMMAND_LINE = CompatPart(
     "command-line",
-    touches="the click parameters of celery.bin.control, and Panel.meta",
     lost="Celery's command line may not know `inspect toc`",
     check=lambda control, panel: [
         *CompatPart.missing(control, "inspect", "control"),
@@ -297,7 +293,6 @@ _OPTION = r"\bTOC_LIBRARY$"
 
 SETTINGS_HIDDEN = CompatPart(
     "hidden-settings",
-    touches="Celery's HIDDEN_SETTINGS",
     lost="`celery report` and `celery inspect conf` show the URLs of toc_library with passwords",
     check=lambda utils: (
         []
@@ -320,7 +315,6 @@ def install_hidden_settings() -> None:
 
 FLOWER = CompatPart(
     "flower",
-    touches="Flower's Broker.__new__",
     lost="Flower's Broker page shows an error",
     check=lambda broker: [] if "__new__" in vars(broker) else ["Broker.__new__"],
 )

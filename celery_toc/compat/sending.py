@@ -88,7 +88,6 @@ from kombu_toc import COUNTDOWN, CompatPart
 
 COUNTDOWNS = CompatPart(
     "countdowns",
-    touches="Celery's AMQP.create_task_message",
     lost="a countdown begins by the clock of the machine that sends",
     check=lambda amqp: [
         *CompatPart.missing(amqp, "create_task_message"),
@@ -149,7 +148,6 @@ def create_task_message(
 
 ASYNC_RESULTS = CompatPart(
     "async-results",
-    touches="Celery's RedisBackend.on_task_call",
     lost="sending from an event loop waits for the server that keeps the results",
     check=lambda backend: CompatPart.missing(backend, "on_task_call"),
 )
@@ -177,7 +175,6 @@ def install_async_results(backend: Any) -> None:
 
 UNIQUENESS = CompatPart(
     "uniqueness",
-    touches="Celery's Celery.send_task and Celery._tasks",
     lost="a task that should be unique is not",
     check=lambda app: CompatPart.missing(app, "send_task"),
     way_out="Take uniqueness away from the tasks, or install a release of Celery that has it.",
@@ -248,7 +245,6 @@ def _send_unique(
 
 QUICK_MESSAGES = CompatPart(
     "quick-messages",
-    touches="Celery's Task.__header__, Task.apply_async, Celery.send_task and their like",
     lost="celery_toc.aio sends about a quarter as many tasks a second",
     check=lambda amqp: [
         *CompatPart.missing(Task, "apply_async", "shadow_name", "typing"),

@@ -185,7 +185,6 @@ from kombu_toc import CompatPart, Message
 
 BOOTSTEP = CompatPart(
     "bootstep",
-    touches="Celery's Consumer.Blueprint.default_steps",
     lost="a worker would give back tasks that it executes",
     check=lambda blueprint: [
         *CompatPart.missing(blueprint, "default_steps"),
@@ -214,7 +213,6 @@ _NAMES = (
 
 WORKER_STATE = CompatPart(
     "worker-state",
-    touches=f"celery.worker.state: {', '.join(_NAMES)}",
     lost="messages would be given back while their tasks are executed",
     check=lambda state: CompatPart.missing(state, *_NAMES),
     way_out="Install Celery 5.3.6 to 5.7",
@@ -232,7 +230,6 @@ def check_worker_state() -> None:
 
 WEAK_SETS = CompatPart(
     "weak-sets",
-    touches="Python's WeakSet.data",
     lost="a worker takes longer for each turn of its event loop",
     check=lambda some: [] if isinstance(getattr(some, "data", None), set) else ["WeakSet.data"],
 )
@@ -261,7 +258,6 @@ def _listed(some: Iterable[Any]) -> list[Any]:
 
 CONNECT_PAUSE = CompatPart(
     "connect-pause",
-    touches="Celery's Consumer.connect",
     lost="a worker whose connections break at once connects five times a second",
     check=lambda consumer: CompatPart.missing(consumer, "connect"),
 )
@@ -300,7 +296,6 @@ def install_connect_pause(consumer: Any, maybe_shutdown: Callable[[], None]) -> 
 
 SOFT_SHUTDOWN = CompatPart(
     "soft-shutdown",
-    touches="Celery's WorkController.wait_for_soft_shutdown, TaskPool.stop",
     lost="a cold shutdown may hang, and what a worker has fetched comes back when its leases end",
     check=lambda worker: [],  # Celery before 5.5 has none, and needs none
 )
@@ -355,7 +350,6 @@ def _is_half_done(frame: Any) -> bool:
 
 ACKS_AT_ONCE = CompatPart(
     "acks-at-once",
-    touches="Celery's Consumer.call_soon, Consumer.call_soon_ack",
     lost="acknowledgements leave a turn of the event loop later",
     check=lambda consumer: CompatPart.missing(consumer, "call_soon"),
 )
@@ -383,7 +377,6 @@ def _at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:
 
 DUE_TIMES = CompatPart(
     "due-times",
-    touches="Celery's Consumer.timer, .on_task_request, .update_strategies, .strategies",
     lost="a task that is due waits for the worker's timer as well",
     check=lambda consumer: [
         *CompatPart.missing(
@@ -446,7 +439,6 @@ def _wrap_strategies(consumer: Any, after_strategy: Callable[[Any], None]) -> No
 
 QUICK_TIMES = CompatPart(
     "quick-times",
-    touches="Celery's Request(maybe_iso8601=...) and Request.tzlocal",
     lost="a worker takes longer for each task with an eta",
     check=lambda request: [
         *CompatPart.missing(request, "tzlocal"),
@@ -512,7 +504,6 @@ _METHODS = ("on_unknown_message", "on_unknown_task", "on_invalid_task", "on_deco
 
 FAILURE_REASONS = CompatPart(
     "failure-reasons",
-    touches=f"Celery's Consumer.{', .'.join(_METHODS)}, .update_strategies",
     lost="DeadQueue shows no reasons, and what cannot be decoded is gone, as Celery has it",
     check=lambda consumer: CompatPart.missing(consumer, *_METHODS, "update_strategies"),
 )
@@ -576,7 +567,6 @@ def _check_hooks(pool: Any) -> list[str]:
 
 HOOKS = CompatPart(
     "pool-hooks",
-    touches="Celery's BasePool.on_apply",
     lost="messages would be given back while threads execute them",
     check=_check_hooks,
     way_out="Install Celery 5.3.6 to 5.7, or start the worker with --pool prefork",
@@ -584,7 +574,6 @@ HOOKS = CompatPart(
 
 SOLO_HOOKS = CompatPart(
     "solo-hooks",
-    touches="Celery's BasePool.on_apply, of the solo pool",
     lost="a solo worker fetches nothing ahead, and ends if a result cannot be stored",
     check=_check_hooks,
 )
@@ -627,7 +616,6 @@ def _check_processes(pool: Any) -> list[str]:
 
 PROCESSES = CompatPart(
     "processes",
-    touches="billiard's Pool._cache, .outbound_buffer, ApplyResult._write_to, ._accepted and more",
     lost="tasks that a process was sent would be given back and executed twice",
     check=_check_processes,
     way_out="Install Celery 5.3.6 to 5.7 with billiard 4.2 or 4.3, or start the worker with "
@@ -636,21 +624,18 @@ PROCESSES = CompatPart(
 
 MISSING = CompatPart(
     "missing-processes",
-    touches="billiard's Pool._processes, Celery's AsynPool._all_inqueues",
     lost="tasks may be fetched for a process that has died and is not replaced yet",
     check=lambda behind: CompatPart.missing(behind, "_processes", "_all_inqueues"),
 )
 
 SEND_NOW = CompatPart(
     "send-now",
-    touches="Celery's AsynPool.on_poll_start",
     lost="a task goes to its process a turn of the event loop later",
     check=lambda behind: CompatPart.missing(behind, "on_poll_start"),
 )
 
 TIME_LIMITS = CompatPart(
     "time-limits",
-    touches="Celery's AsynPool._tref_for_id",
     lost="Celery before 5.7 forgets the time limits of running tasks with its connection",
     check=lambda behind: CompatPart.missing(behind, "_tref_for_id"),
 )

@@ -36,7 +36,6 @@ def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def made(way_out: str = "") -> CompatPart:
     return CompatPart(
         "speed",
-        touches="Thing._secret",
         lost="it is slower",
         check=lambda thing: CompatPart.missing(thing, "_secret"),
         way_out=way_out,
