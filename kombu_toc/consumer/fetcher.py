@@ -49,6 +49,9 @@ OVERDUE_US = 1_000_000
 #: What the option says: slots of every topic, or of some.
 Preference = Sequence[int] | Mapping[str, Sequence[int]]
 
+#: Monotonic seconds, whether others keep all topics up, and how far ahead something is fetched.
+How = tuple[float, bool, int]
+
 #: A part of a topic's slots, and how much of it is asked for: at once, and overdue.
 Part = tuple[set[int] | None, int, int]
 
@@ -262,7 +265,7 @@ class Fetcher:
                 state.left_at = now
                 return plan
         for topic, limits in pending.split(ready_limit, max(room, ready_limit)).items():
-            self._add_pops(plan.pops, state, topic, limits, now, kept_up, lookahead_us)
+            self._add_pops(plan.pops, state, topic, limits, (now, kept_up, lookahead_us))
         if plan.pops:
             state.left_at = now
         return plan
@@ -296,15 +299,9 @@ class Fetcher:
         return claims
 
     def _add_pops(
-        self,
-        pops: list[Pop],
-        state: ConsumerState,
-        name: str,
-        limits: tuple[int, int],
-        now: float,
-        kept_up: bool,
-        lookahead_us: int,
+        self, pops: list[Pop], state: ConsumerState, name: str, limits: tuple[int, int], how: How
     ) -> None:
+        now, kept_up, lookahead_us = how
         slots = state.pending.slots[name]
         # A slot may be announced by somebody who knows of more: of an older declaration or a
         # newer one. It is served in any case.

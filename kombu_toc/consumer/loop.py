@@ -268,11 +268,11 @@ class Wiring:
 
     def work(self, loop: Loop) -> Connection:
         """A connection for everything that is answered at once."""
+        if not self._center.clustered:
+            return self.blocking(loop, self.refused)
         told = (loop.opened, loop.closed, self._leases.retry_later, self._center.metrics)
-        if self._center.clustered:
-            self._nodes = ClusterConnections(self._center.client, *told, self.refused)
-            return self._nodes
-        return PipelinedConnection(self._pool, *told, on_refused=self.refused)
+        self._nodes = ClusterConnections(self._center.client, *told, self.refused)
+        return self._nodes
 
     @property
     def home_away(self) -> bool:

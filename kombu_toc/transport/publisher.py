@@ -67,15 +67,14 @@ class PublishBatch:
         self.max_size = max_size
         #: the message that was published last
         self.last: dict[str, Any] | None = None
-        self._calls: list[ScriptCall] = []
+        #: each with the key in which it is remembered that a message of the batch was put
+        self._calls: list[tuple[ScriptCall, str]] = []
         self._over = ""
-        #: where it is remembered that a message of the batch was put, and of those that were
-        self._notes: list[str] = []
-        #: of those that are recorded, who does that, and the record of each
-        self._write: Callable[[list[Any]], None] | None = None
+        #: of those that are recorded, the record of each
         self._records: list[Any] = []
         #: what takes back those that are in the task library only, and have not left yet
         self._withdraws: list[Callable[[], None]] = []
+        #: the keys of those that were put
         self._noted: deque[str] = deque(maxlen=MAX_NOTED)
 
     @property
@@ -107,12 +106,10 @@ class PublishBatch:
 
         note: the key in which it is remembered that it was put
         """
-        self._calls.append(call)
-        self._notes.append(note)
+        self._calls.append((call, note))
 
-    def record(self, write: Callable[[list[Any]], None], record: Any) -> None:
-        """Keep the record of a message until the messages leave; write: writes them, before"""
-        self._write = write
+    def record(self, record: Any) -> None:
+        """Keep the record of a message until the messages leave: the publisher writes it before."""
         self._records.append(record)
 
     def add_far(self, withdraw: Callable[[], None]) -> None:
@@ -126,23 +123,21 @@ class PublishBatch:
         """Send what has gathered. Raises Kombu's BatchPublishError if any of it fails."""
         self._check()
         calls, self._calls = self._calls, []
-        notes, self._notes = self._notes, []
         records, self._records = self._records, []
         self._withdraws = []
         try:
-            if self._write is not None and records:
-                self._write(records)
-            run = partial(self.channel.center.runner.run_puts, calls)
+            if records:
+                self.channel.publisher.write_records(records)
+            run = partial(self.channel.center.runner.run_puts, [call for call, _ in calls])
             (run if self.run_again is None else self.run_again(run))()
         except Exception as exc:
             self._over = "has failed before"
             raise BatchPublishError("publish batch failed; delivery is uncertain") from exc
-        self._noted.extend(notes)
+        self._noted.extend(note for _, note in calls)
 
     def discard(self) -> None:
         """Forget what was not sent yet."""
-        self._calls, self._notes = [], []
-        self._records = []
+        self._calls, self._records = [], []
         withdraws, self._withdraws = self._withdraws, []
         for withdraw in withdraws:
             withdraw()
@@ -278,6 +273,8 @@ class Publisher:
         self._settings: Settings = channel.settings
         #: gives a queue's topic
         self._topic_of: Callable[[str], Topic] = channel.queues.topic
+        #: gives a message's priority, as Kombu does
+        self._priority_of: Callable[[dict[str, Any]], int] = channel._get_message_priority
         #: gives a name that no other publish has
         self.next_name = Names().next
         self._clock = SendersClock()
@@ -459,7 +456,7 @@ class Publisher:
             at_us,
             delay_us,
             basis,
-            self._channel.priority_of(message),
+            self._priority_of(message),
             token,
             KEEP if ensure else ADD,
             publish,

@@ -102,7 +102,7 @@ class RecordedPublisher(Publisher):
             return
         call = self.call_of(prepared)
         if batch is not None:
-            batch.record(self._write_records, (topic, row))
+            batch.record((topic, row))
             batch.add(call, call.keys[SENT])
             return
         recorder.write([row], topic)
@@ -124,7 +124,7 @@ class RecordedPublisher(Publisher):
         if topic.declaration.library == OUTBOX:
             raise outbox.needed(topic.name)
 
-    def _write_records(self, records: list[tuple[Topic, Row]]) -> None:
+    def write_records(self, records: list[tuple[Topic, Row]]) -> None:
         """Write the rows of a batch that is about to be put."""
         by_topic: dict[str, tuple[Topic, list[Row]]] = {}
         for topic, row in records:
