@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from ..center.center import TimeoutCenter
     from .dispatcher import Dispatcher
     from .loop import Connection, Wiring
-    from .state import Claim, Sink
+    from .state import Sink
+
+    #: Of a topic, where others pass on what they leave to this process.
+    PassedOn = Callable[[str], list[str]]
 
 
 # -- blocks on the wake indexes of topics, and hands on what it claims there
@@ -41,11 +44,12 @@ MAX_UNBLOCKS = 20
 class BlockingReader:
     """A connection whose commands wait at the server, on keys that may be moved meanwhile."""
 
-    def __init__(self, center: TimeoutCenter, loop: Loop, wiring: Wiring) -> None:
-        self.connection = wiring.blocking(loop, self._on_refused)
+    def __init__(self, poller: Any, wiring: Wiring) -> None:
+        self._poller = poller
         self._wiring = wiring
-        self._center = center
-        self._loop = loop
+        self._center: TimeoutCenter = poller.center
+        self._loop: Loop = poller.loop
+        self.connection = wiring.blocking(self._loop, self._on_refused)
         #: monotonic seconds before which nothing blocks: what it would wait on is being moved
         self._blocks_at = 0.0
 
@@ -76,20 +80,12 @@ class BlockingReader:
 class WakeListener(BlockingReader):
     """A connection that waits for the next time that is to be claimed."""
 
-    def __init__(
-        self,
-        center: TimeoutCenter,
-        loop: Loop,
-        wiring: Wiring,
-        on_claim: Callable[[Claim], None],
-        passed_on: Callable[[str], list[str]] | None = None,
-    ) -> None:
-        super().__init__(center, loop, wiring)
+    def __init__(self, poller: Any, wiring: Wiring, passed_on: PassedOn | None) -> None:
+        super().__init__(poller, wiring)
         self.topics = WakeTopics()
         self._passed_on = passed_on
         #: while the wait is ended: whoever ends it goes on with what comes of it
         self.stopping = False
-        self._on_claim = on_claim
 
     @property
     def may_listen(self) -> bool:
@@ -145,7 +141,7 @@ class WakeListener(BlockingReader):
         if reply and self._center.clustered:
             self._center.client.claimed[text(reply[0]), text(reply[1])] = True
         if (claim := self.topics.received(reply)) is not None:
-            self._on_claim(claim)
+            self._poller.take_claim(claim)
 
 
 # -- broadcasts that are read
@@ -296,20 +292,13 @@ STREAM_BLOCK = 10.0
 class BroadcastReader(BlockingReader):
     """Delivers what is broadcast to those who have subscribed."""
 
-    def __init__(
-        self,
-        center: TimeoutCenter,
-        loop: Loop,
-        wiring: Wiring,
-        work: Connection,
-        dispatcher: Dispatcher,
-    ) -> None:
-        super().__init__(center, loop, wiring)
+    def __init__(self, poller: Any, wiring: Wiring) -> None:
+        super().__init__(poller, wiring)
         self.subscriptions = Subscriptions()
-        self._work = work
-        self._dispatcher = dispatcher
+        self._work: Connection = poller.work
+        self._dispatcher: Dispatcher = poller.dispatcher
         # Not early: the turn that it brings about must find that it is time to read.
-        self._alarm = Alarm(loop, end_wait, early=0.0)
+        self._alarm = Alarm(self._loop, end_wait, early=0.0)
         #: what the connection waits for: {stream: id of the last entry}
         self._listened: dict[str, str] = {}
 

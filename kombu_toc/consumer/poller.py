@@ -166,17 +166,17 @@ class Poller:
         #: the consumers, by the channels that they deliver to
         self.states: dict[Any, ConsumerState] = {}
         self.loop = wiring.loop(self._on_nudged)
-        self._work = wiring.work(self.loop)
+        self.work = wiring.work(self.loop)
         self.dispatcher = Dispatcher(self.loop, self.clock, self.states, center.metrics)
-        self.outbox = Outbox(center, leases, self.loop, self._work)
-        self._reader = BroadcastReader(center, self.loop, wiring, self._work, self.dispatcher)
+        self.outbox = Outbox(center, leases, self.loop, self.work)
+        self._reader = BroadcastReader(self, wiring)
         self._rereading = Rereading(
-            center, self._work, self.states, self._on_resumed, leases.refresh
+            center, self.work, self.states, self._on_resumed, leases.refresh
         )
         self._popper = popper = Popper(self, identity)
         passed_on = None if popper.fetcher.preferred is None else popper.passed_on
-        self._listener = WakeListener(center, self.loop, wiring, self._on_claim, passed_on)
-        self._connections = (self._listener.connection, self._work, self._reader.connection)
+        self._listener = WakeListener(self, wiring, passed_on)
+        self._connections = (self._listener.connection, self.work, self._reader.connection)
         #: exchanges of which broadcasts may be read late
         self.unhurried = self._reader.subscriptions.unhurried
         # Straight to the part that does it: each is called for every message.
@@ -364,8 +364,8 @@ class Poller:
             for topic in list(state.pending.topics):
                 self.cancel(channel, topic)
         with suppress(*BROKEN):
-            while self._work.busy:  # what a pop on its way delivers is given back
-                self._work.read()
+            while self.work.busy:  # what a pop on its way delivers is given back
+                self.work.read()
         for connection in self._connections:
             connection.close()
         self.loop.close()
@@ -423,7 +423,7 @@ class Poller:
                 return
             now = loop.now()
             # What has been asked for may be a message: its reply is waited for, but not forever.
-            last = LAST_REPLY if self._work.busy else 0.0
+            last = LAST_REPLY if self.work.busy else 0.0
             if deadline is not None and now >= deadline + last:
                 self._leave()
                 raise Empty
@@ -439,7 +439,7 @@ class Poller:
         times += [s.next_look for s in states if not s.pops_in_flight and s.next_look > now]
         times += self.dispatcher.next_times(now)
         if deadline is not None:
-            times.append(deadline + LAST_REPLY if self._work.busy else deadline)
+            times.append(deadline + LAST_REPLY if self.work.busy else deadline)
         return max(min(times) - now, 0.0)
 
     def _leave(self) -> None:
@@ -456,7 +456,7 @@ class Poller:
             return
         clustered = self.center.clustered
         if state.pops_in_flight:
-            if self._work.busy and not (clustered and now > state.left_at + SLOW):
+            if self.work.busy and not (clustered and now > state.left_at + SLOW):
                 return
             state.pops_in_flight.clear()
             if not clustered:
@@ -498,7 +498,7 @@ class Poller:
         if any(result[3:]):
             log_pop(self.center, topic, result)
         if result.stray:
-            self._work.send([(("HDEL", key, member), None) for key, member in result.stray])
+            self.work.send([(("HDEL", key, member), None) for key, member in result.stray])
         if state.sink not in self.states or topic not in state.pending.topics:
             self.release(result.messages)
             return
@@ -573,7 +573,8 @@ class Poller:
         if topics:
             self._listener.listen(topics, min(WAKE_BLOCK, self._most))
 
-    def _on_claim(self, claim: Claim) -> None:
+    def take_claim(self, claim: Claim) -> None:
+        """Take what was claimed."""
         state = claimant(self.states.values(), claim[0])
         if state is None:
             self.outbox.announce_now([claim])
@@ -588,8 +589,8 @@ class Poller:
             return
         self.dispatcher.run_due()
         self._maybe_fetch(state, self.loop.now())
-        if self.loop.hub is not None and state.pops_in_flight and self._work.wait(AT_ONCE):
-            self._work.read()
+        if self.loop.hub is not None and state.pops_in_flight and self.work.wait(AT_ONCE):
+            self.work.read()
         self.dispatcher.set_alarm()
         self._listen()
 

@@ -29,14 +29,12 @@ def traced(channel: type[Channel]) -> type[Channel]:
         f"Traced{channel.__name__}",
         (TracedChannel, channel),
         {
-            "publisher_class": _with(TracedPublisher, channel.publisher_class),
+            "publisher_class": type(
+                "TracedPublisher", (TracedPublisher, channel.publisher_class), {}
+            ),
             "__doc__": f"{channel.__name__}, traced.",
         },
     )
-
-
-def _with(mixin: type, base: type) -> type:
-    return type(f"Traced{base.__name__}", (mixin, base), {})
 
 
 class TracedPublisher(Publisher):

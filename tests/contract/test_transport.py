@@ -1180,7 +1180,7 @@ def test_what_is_acknowledged_leaves_although_nothing_else_happens(
     while connection.transport.poller.outbox.settlements.acks:
         hub.run_once()
     assert time.monotonic() - began < 10
-    while connection.transport.poller._work.busy:
+    while connection.transport.poller.work.busy:
         hub.run_once()
     assert center.counts("mail") == (0, 0, 0, 0)
     connection.release()
@@ -1198,14 +1198,14 @@ def test_an_acknowledgement_of_an_idle_consumer_leaves_within_three_milliseconds
     consumer.consume()
     poller = connection.transport.poller
     left: list[float] = []
-    send = poller._work.send
+    send = poller.work.send
 
     def note(*args: Any, owed: int = 0) -> None:
         if owed:
             left.append(time.monotonic())
         send(*args, owed=owed)
 
-    monkeypatch.setattr(poller._work, "send", note)
+    monkeypatch.setattr(poller.work, "send", note)
     waits = []
     for number in range(20):
         publish(connection, number)

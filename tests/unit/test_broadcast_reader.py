@@ -44,7 +44,8 @@ def test_what_is_to_come_again_waits_while_the_first_of_it_cancels_its_consumer(
     loop, connections = Loop(lambda: None), SimpleNamespace(busy=False)
     wiring: Any = SimpleNamespace(blocking=lambda *_: connections, reads=lambda _: True)
     dispatcher: Any = SimpleNamespace(enough=False, delivered=0)
-    reader = BroadcastReader(SimpleNamespace(), loop, wiring, connections, dispatcher)  # type: ignore[arg-type]
+    poller = SimpleNamespace(center=None, loop=loop, work=connections, dispatcher=dispatcher)
+    reader = BroadcastReader(poller, wiring)
     subscription = Subscription("q", "events", "", {})
     got: list[bytes] = []
 
@@ -71,8 +72,8 @@ def test_what_is_not_urgent_is_read_in_the_turn_that_its_timer_brings_about() ->
     work = Work(clock)
     wiring: Any = SimpleNamespace(blocking=lambda *_: Work(clock), reads=lambda _: True)
     dispatcher: Any = SimpleNamespace(enough=False, delivered=0)
-    center: Any = SimpleNamespace()
-    reader = BroadcastReader(center, loop, wiring, work, dispatcher)
+    poller = SimpleNamespace(center=None, loop=loop, work=work, dispatcher=dispatcher)
+    reader = BroadcastReader(poller, wiring)
     sink: Any = SimpleNamespace(qos=SimpleNamespace(can_consume=lambda: True))
     reader.subscriptions.unhurried.add("events")
     reader.subscriptions.add(sink, Subscription("q", "events", "", {"stream": "0-0"}))
