@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from .client.errors import outage_warnings as outage_warnings
     from .client.errors import read_memory as read_memory
     from .client.options import known_options as known_options
+    from .client.options import mask_password as mask_password
+    from .client.options import server_url as server_url
     from .client.programs import check_installed as check_installed
-    from .client.urls import mask_password as mask_password
-    from .client.urls import server_url as server_url
     from .compat import CompatPart as CompatPart
     from .consumer.state import WorkerPolicy as WorkerPolicy
     from .errors import ActionTimeError as ActionTimeError
@@ -156,9 +156,8 @@ _PLACES = {
         "center.schedules": "SCHEDULE_BASIS ScheduleChanged Scheduled schedule_position",
         "client.embedded": "EmbeddedServer",
         "client.errors": "check_server durability_warnings outage_warnings read_memory",
-        "client.options": "known_options",
+        "client.options": "known_options mask_password server_url",
         "client.programs": "check_installed",
-        "client.urls": "mask_password server_url",
         "compat": "CompatPart",
         "consumer.state": "WorkerPolicy",
         "errors": (

@@ -26,8 +26,7 @@ from . import errors
 from .center.calls import POP_BYTES, SENT
 from .center.exchanges import Bindings
 from .client.connect import connect
-from .client.options import read
-from .client.urls import mask_password, read_url
+from .client.options import mask_password, read, read_url
 from .model import message as envelope
 from .model.limits import PRIORITY_STEPS
 from .model.message import key_of

@@ -15,8 +15,7 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from .client.options import PARENTS, Settings
-from .client.urls import Address
+from .client.options import PARENTS, Address, Settings
 from .errors import ConfigurationError, KeptError
 from .model.results import Delivery
 from .version import __version__

@@ -26,8 +26,7 @@ from ..center.admin_commands import Position
 from ..center.calls import PutRequest
 from ..center.center import TimeoutCenter
 from ..center.consumption import Consumption, Loops, Taken
-from ..client.options import Settings
-from ..client.urls import Address
+from ..client.options import Address, Settings
 from ..errors import ConfigurationError
 from ..library import outbox
 from ..library.opening import attach, open_center

@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, ResponseError
 
 from ..center.waiting import WakeConnection
-from ..client.connect import POOL_TIMEOUT
+from ..client.connect import POOL_TIMEOUT, TLSConnection
 from ..client.connection import (
     ClusterClient,
     PackingClient,
@@ -30,7 +30,6 @@ from ..client.connection import (
 )
 from ..client.errors import is_demoted, server_of, translated
 from ..client.options import arguments_of
-from ..client.tls import TLSConnection
 from ..errors import ConfigurationError, ServerError
 from ..scripts.call import pack_named
 from .links import BROKEN, MAX_CONNECTIONS, Link, Links, whole

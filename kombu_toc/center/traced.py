@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
-from ..client.options import Settings
-from ..client.urls import Address
+from ..client.options import Address, Settings
 from ..errors import ActionTimeError, EnvelopeError, ReceiptError
 from ..model import message as envelope
 from ..model.delivery import read_receipt

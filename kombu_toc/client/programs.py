@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, TocError
 from ..version import __version__
-from .urls import mask_password
+from .options import mask_password
 
 if TYPE_CHECKING:
     import click
+
+logger = logging.getLogger(__name__)
 
 
 def check_installed(what: str, extra: str, *packages: str) -> None:
@@ -94,3 +96,22 @@ def one_line(text: str) -> str:
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
     )
+
+
+# -- how many files the process may have open
+
+#: As many as a server for thousands needs.
+WANTED = 65_536
+
+
+def raise_file_limit() -> None:
+    """Let as many connections be open as the system allows."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
+    if soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (ValueError, OSError) as exc:
+            logger.debug("the limit of open files stays %d: %s", soft, exc)

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..client.programs import check_installed
-from ..client.urls import raise_file_limit
+from ..client.programs import check_installed, raise_file_limit
 from ..errors import ConfigurationError
 from .app import KEEP_ANSWERS, Beside, HttpApi
 from .fields import Problem, refusal, retry_after

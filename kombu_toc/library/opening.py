@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..center.center import TimeoutCenter, make_center
 from ..client.connect import connect
-from ..client.options import DatabaseURL, Settings, read
+from ..client.options import Address, DatabaseURL, Settings, read, read_url
 from ..client.programs import check_installed
-from ..client.urls import Address, read_url
 from ..errors import ConfigurationError, LibraryError
 
 if TYPE_CHECKING:

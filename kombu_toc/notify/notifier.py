@@ -19,8 +19,7 @@ from redis.exceptions import RedisError
 
 from ..aio.center import AsyncTimeoutCenter
 from ..center.runner import BROKEN
-from ..client.programs import check_installed, one_line
-from ..client.urls import raise_file_limit
+from ..client.programs import check_installed, one_line, raise_file_limit
 from ..errors import ConfigurationError, EnvelopeError, TocError
 from ..model.delivery import origin_in
 from ..model.results import DEAD, Delivery, Popped

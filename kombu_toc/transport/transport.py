@@ -25,8 +25,7 @@ from ..center.failures import FailureWriter
 from ..client.connect import CONNECT_TIMEOUT, connect
 from ..client.connection import Client, ClusterClient
 from ..client.errors import check_server
-from ..client.options import Settings, hide, read
-from ..client.urls import Address, mask_password, read_url, sentinel_url
+from ..client.options import Address, Settings, hide, mask_password, read, read_url, sentinel_url
 from ..compat import SOCKET
 from ..consumer.connections import BROKEN, RestingNodes
 from ..consumer.lease_keeper import LeaseKeeper

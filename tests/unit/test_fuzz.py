@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from celery_toc.schedules import rules
 from kombu_toc import Delivery, TocError, Unique
-from kombu_toc.client import options, urls
+from kombu_toc.client import options
 from kombu_toc.client.options import Settings
 from kombu_toc.http import fields, request, tokens
 from kombu_toc.http.fields import Problem
@@ -129,7 +129,7 @@ def token_file(text: str) -> None:
 #: What is given at an entrance, what reads it there, and what that may raise besides errors of the
 #: product.
 ENTRANCES: dict[str, tuple[Callable[..., Any], list[Any], tuple[type[Exception], ...]]] = {
-    "URL": (urls.read_url, [brokers | st.text() | values], ()),
+    "URL": (options.read_url, [brokers | st.text() | values], ()),
     "query": (query, [named(Settings.__annotations__, st.text(max_size=20) | times)], ()),
     "options": (broker_options, [named(Settings.__annotations__)], ()),
     "databases": (databases, [brokers | values], ()),

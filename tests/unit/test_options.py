@@ -20,10 +20,8 @@ from kombu_toc import (
     TimeoutCenter,
     center_for,
 )
-from kombu_toc.client.connect import connect
-from kombu_toc.client.options import Settings, read
-from kombu_toc.client.tls import tls_arguments
-from kombu_toc.client.urls import mask_password, read_url, sentinel_url
+from kombu_toc.client.connect import connect, tls_arguments
+from kombu_toc.client.options import Settings, mask_password, read, read_url, sentinel_url
 
 from ..support.cases import each
 

@@ -28,8 +28,7 @@ from kombu_toc import Channel, ConfigurationError, center_for
 from kombu_toc.center.pop import Deliveries
 from kombu_toc.center.put import Puts
 from kombu_toc.center.traced import TracedDeliveries, TracedPuts
-from kombu_toc.client.options import read
-from kombu_toc.client.urls import read_url
+from kombu_toc.client.options import read, read_url
 from kombu_toc.errors import KeptError
 from kombu_toc.tracing import Reception, Tracing, shown_time, tracing_of
 from kombu_toc.transport.traced import TracedChannel, traced
