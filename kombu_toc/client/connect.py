@@ -38,15 +38,7 @@ CONNECT_TIMEOUT = 5.0
 POOL_TIMEOUT = 20.0
 
 
-def connect(
-    address: Address,
-    settings: Settings,
-    *,
-    connect_timeout: float | None = None,
-    ssl: Any = None,
-    credential_provider: Any = None,
-    classes: tuple[Callable[..., Any], Callable[..., Any]] = (Client, ClusterClient),
-) -> Any:
+def connect(address: Address, settings: Settings, **how: Any) -> Any:
     """A client for the server at this address; nothing is sent yet.
 
     connect_timeout: seconds that opening a connection may take
@@ -57,8 +49,7 @@ def connect(
     Raises ConfigurationError for options that cannot be used together, EmbeddedServerError if the
     embedded server cannot be started.
     """
-    request = _Request(address, settings, connect_timeout, ssl, credential_provider, *classes)
-    return _KINDS[address.kind](request)
+    return _KINDS[address.kind](_Request(address, settings, **how))
 
 
 @dataclass(frozen=True)
@@ -67,11 +58,10 @@ class _Request:
 
     address: Address
     settings: Settings
-    connect_timeout: float | None
-    ssl: Any
-    credential_provider: Any
-    client: Callable[..., Any]
-    cluster: Callable[..., Any]
+    connect_timeout: float | None = None
+    ssl: Any = None
+    credential_provider: Any = None
+    classes: tuple[Callable[..., Any], Callable[..., Any]] = (Client, ClusterClient)
 
     @property
     def tls(self) -> bool:
@@ -166,7 +156,7 @@ def _sentinel(request: _Request) -> Any:
         options["connection_class"] = redis.Connection
         options = {k: v for k, v in options.items() if not k.startswith("ssl_")}
     # A sentinel's answers are redis-py's own: nothing of them concerns the center.
-    asking = redis.Redis if request.client is Client else request.client
+    asking = redis.Redis if request.classes[0] is Client else request.classes[0]
     sentinels = Sentinels([], settings.min_other_sentinels)
     sentinels.sentinels = [
         asking(connection_pool=redis.ConnectionPool(host=host, port=port, **options))
@@ -193,7 +183,7 @@ def _cluster(request: _Request) -> Any:
         node = replace(request.address, kind="redis", host=place[0], port=place[1], hosts=())
         return _tcp(replace(request, address=node))
 
-    return request.cluster(request.address.hosts, client_of)
+    return request.classes[1](request.address.hosts, client_of)
 
 
 #: Kind of URL (the part between ``toc+`` and ``://``) -> the function that makes its client.
@@ -228,7 +218,7 @@ def _bound(arguments: dict[str, Any]) -> tuple[int, float]:
 
 def _client(pool: Any, request: _Request) -> Any:
     pool.prefix = request.settings.prefix  # for the error that explains a refusal by an ACL
-    return request.client(connection_pool=pool)
+    return request.classes[0](connection_pool=pool)
 
 
 def _provider(given: Any) -> CredentialProvider:

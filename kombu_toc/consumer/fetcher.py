@@ -15,7 +15,7 @@ from ..center.calls import REMEMBER, PopRequest, divide_evenly
 from ..center.clock import STEP, Steps
 from ..client.options import ROUND_ROBIN
 from ..model.results import Delivery, Popped
-from .flights import UnansweredPop, log_kept
+from .holdings import UnansweredPop, log_kept
 from .state import MAX_CLAIMS
 
 if TYPE_CHECKING:

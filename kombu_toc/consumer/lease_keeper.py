@@ -24,7 +24,7 @@ from ..model.results import Delivery
 from ..scripts.call import ScriptCall
 from . import holdings
 from .connections import BROKEN
-from .flights import KEPT, UnansweredPop, UnansweredPops, describe
+from .holdings import KEPT, UnansweredPop, UnansweredPops, describe
 from .threads import BeatThread, DeferredLog, unpatched_threading
 from .upkeeper import Look, Upkeeper, sweep
 

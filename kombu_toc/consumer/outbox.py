@@ -16,7 +16,7 @@ from ..center.waiting import by_topic
 from ..model.results import Delivery
 from ..scripts.call import ScriptCall
 from .connections import BROKEN
-from .flights import describe
+from .holdings import describe
 from .loop import TICK, Alarm, Loop
 
 if TYPE_CHECKING:

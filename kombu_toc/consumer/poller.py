@@ -19,7 +19,7 @@ from .blocking import STREAM_BLOCK, WAKE_BLOCK, BroadcastReader, WakeListener
 from .connections import BROKEN, SLOW
 from .dispatcher import Dispatcher
 from .fetcher import Popper, due_entries
-from .flights import log_pop
+from .holdings import log_pop
 from .loop import Wiring
 from .outbox import Outbox
 from .state import MAX_CLAIMS, ConsumerState, claimant, idle_topics

@@ -487,24 +487,19 @@ class DueQueue:
 Message: TypeAlias = Any
 
 
-class WorkerPolicy(Protocol):
-    """The owner of a channel, as the transport sees it.
+class WorkerPolicy:
+    """The owner of a channel, as the transport sees it. A worker's has these methods, too.
 
     Every method is called in the event loop's thread unless it says otherwise, often several times
     for each message: none may block. The answers here are those of a plain consumer.
     """
 
-    @property
-    def prefetches(self) -> bool:
-        """Whether more may be fetched than could start at once."""
-
-    @property
-    def accepts_early(self) -> bool:
-        """Whether :meth:`wants_early` is worth a question."""
-
-    @property
-    def queues_in_pool(self) -> bool:
-        """Whether the pool has a queue of its own, which :meth:`take_queued` can take from."""
+    #: whether more may be fetched than could start at once
+    prefetches = True
+    #: whether :meth:`wants_early` is worth a question
+    accepts_early = False
+    #: whether the pool has a queue of its own, which :meth:`take_queued` can take from
+    queues_in_pool = False
 
     def idle_slots(self) -> int | None:
         """How many tasks could start at once; negative if more are queued than can start.
@@ -563,13 +558,6 @@ class WorkerPolicy(Protocol):
         False: this cannot be done, and the loop has to turn once more for it.
         """
         return False
-
-
-class DefaultPolicy(WorkerPolicy):
-    """A plain consumer's: it takes what its prefetch count allows, and keeps nothing."""
-
-    prefetches = True
-    accepts_early = queues_in_pool = False
 
 
 class Sink(Protocol):

@@ -17,7 +17,7 @@ from ..center.exchanges import Bindings
 from ..center.upkeep import Event, Upkeep, elect
 from ..errors import NotPermittedError
 from .connections import BROKEN
-from .flights import log_kept
+from .holdings import log_kept
 from .threads import DeferredLog, WakeEvent, unpatched_threading
 
 # -- which process of a fleet keeps all topics up

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple
 
 from amqp.protocol import queue_declare_ok_t
@@ -18,9 +20,11 @@ from kombu.utils.uuid import uuid
 from ..center.exchanges import remember
 from ..compat import check_channel
 from ..consumer.connections import BROKEN
-from ..consumer.flights import snapshot
-from ..consumer.state import DefaultPolicy, WorkerPolicy
+from ..consumer.holdings import task_of
+from ..consumer.state import WorkerPolicy
+from ..metrics import COUNTERS
 from ..model import message as envelope
+from ..model.results import Delivery
 from .publisher import PublishBatch, Publisher, is_unique
 from .queues import BroadcastQueues, Exchanges, Queues, TopicExchange
 from .receiving import Capacity, QoS, Receiver, capacity_of, tags
@@ -32,6 +36,9 @@ from .receiving import Message as DeliveredMessage
 # the receiver, and the QoS.
 
 logger = logging.getLogger(__name__)
+
+#: Messages that a snapshot names one by one, at most.
+MAX_SHOWN = 100
 
 #: Messages that one pop takes where neither a prefetch count nor a worker's pool sets a bound.
 BATCH = 100
@@ -56,7 +63,7 @@ class Channel(virtual.Channel):
     losable: ClassVar[set[str]] = set()
 
     #: What the channel's owner can take and what it keeps; a worker sets its own.
-    policy: WorkerPolicy = DefaultPolicy()
+    policy: WorkerPolicy = WorkerPolicy()
 
     #: What records the messages, where there is a task library.
     recorder: Any = None
@@ -236,9 +243,63 @@ class Channel(virtual.Channel):
         """The prefetch count, or what stands for it."""
         return self.qos.prefetch_count or BATCH
 
+    # -- a snapshot of what it has in hand, for people
+
     def snapshot(self) -> dict[str, Any]:
-        """A snapshot of what this process has in hand; see :func:`.flights.snapshot`."""
-        return snapshot(self)
+        """A snapshot of what this process holds for a channel and has counted; times in seconds.
+
+        topics: per topic that it consumes, its slots, whether it holds more than there was room
+            for, what this process has counted since it started, and how late it has delivered
+        capacity: how many messages could start at once, and how many it would take
+        leases: how many delivered messages it keeps leased, and those messages
+        held: messages fetched ahead of their time, or of a process that could start them
+        claims: the next times that it serves, and whose
+        clock_ahead: by how much Redis's clock is ahead of this machine's, at least
+        """
+        poller, lease_keeper = self.poller, self.lease_keeper
+        now = time.monotonic()
+        server_us = poller.clock.at(now)
+        state = poller.states.get(self)
+        leases = lease_keeper.leases.held()
+        held, claims = [], []
+        queued = [entry for _, entry in list(state.ready)] if state else []
+        for _, _, owner, item in [*queued, *poller.dispatcher.due]:
+            if owner is not state:
+                continue
+            if isinstance(item, Delivery):
+                held.append({**_shown_message(item), "due_in": (item.action_us - server_us) / 1e6})
+            else:
+                topic, slot, us = item
+                claims.append({"topic": topic, "slot": slot, "due_in": (us - server_us) / 1e6})
+        free, room, _ = self.capacity(*((state.buffered, len(state.early)) if state else (0, 0)))
+        return {
+            "prefix": self.center.keys.prefix,
+            "clock_ahead": server_us / 1e6 - time.time() if poller.clock.known else None,
+            "topics": {
+                name: self._shown_topic(name) for name in (state.pending.topics if state else ())
+            },
+            "capacity": {"free": free, "room": room},
+            "leases": {
+                "count": len(leases),
+                "renewed_in_time": lease_keeper.in_time(),
+                "messages": [_shown_message(one) for one, _ in leases[:MAX_SHOWN]],
+            },
+            "held": sorted(held, key=itemgetter("due_in"))[:MAX_SHOWN],
+            "claims": sorted(claims, key=itemgetter("due_in"))[:MAX_SHOWN],
+        }
+
+    def _shown_topic(self, name: str) -> dict[str, Any]:
+        topic = self.center.registry.known(name)
+        found: dict[str, Any] = {
+            "slots": topic.slots if topic is not None else None,
+            "backlog": name in self.poller.states[self].pending.backlog,
+        }
+        counts = self.center.metrics.topics.get(name)
+        if counts is not None:
+            found["counts"] = {counter: getattr(counts, counter) for counter in COUNTERS}
+            found["late_p50"] = counts.lateness.quantile(0.5)
+            found["late_p99"] = counts.lateness.quantile(0.99)
+        return found
 
     # -- settling
 
@@ -517,6 +578,16 @@ class Channel(virtual.Channel):
             self.connection.close_channel(self)
         # As Kombu does: each of them refers to the channel.
         self.exchange_types = None  # type: ignore[assignment]
+
+
+def _shown_message(delivery: Delivery) -> dict[str, Any]:
+    return {
+        "id": delivery.id,
+        "task": task_of(delivery.body, delivery.id) or None,
+        "topic": delivery.topic,
+        "slot": delivery.slot,
+        "failures": delivery.failures,
+    }
 
 
 # -- A channel that keeps what is published instead of sending it

@@ -253,12 +253,9 @@ class Queues:
     def forget(self, queue: str) -> None:
         """Forget a queue that is deleted, or is to be."""
         self._lease_keeper.topics.forget(queue)
-        self.transient.pop(queue, None)
-        self.expiring.pop(queue, None)
+        self._stays(queue)
         self._touched.pop(queue, None)
         self._to_be.pop(queue, None)
-        self.auto_delete.discard(queue)
-        self.exclusive.discard(queue)
 
 
 def check_library(queue: str, limits: Mapping[str, Any]) -> None:

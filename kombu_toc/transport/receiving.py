@@ -13,7 +13,7 @@ from kombu.transport import virtual
 
 from ..center.calls import RECOVER
 from ..center.exchanges import Subscription, first_that_matches
-from ..consumer.flights import log_pop
+from ..consumer.holdings import log_pop
 from ..consumer.state import WorkerPolicy
 from ..errors import EnvelopeError
 from ..model import message as envelope

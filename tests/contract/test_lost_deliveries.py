@@ -13,7 +13,7 @@ from kombu import Connection, Queue
 
 from kombu_toc import IN_FLIGHT, WAITING, Delivery, TimeoutCenter
 from kombu_toc.center.calls import PopRequest
-from kombu_toc.consumer.flights import KEPT, UnansweredPop, UnansweredPops
+from kombu_toc.consumer.holdings import KEPT, UnansweredPop, UnansweredPops
 from kombu_toc.consumer.lease_keeper import LeaseKeeper
 from kombu_toc.model.topic import Topic
 from kombu_toc.scripts.call import ScriptCall

@@ -23,7 +23,7 @@ import kombu_toc
 from kombu_toc import TimeoutCenter
 from kombu_toc.center import registry
 from kombu_toc.center.exchanges import Bindings, Routes, binding
-from kombu_toc.consumer.state import DefaultPolicy
+from kombu_toc.consumer.state import WorkerPolicy
 from kombu_toc.consumer.upkeeper import sweep
 from kombu_toc.model import message as envelope
 from kombu_toc.transport.publisher import BatchPublishError
@@ -1093,7 +1093,7 @@ def test_a_loop_that_has_just_connected_leaves_others_the_time_to_renew_their_le
     hub.close()
 
 
-class AllEarlyButPlain(DefaultPolicy):
+class AllEarlyButPlain(WorkerPolicy):
     accepts_early = True
 
     def wants_early(self, message: Message) -> bool:

@@ -15,7 +15,7 @@ from kombu import Connection, Consumer, Message, Producer, Queue
 from kombu.asynchronous import Hub
 
 from kombu_toc import ConfigurationError, TimeoutCenter
-from kombu_toc.consumer.state import DefaultPolicy
+from kombu_toc.consumer.state import WorkerPolicy
 
 from ..support.cases import night
 
@@ -246,7 +246,7 @@ def test_messages_of_a_pop_come_in_the_order_of_their_priority(
     assert got == [0, 0, 0, 9, 9, 9]
 
 
-class Worker(DefaultPolicy):
+class Worker(WorkerPolicy):
     """A consumer in an event loop that says how many tasks it could start, as Celery's do.
 
     ahead: how many it expects to start soon

@@ -7,7 +7,7 @@ from typing import Any
 
 from kombu_toc.client.options import ROUND_ROBIN
 from kombu_toc.consumer.lease_keeper import LeaseKeeper
-from kombu_toc.consumer.state import ConsumerState, DefaultPolicy
+from kombu_toc.consumer.state import ConsumerState, WorkerPolicy
 from kombu_toc.model.results import Delivery, Popped
 from kombu_toc.model.topic import Declaration, Topic
 
@@ -25,7 +25,7 @@ class Room:
 
     def __init__(self, free: int = 4, ahead: int = 0) -> None:
         self.free, self.ahead = free, ahead
-        self.policy: Any = DefaultPolicy()
+        self.policy: Any = WorkerPolicy()
 
     def capacity(self, held: int, early: int = 0) -> tuple[int, int, int]:
         return self.free - held, self.free - held + self.ahead, self.ahead

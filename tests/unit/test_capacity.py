@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kombu_toc.consumer.state import DefaultPolicy
+from kombu_toc.consumer.state import WorkerPolicy
 from kombu_toc.transport.receiving import Capacity, capacity_of
 
 from ..support.cases import each
 
 
-class Worker(DefaultPolicy):
+class Worker(WorkerPolicy):
     def __init__(self, idle: int, soon: int = 0, prefetches: bool = True) -> None:
         self.idle, self.soon, self.prefetches = idle, soon, prefetches
 
@@ -20,7 +20,7 @@ class Worker(DefaultPolicy):
 
 
 def test_a_plain_consumer_takes_what_its_window_allows() -> None:
-    assert capacity_of(DefaultPolicy(), room=3, held=1, window=4) == Capacity(3, 3, 4)
+    assert capacity_of(WorkerPolicy(), room=3, held=1, window=4) == Capacity(3, 3, 4)
 
 
 @each(

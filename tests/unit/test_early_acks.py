@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 from kombu_toc.consumer.holdings import EarlyAcks
-from kombu_toc.consumer.state import DefaultPolicy
+from kombu_toc.consumer.state import WorkerPolicy
 
 from ..support.consumers import delivery
 
 
-class Pool(DefaultPolicy):
+class Pool(WorkerPolicy):
     """Executes what it is told."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ def test_each_pool_is_asked_for_its_own() -> None:
 
 def test_who_executes_nothing_keeps_nothing() -> None:
     early_acks = EarlyAcks(threading.RLock())
-    early_acks.add(DefaultPolicy(), "a", delivery(id="a"))
+    early_acks.add(WorkerPolicy(), "a", delivery(id="a"))
     assert ids(early_acks.take_ended()) == ["a"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kombu_toc.center.exchanges import Subscription
-from kombu_toc.consumer.state import DefaultPolicy
+from kombu_toc.consumer.state import WorkerPolicy
 from kombu_toc.model import message as envelope
 from kombu_toc.model.results import Delivery
 from kombu_toc.transport.receiving import QoS, Receiver
@@ -31,7 +31,7 @@ class Poller:
         self.sent.append(("give back" if handed else "release", *ids))
 
 
-class Worker(DefaultPolicy):
+class Worker(WorkerPolicy):
     """Executes "kept", and wants what begins with "early" early."""
 
     accepts_early = True

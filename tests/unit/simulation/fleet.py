@@ -15,7 +15,7 @@ import redis
 from kombu_toc.client.options import ROUND_ROBIN, Settings
 from kombu_toc.consumer.loop import Wiring
 from kombu_toc.consumer.poller import Poller
-from kombu_toc.consumer.state import DefaultPolicy
+from kombu_toc.consumer.state import WorkerPolicy
 from kombu_toc.model import scores
 from kombu_toc.model.results import Delivery
 
@@ -131,7 +131,7 @@ class VirtualWiring(Wiring):
         return self._worker.connections[-1]
 
 
-class Policy(DefaultPolicy):
+class Policy(WorkerPolicy):
     """What a prefork worker says."""
 
     def __init__(self, worker: Worker) -> None:

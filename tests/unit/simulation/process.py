@@ -16,8 +16,7 @@ import redis
 
 from kombu_toc.center.calls import PopRequest
 from kombu_toc.center.upkeep import Kept
-from kombu_toc.consumer.flights import UnansweredPop, UnansweredPops
-from kombu_toc.consumer.holdings import EarlyAcks
+from kombu_toc.consumer.holdings import EarlyAcks, UnansweredPop, UnansweredPops
 from kombu_toc.consumer.loop import Loop
 from kombu_toc.model.results import Delivery
 from kombu_toc.model.topic import Declaration, Limits, Topic
