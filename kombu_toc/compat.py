@@ -164,7 +164,7 @@ def parts() -> dict[str, CompatPart]:
 
 def switched_off() -> set[str]:
     """The parts that are not to be used. Raises ConfigurationError if one of them is required."""
-    names = _names()
+    names = {name.strip() for name in os.environ.get(SWITCH, "").split(",")} - {""}
     for name in names:
         part = _parts.get(name)
         if part is not None and part.required:
@@ -172,11 +172,6 @@ def switched_off() -> set[str]:
                 f"{SWITCH} names {name!r}, which cannot be switched off: without it, {part.lost}"
             )
     return names
-
-
-def _names() -> set[str]:
-    named = (name.strip() for name in os.environ.get(SWITCH, "").split(","))
-    return {name for name in named if name}
 
 
 # -- redis-py. What a check looks at is imported when it runs: not every program has all of it

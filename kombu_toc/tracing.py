@@ -43,6 +43,19 @@ MAX_LINKS = 128
 _OPERATION_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _LATENESS_BOUNDS = (*_OPERATION_BOUNDS, 30, 60, 300, 900, 3600)
 
+#: What is counted: names, and what they mean.
+_COUNTERS = (
+    ("messaging.client.sent.messages", "Messages that were sent."),
+    ("messaging.client.consumed.messages", "Messages that were received."),
+    ("celery_toc.settled.messages", "Messages that were acknowledged, rejected or released."),
+)
+_WAITED = "How long a sender has waited for the broker."
+_LATE = "How much later than its action time a message was received."
+_HISTOGRAMS = (
+    ("messaging.client.operation.duration", _WAITED, _OPERATION_BOUNDS),
+    ("celery_toc.lateness", _LATE, _LATENESS_BOUNDS),
+)
+
 
 class _TextGetter(Getter[Mapping[str, Any]]):
     """Reads headers, which may hold anything: only a text is taken for the context of a trace."""
@@ -66,31 +79,12 @@ def _instruments(provider: Any) -> tuple[Any, ...]:
     provider: of metrics; None for the one that the program has set up, also if it does so later
     """
     meter = metrics.get_meter(SCOPE, __version__, provider)
-    return (
-        meter.create_counter(
-            "messaging.client.sent.messages", "{message}", "Messages that were sent."
-        ),
-        meter.create_counter(
-            "messaging.client.consumed.messages", "{message}", "Messages that were received."
-        ),
-        meter.create_counter(
-            "celery_toc.settled.messages",
-            "{message}",
-            "Messages that were acknowledged, rejected or released.",
-        ),
-        meter.create_histogram(
-            "messaging.client.operation.duration",
-            "s",
-            "How long a sender has waited for the broker.",
-            explicit_bucket_boundaries_advisory=_OPERATION_BOUNDS,
-        ),
-        meter.create_histogram(
-            "celery_toc.lateness",
-            "s",
-            "How much later than its action time a message was received.",
-            explicit_bucket_boundaries_advisory=_LATENESS_BOUNDS,
-        ),
-    )
+    counters = [meter.create_counter(name, "{message}", text) for name, text in _COUNTERS]
+    histograms = [
+        meter.create_histogram(name, "s", text, explicit_bucket_boundaries_advisory=bounds)
+        for name, text, bounds in _HISTOGRAMS
+    ]
+    return (*counters, *histograms)
 
 
 class Received(NamedTuple):

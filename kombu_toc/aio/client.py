@@ -28,7 +28,7 @@ from ..client.connection import (
     Place,
     with_short_timeouts,
 )
-from ..client.errors import is_demoted, server_of, translated
+from ..client.errors import caused, is_demoted, server_of, translated
 from ..client.options import arguments_of
 from ..errors import ConfigurationError, ServerError
 from ..scripts.call import pack_named
@@ -252,9 +252,8 @@ class AsyncClient(PackingClient):
     def _translated(self, reply: ResponseError) -> Exception:
         if hasattr(self.connection_pool, "sentinel_manager") and is_demoted(reply):
             self.links.retire()  # the next connection asks the sentinels
-            error = ServerError(f"{server_of(self.connection_pool)} is not the master any more")
-            error.__cause__ = reply
-            return error
+            text = f"{server_of(self.connection_pool)} is not the master any more"
+            return caused(ServerError(text), reply)
         found: Exception = translated(reply, self.connection_pool)
         return found
 

@@ -170,17 +170,12 @@ class Link:
                 if self._stream is None:
                     return [await self._read_one() for _ in range(count)]
                 return await self._read(self._stream, count, more, limit)
-        except (asyncio.TimeoutError, TimeoutError) as exc:
-            await self.close()
-            raise redis.TimeoutError(f"no reply within {self.silence:g} seconds") from exc
-        except redis.RedisError:
-            await self.close()
-            raise
-        except OSError as exc:
-            await self.close()
-            raise redis.ConnectionError(f"the connection broke: {exc}") from exc
-        except BaseException:
+        except BaseException as exc:
             await self.close()  # replies may still arrive
+            if isinstance(exc, (asyncio.TimeoutError, TimeoutError)):
+                raise redis.TimeoutError(f"no reply within {self.silence:g} seconds") from exc
+            if isinstance(exc, OSError):
+                raise redis.ConnectionError(f"the connection broke: {exc}") from exc
             raise
 
     async def _read(

@@ -21,7 +21,7 @@ from redis.exceptions import AskError, MovedError, ResponseError
 from ..compat import is_open, open_of
 from ..errors import ConfigurationError, ServerError
 from ..scripts.call import pack_command, pack_named, patience_for, pieces
-from .errors import BROKEN, translated
+from .errors import BROKEN, caused, translated
 
 #: Seconds without use after which a connection may have been closed by the server.
 IDLE = 0.05
@@ -345,9 +345,8 @@ def _unsettled(exc: Exception) -> Exception:
     then it counts as a lost connection, and whoever sent the command tries again."""
     if isinstance(exc, BROKEN) or not (is_redirection(exc) or is_passing(exc)):
         return exc
-    error = ServerError(f"a hash slot of the Cluster is being moved, and has not arrived: {exc}")
-    error.__cause__ = exc
-    return error
+    text = f"a hash slot of the Cluster is being moved, and has not arrived: {exc}"
+    return caused(ServerError(text), exc)
 
 
 class NotSentError(redis.exceptions.ConnectionError):

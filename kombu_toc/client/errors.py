@@ -13,6 +13,7 @@ from ..errors import ConfigurationError, NotPermittedError, ServerError
 from ..scripts.call import commands_of, name_of
 
 T = TypeVar("T")
+Error = TypeVar("Error", bound=BaseException)
 
 #: What a broken connection raises.
 BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
@@ -33,6 +34,12 @@ def is_refused(exc: BaseException) -> bool:
     # A script gets an ordinary error, and Redis 6.2 and 7.0 do not name the command in it.
     said = str(exc)
     return "ACL failure in script" in said or "The user executing the script can't" in said
+
+
+def caused(error: Error, by: BaseException) -> Error:
+    """The error, caused by another, where it is returned and not raised."""
+    error.__cause__ = by
+    return error
 
 
 def explained(exc: BaseException, pool: Any) -> NotPermittedError:
@@ -56,11 +63,12 @@ def explained(exc: BaseException, pool: Any) -> NotPermittedError:
         rule = " ".join(f"+{command}" for command in commands)
     else:
         what, rule = "do this", "..."
-    error = NotPermittedError(
-        f"the user {user!r} may not {what} ({said}): ACL SETUSER {user} {rule}; {DOCUMENT}"
+    return caused(
+        NotPermittedError(
+            f"the user {user!r} may not {what} ({said}): ACL SETUSER {user} {rule}; {DOCUMENT}"
+        ),
+        exc,
     )
-    error.__cause__ = exc
-    return error
 
 
 # -- error replies of a server, translated into errors that say what to do
@@ -104,9 +112,7 @@ def translated(reply: Any, pool: Any) -> Any:
     if not is_temporary(reply):
         told = str(reply)
         return reply if len(told) > 2 else type(reply)(f"the server's error says only {told!r}")
-    error = ServerError(refusal(reply, pool))
-    error.__cause__ = reply
-    return error
+    return caused(ServerError(refusal(reply, pool)), reply)
 
 
 def refusal(exc: BaseException, pool: Any) -> str:
@@ -120,12 +126,13 @@ def refusal(exc: BaseException, pool: Any) -> str:
 
 
 def _no_database(exc: Exception, pool: Any) -> ConfigurationError:
-    error = ConfigurationError(
-        f"{server_of(pool)} has no database {pool.connection_kwargs.get('db')}; use a number that "
-        "its setting 'databases' allows: 0 to 15 unless it is set"
+    return caused(
+        ConfigurationError(
+            f"{server_of(pool)} has no database {pool.connection_kwargs.get('db')}; use a number "
+            "that its setting 'databases' allows: 0 to 15 unless it is set"
+        ),
+        exc,
     )
-    error.__cause__ = exc
-    return error
 
 
 def server_of(pool: Any) -> str:

@@ -324,7 +324,8 @@ class Fetcher:
         if recover:
             state.recovered[name] = now
         own = self.preferred.own(topic) if self.preferred is not None else None
-        parts: Collection[Part] = [(slots, *limits)]
+        parts: list[Part] = [(slots, *limits)]
+        later: Collection[int] = ()
         if self._clustered:
             claimed = {slot for owner, slot, _ in state.due_claims if owner == name}
             self._rotation += 1
@@ -336,10 +337,18 @@ class Fetcher:
                 backlog=name in state.pending.backlog,
                 rotation=self._rotation,
             )
-            for slot in later:
-                state.pending.ask(name, slot)
         elif own:
-            parts = self._in_zones(state, topic, own, slots, limits, now, recover)
+            # Who is never idle claims nothing, and learns only by this of what others leave.
+            look = slots is None or name in state.pending.backlog
+            again = state.looked_at_others.get(name, 0.0) + OVERDUE_US / 1e6
+            if look := recover or (look and now >= again):
+                state.looked_at_others[name] = now
+            turn = name in state.others_turn
+            parts, later = divide(own, topic.slot_span, slots, limits, others_turn=turn, look=look)
+            if later:
+                (state.others_turn.discard if turn else state.others_turn.add)(name)
+        for slot in later:
+            state.pending.ask(name, slot)
         for some, ready_limit, overdue_limit in parts:
             if foreign := bool(own and some and not some & own):
                 ready_limit, overdue_limit = 0, max(ready_limit, overdue_limit)
@@ -363,31 +372,6 @@ class Fetcher:
                     divided=self._clustered or bool(own),
                 )
             )
-
-    def _in_zones(
-        self,
-        state: ConsumerState,
-        topic: Topic,
-        own: frozenset[int],
-        slots: set[int] | None,
-        limits: tuple[int, int],
-        now: float,
-        recover: bool,
-    ) -> list[Part]:
-        """Pops of the slots that come first, and of the others."""
-        name = topic.name
-        # Who is never idle claims nothing, and learns only by this of what others leave.
-        look = slots is None or name in state.pending.backlog
-        again = state.looked_at_others.get(name, 0.0) + OVERDUE_US / 1e6
-        if look := recover or (look and now >= again):
-            state.looked_at_others[name] = now
-        turn = name in state.others_turn
-        parts, later = divide(own, topic.slot_span, slots, limits, others_turn=turn, look=look)
-        if later:
-            (state.others_turn.discard if turn else state.others_turn.add)(name)
-            for slot in later:
-                state.pending.ask(name, slot)
-        return parts
 
     def take(self, state: ConsumerState, pop: Pop, result: Popped) -> None:
         """Learn from the reply to a pop."""
@@ -435,7 +419,7 @@ def split_over_slots(
     *,
     backlog: bool,
     rotation: int,
-) -> tuple[list[tuple[set[int] | None, int, int]], list[int]]:
+) -> tuple[list[Part], list[int]]:
     """How many messages to pop from which slots of a Cluster, each of which is asked by itself:
     (slots, how many at once, how many overdue), and the slots whose turn is later.
 
@@ -461,7 +445,7 @@ def split_over_slots(
         dict(divide_evenly(limit, numbers)) if numbers else {}
         for limit in (ready_limit, overdue_limit)
     )
-    parts: list[tuple[set[int] | None, int, int]] = [
+    parts: list[Part] = [
         ({number}, ready.get(number, 0), overdue.get(number, 0)) for number in numbers
     ]
     return [*parts, *(({number}, 0, 0) for number in looks)], later

@@ -425,7 +425,10 @@ class Poller:
             # What has been asked for may be a message: its reply is waited for, but not forever.
             last = LAST_REPLY if self.work.busy else 0.0
             if deadline is not None and now >= deadline + last:
-                self._leave()
+                # Nobody may come back to what is claimed: others shall have it.
+                if not self.long_running:
+                    self._listener.stop()
+                    self.outbox.announce_now(dispatcher.due.take_claims())
                 raise Empty
             for fd in loop.wait(self._seconds_to_wait(now, deadline)):
                 loop.readable(fd)
@@ -441,12 +444,6 @@ class Poller:
         if deadline is not None:
             times.append(deadline + LAST_REPLY if self.work.busy else deadline)
         return max(min(times) - now, 0.0)
-
-    def _leave(self) -> None:
-        # Nobody may come back to what is claimed: others shall have it.
-        if not self.long_running:
-            self._listener.stop()
-            self.outbox.announce_now(self.dispatcher.due.take_claims())
 
     # -- fetching
 

@@ -162,7 +162,10 @@ class Queues:
         """The topic of a queue; declared if nobody has done so."""
         topic = self._topic(queue)
         if topic.declaration.kept:
-            self._touch_now_and_then(topic)
+            # Something is put into it, or got.
+            since = time.monotonic() - self._touched.get(queue, -inf)
+            if since * 1000 >= _touch_ms(topic):
+                self._touch(topic)
         return topic
 
     def _topic(self, queue: str) -> Topic:
@@ -182,13 +185,6 @@ class Queues:
         return known or self._declare_topic(queue, {})
 
     # -- queues that expire when nobody uses them
-
-    def _touch_now_and_then(self, topic: Topic) -> None:
-        """Something is put into it, or got."""
-        now = time.monotonic()
-        since = now - self._touched.get(topic.name, -inf)
-        if since * 1000 >= _touch_ms(topic):
-            self._touch(topic)
 
     def _touch(self, topic: Topic) -> None:
         """Say that a queue is used just now: it expires that much later."""

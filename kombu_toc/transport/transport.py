@@ -86,6 +86,8 @@ class Transport(virtual.Transport):
     client: Any
     #: of the client of one server, and of a Cluster
     client_classes: tuple[type[Any], type[Any]] = (Client, ClusterClient)
+    #: where exchanges send what is published to them
+    routes: Routes | None = None
 
     can_parse_url = True
     default_port = 6379  # type: ignore[assignment]  # Kombu says None
@@ -132,9 +134,7 @@ class Transport(virtual.Transport):
         if self.address.password and "://" in str(client.hostname or ""):
             client.password = self.address.password
             client.hostname = _with_login(client.hostname)
-        self._client: redis.Redis | None = None
         self._center: TimeoutCenter | None = None
-        self._routes: Routes | None = None
         self._poller: Poller | None = None
         self._failures: FailureWriter | None = None
         #: for what may take a moment only, and the nodes of a Cluster that did not answer it
@@ -216,8 +216,8 @@ class Transport(virtual.Transport):
     def center(self) -> TimeoutCenter:
         """The timeout center behind this connection."""
         if self._center is None:
-            self._client = self._connect()
-            self._center = make_center(self._client, self.settings)
+            self._center = make_center(self._connect(), self.settings)
+            self.routes = Routes(self._center)
             if self._center.clustered:
                 registry, runner = self._center.registry, self._center.runner
                 memory = _memories.setdefault(self.identity, ({}, set(), {}))
@@ -243,13 +243,6 @@ class Transport(virtual.Transport):
         if self._failures is None:
             self._failures = FailureWriter(self.center.failures, self.settings.failures)
         return self._failures
-
-    @property
-    def routes(self) -> Routes:
-        """Where exchanges send what is published to them."""
-        if self._routes is None:
-            self._routes = Routes(self.center)
-        return self._routes
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -449,12 +442,10 @@ class Transport(virtual.Transport):
             self._drop_client()
 
     def _drop_client(self) -> None:
-        client, self._client, self._center, self._routes = self._client, None, None, None
-        brief, self._brief = self._brief, None
-        for used in (client, None if brief is None else brief.client):
-            if used is not None:
-                used.close()
-                used.connection_pool.disconnect()
+        used, self._center, self._brief = (self._center, self._brief), None, None
+        for center in filter(None, used):
+            center.client.close()
+            center.client.connection_pool.disconnect()
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         self.poller.register(loop)
