@@ -262,13 +262,13 @@ class Links:
         """Send commands with whatever else is sent now; the future has the reply to each."""
         future: asyncio.Future[list[Any]] = self.loop.create_future()
         self._asked.append(_Asked(packed, count, future, self.loop.time()))
-        self._flush_soon()
+        if not self._flushing:
+            self._flush_soon()
         return future
 
     def _flush_soon(self) -> None:
-        if not self._flushing:
-            self._flushing = True
-            self.loop.call_soon(self._flush)
+        self._flushing = True
+        self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         """Hand what was asked for to connections, as far as there are free ones."""
@@ -439,7 +439,7 @@ class Links:
         else:
             self._idle.append(link)
         self._wake_one()
-        if self._asked:
+        if self._asked and not self._flushing:
             self._flush_soon()
 
     def _start_batch(self, link: Link | None, batch: list[_Asked]) -> None:

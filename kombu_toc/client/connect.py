@@ -113,15 +113,10 @@ def _tcp(request: _Request) -> Any:
 
 
 def _unix(request: _Request) -> Any:
-    return _over_socket(request, request.arguments(), request.address.path)
-
-
-def _embedded(request: _Request) -> Any:
     arguments = request.arguments()  # raises for a wrong one before a server is started
-    return _over_socket(request, arguments, EmbeddedServer.join(request.address.path).socket)
-
-
-def _over_socket(request: _Request, arguments: dict[str, Any], path: str) -> Any:
+    path = request.address.path
+    if request.address.kind == "embedded":
+        path = EmbeddedServer.join(path).socket
     arguments["path"] = path
     for name in ("socket_keepalive", "socket_keepalive_options"):
         arguments.pop(name, None)
@@ -191,7 +186,7 @@ _KINDS: dict[str, Callable[[_Request], Any]] = {
     "redis": _tcp,
     "rediss": _tcp,
     "unix": _unix,
-    "embedded": _embedded,
+    "embedded": _unix,
     "sentinel": _sentinel,
     "cluster": _cluster,
 }

@@ -589,6 +589,10 @@ def delete(
 # nobody executes.
 
 
+#: A message, and what is to be called when its task has ended.
+_Running: TypeAlias = tuple[Delivery, Callable[[bool], Any] | None]
+
+
 class EarlyAcks:
     """Those of a process. Any thread may call this.
 
@@ -598,9 +602,7 @@ class EarlyAcks:
     def __init__(self, lock: AbstractContextManager[Any]) -> None:
         self._lock = lock
         #: by who executes them, and by what tells one execution from others
-        self._running: dict[WorkerPolicy, dict[Hashable, Delivery]] = {}
-        #: by the identity of a delivery: what is to be called when its task has ended
-        self._on_end: dict[int, Callable[[bool], Any]] = {}
+        self._running: dict[WorkerPolicy, dict[Hashable, _Running]] = {}
         #: whether the process ends, and whatever it executes with it
         self.process_ends = False
 
@@ -620,9 +622,7 @@ class EarlyAcks:
             message is acknowledged for good; with False when its lease has ended before
         """
         with self._lock:
-            self._running.setdefault(policy, {})[execution] = delivery
-            if on_end is not None:
-                self._on_end[id(delivery)] = on_end
+            self._running.setdefault(policy, {})[execution] = delivery, on_end
 
     def take_ended(self) -> list[Delivery]:
         """The messages whose tasks have ended: the caller acknowledges them for good."""
@@ -633,22 +633,21 @@ class EarlyAcks:
                     taken.append(running.pop(execution))
                 if not running:
                     del self._running[policy]
-        self._tell(taken)
-        return taken
+        return self._tell(taken)
 
-    def _tell(self, deliveries: list[Delivery], is_over: bool = True) -> None:
-        if self._on_end:
-            for delivery in deliveries:
-                if (on_end := self._on_end.pop(id(delivery), None)) is not None:
-                    on_end(is_over)
+    @staticmethod
+    def _tell(taken: list[_Running], is_over: bool = True) -> list[Delivery]:
+        for _, on_end in taken:
+            if on_end is not None:
+                on_end(is_over)
+        return [delivery for delivery, _ in taken]
 
     def take_all(self) -> list[Delivery]:
         """All of them, when the process ends."""
         with self._lock:
             taken = [one for running in self._running.values() for one in running.values()]
             self._running.clear()
-        self._tell(taken)
-        return taken
+        return self._tell(taken)
 
     def drop(self, delivery: Delivery, *, is_over: bool = False) -> bool:
         """It is not to be acknowledged once more. Whether it was.
@@ -656,20 +655,18 @@ class EarlyAcks:
         is_over: whether it is acknowledged for good, by somebody else
         """
         with self._lock:
-            found = self._take(delivery)
-        if found:
-            self._tell([delivery], is_over)
-        return found
+            taken = self._take(delivery)
+        return bool(self._tell(taken, is_over))
 
-    def _take(self, delivery: Delivery) -> bool:
+    def _take(self, delivery: Delivery) -> list[_Running]:
         for policy, running in self._running.items():
             for execution, one in running.items():
-                if one is delivery:
+                if one[0] is delivery:
                     del running[execution]
                     if not running:
                         del self._running[policy]
-                    return True
-        return False
+                    return [one]
+        return []
 
 
 # -- what a process holds on a server and owes it, and when that is to be seen to next

@@ -57,20 +57,15 @@ class RecordedPublisher(Publisher):
             outbox.refuse(queue, "a message with a unique key, while Redis is away,")
             super().put(queue, message, batch)
             return
-        if topic is None:
-            topic = self._center.registry.known(queue) or self._provisional(queue)
-            away = True
-        else:
-            away = False
-        if topic.declaration.expires:
-            outbox.refuse(queue, "a message to a queue that goes away by itself")
-            super().put(queue, message, batch)
-            return
-        mode = topic.declaration.library
-        if mode == OFF:
-            outbox.refuse(queue, f"a message to a queue that is declared with library={OFF!r}")
+        away = topic is None
+        topic = topic or self._center.registry.known(queue) or self._provisional(queue)
+        declared, mode = topic.declaration, topic.declaration.library
         behind = mode == BEHIND and connection is None
-        if mode == OFF or (behind and topic.declaration.horizon is None):
+        if declared.expires:
+            outbox.refuse(queue, "a message to a queue that goes away by itself")
+        elif mode == OFF:
+            outbox.refuse(queue, f"a message to a queue that is declared with library={OFF!r}")
+        if declared.expires or mode == OFF or (behind and declared.horizon is None):
             super().put(queue, message, batch)
             return
         if connection is None and not headers.get("retries"):
@@ -84,7 +79,7 @@ class RecordedPublisher(Publisher):
             outbox.refuse(queue, "a message with a unique key and another conflict than 'keep'")
         server_us = None if away else self.library.server_time.of(request)
         row = row_of(queue, request, headers, server_us=server_us)
-        far = is_far(topic.declaration, row.action_us) and request.if_exists == ADD
+        far = is_far(declared, row.action_us) and request.if_exists == ADD
         if connection is not None:
             row = row._replace(place=FAR if far else NOT_PUT)
             recorder.write_with(connection, row, None if away else topic)
