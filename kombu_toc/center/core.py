@@ -40,6 +40,7 @@ class CenterPart:
         self._core = core
         self._runner, self._registry, self._context = core.runner, core.registry, core.context
         self._commands, self._admin = core.commands, core.admin
+        self._client, self._keys = core.runner.client, core.context.keys
 
     @property
     def far(self) -> Far | None:
@@ -74,7 +75,7 @@ class SharedNotes(CenterPart):
         calls = [
             ScriptCall(
                 load("cancelled"),
-                (self._context.keys.cancelled,),
+                (self._keys.cancelled,),
                 (most, int(seconds * 1000), *some),
                 int,
             )
@@ -84,21 +85,19 @@ class SharedNotes(CenterPart):
 
     def cancelled_lately(self, seconds: float) -> list[str]:
         """The ids that were noted as cancelled within so many seconds, the oldest first."""
-        client, key = self._runner.client, self._context.keys.cancelled
-        now, us = client.time()
+        now, us = self._client.time()
         since = now * 1000 + us // 1000 - int(seconds * 1000)
         found: dict[str, None] = {}
         while True:
-            page = client.zrangebyscore(
-                key, f"({since}", "+inf", start=len(found), num=READ_PER_CALL
-            )
+            limit = {"start": len(found), "num": READ_PER_CALL}
+            page = self._client.zrangebyscore(self._keys.cancelled, f"({since}", "+inf", **limit)
             found.update(dict.fromkeys(map(text, page)))
             if len(page) < READ_PER_CALL:
                 return list(found)
 
     def cancelled_at(self, id: str) -> float | None:
         """When an id was noted as cancelled, in seconds since the epoch; None if it was not."""
-        ms = self._runner.client.zscore(self._context.keys.cancelled, id)
+        ms = self._client.zscore(self._keys.cancelled, id)
         return None if ms is None else ms / 1000
 
     def speaks_for(self, topics: Iterable[str], name: str, seconds: float) -> list[str]:
@@ -110,7 +109,7 @@ class SharedNotes(CenterPart):
         names = list(topics)
         if not names:
             return []
-        keys = [self._context.keys.speaker(one) for one in names]
+        keys = [self._keys.speaker(one) for one in names]
         call = ScriptCall(load("elect"), keys, (name, int(seconds * 1000)), lambda raw: raw[1::2])
         answers = self._runner.run(call)
         return [one for one, mine in zip(names, answers, strict=True) if mine]

@@ -149,161 +149,6 @@ def pick_call(context: Context, topic: Topic, slot: Slot, request: PickRequest) 
     return call._replace(keys=(*call.keys, *others))
 
 
-class Pick(CenterPart):
-    """One pop of messages that are chosen: what was delivered so far.
-
-    name: makes names that no other pop has
-    pop: :meth:`.pop.Deliveries.pop` without waiting, which rolls back expired leases
-    """
-
-    def __init__(
-        self,
-        core: Core,
-        lookup: Lookup,
-        scan: Scan,
-        name: Callable[[], str],
-        pop: Callable[[str, Choice], Popped],
-    ) -> None:
-        super().__init__(core)
-        self._lookup, self._scan, self._name, self._pop = lookup, scan, name, pop
-        self._found = Gathered()
-        self._more = False
-        self._began = False  #: whether there was a pop of nothing
-
-    def run(self, name: str, choice: Choice) -> Popped:
-        """Deliver what is chosen, in the order of a pop."""
-        if choice.ids is not None:
-            choice = choice._replace(ids=list(dict.fromkeys(ids_of(choice.ids))))
-        _check(choice)
-        # As it is now: the topic may have been resharded a moment ago.
-        topic = self._registry.declared(name) or self._registry.topic(name)
-        topic = self._registry.agreed(topic)
-        with self._found.kept_or_released(self._runner, self._commands):
-            if choice.where is None:
-                self._take_ids(topic, choice)
-            else:
-                self._take_matching(topic, choice, choice.where)
-        popped = self._found.result(self._more, merged=True)
-        for key, member in popped.stray:
-            self._runner.client.hdel(as_bytes(key), as_bytes(member))
-        for message in popped.messages:
-            if 0 < message.action_us <= popped.now_us:
-                self._runner.metrics.late(name, popped.now_us - message.action_us)
-        if popped.messages and self._began:
-            self._context.counts(topic).empty -= 1  # what has rolled back counted as a pop
-        self._runner.send_counters()
-        return popped
-
-    def _begin(self, topic: Topic, choice: Choice, slots: Collection[int] | None) -> int:
-        """Roll back what has ended in some slots; return Redis's clock."""
-        self._began = True
-        popped = self._pop(topic.name, Choice(0, slots=slots, recover=choice.recover))
-        self._found.add(topic.name, popped)
-        return popped.now_us
-
-    # -- by id
-
-    def _take_ids(self, topic: Topic, choice: Choice) -> None:
-        """Deliver the messages of some ids."""
-        places: list[_Place] = []
-        for slot, ids in topic.places_of(list(choice.ids or ())):
-            if choice.slots is None or slot.number in choice.slots:
-                places += [(slot, some) for some in parts_of([*map(Wanted, ids)], IDS_PER_CALL)]
-        if places and choice.recover:
-            self._begin(topic, choice, {slot.number for slot, _ in places})
-        # One after the other where they must not deliver more together, and where a message may
-        # be moved from one to the next meanwhile.
-        alone = choice.limit is not None or bool(topic.declaration.draining_counts)
-        while places:
-            together = places[: 1 if alone else CALLS_TOGETHER]
-            places = self._take(topic, choice, together) + places[len(together) :]
-            if self._more and len(self._found.messages) >= (choice.limit or 0):
-                return
-            self._more = False  # what it took instead has expired
-
-    def _take(self, topic: Topic, choice: Choice, places: Sequence[_Place]) -> list[_Place]:
-        """Deliver what is wanted; return what was not looked at."""
-        # Copies count too: as many as there are.
-        limit = 10**9 if choice.limit is None else choice.limit - len(self._found.messages)
-        budget = max(self._context.pop_bytes // max(len(places), 1), 1)
-        calls = []
-        for slot, wanted in places:
-            how = (limit, budget, choice.early, choice.visibility)
-            request = PickRequest(self._name(), wanted, *how)
-            calls.append(pick_call(self._context, topic, slot, request))
-        rest: list[_Place] = []
-        errors = []
-        for (slot, wanted), picked in zip(places, self._runner.run_each(calls), strict=True):
-            if isinstance(picked, Exception):
-                errors.append(picked)
-                continue
-            self._found.add(topic.name, picked.popped)
-            self._more = self._more or picked.popped.more
-            if picked.looked < len(wanted):
-                rest.append((slot, wanted[picked.looked :]))
-        if errors:
-            raise errors[0]
-        return rest
-
-    # -- by a predicate
-
-    def _take_matching(self, topic: Topic, choice: Choice, where: Callable[[Found], Any]) -> None:
-        """Deliver messages that match."""
-        if choice.limit is None:
-            choice = choice._replace(limit=1)
-        limit, found = choice.limit or 0, self._found
-        matching: list[tuple[int, Wanted]] = []
-        for looked, one in enumerate(self._candidates(topic, choice)):
-            if looked == choice.look or len(found.messages) >= limit:
-                self._more = True
-                break
-            if where(one):
-                digest = hashlib.sha1(one.body, usedforsecurity=False).hexdigest()
-                matching.append((one.slot, Wanted(one.id, one.score, digest)))
-            if len(matching) == limit - len(found.messages):
-                self._take_found(topic, choice, matching)
-                matching = []
-        self._take_found(topic, choice, matching)
-
-    def _take_found(
-        self, topic: Topic, choice: Choice, matching: Iterable[tuple[int, Wanted]]
-    ) -> None:
-        by_slot: dict[int, list[Wanted]] = defaultdict(list)
-        for number, one in matching:
-            by_slot[number].append(one)
-        places: list[_Place] = []
-        for number, wanted in by_slot.items():
-            slot = topic.slot(number)
-            places += [(slot, some) for some in parts_of(wanted, IDS_PER_CALL)]
-        while places:
-            rest = self._take(topic, choice, places[:CALLS_TOGETHER])
-            places = rest + places[CALLS_TOGETHER:]
-
-    def _candidates(self, topic: Topic, choice: Choice) -> Iterator[Found]:
-        """The messages that a predicate is asked about, in the order of a pop."""
-        until_us = until = None
-        if choice.recover or not choice.early:
-            now_us = self._begin(topic, choice, choice.slots)
-            if not choice.early:
-                until_us, until = now_us + 1, (now_us + 1) / 1e6
-        if choice.ids is not None:
-            found = [
-                one
-                for one in self._lookup.get(choice.ids, topic=topic.name)
-                if one.state == WAITING
-                and (until_us is None or one.time_us < until_us)
-                and (choice.slots is None or one.slot in choice.slots)
-            ]
-            yield from sorted(found, key=lambda one: (one.step, one.score))
-            return
-        for index, step in enumerate(topic.steps):
-            only = replace(topic, steps=(step,))
-            for one, _ in self._scan.read(
-                [only], WAITING, until=until, slots=choice.slots, step=FIRST_PAGE, far=False
-            ):
-                yield one._replace(step=index)
-
-
 #: A slot, and what is to be picked there.
 _Place: TypeAlias = tuple[Slot, Sequence[Wanted]]
 
@@ -492,6 +337,23 @@ def ahead_us_of(ahead: float) -> int:
     return int(ahead * 1_000_000)
 
 
+logger = logging.getLogger(__name__)
+
+#: What one slot is asked to tell of what it would give, at most.
+MOST_HEADS = 1000
+
+
+class SlotHeads(NamedTuple):
+    """What a slot would give first.
+
+    messages: step index and score of each; none if its order is not told beforehand
+    most: of how many it was to tell: if these are as many, there may be more
+    """
+
+    messages: list[tuple[int, int]]
+    most: int
+
+
 class Deliveries(CenterPart):
     """Delivers messages, one round trip or a few each."""
 
@@ -504,7 +366,9 @@ class Deliveries(CenterPart):
         #: told the messages that are acknowledged, rejected or released, before they are
         self.on_settled: list[Callable[[Sequence[Delivery]], None]] = []
         self.names = Names()
-        self._apart = Apart(core, leases, self.names)
+        self._turns = counter()
+        #: (topic, slot) -> its last turn, where slots do not tell what they would give
+        self._served: dict[tuple[str, int], int] = {}
 
     # -- pop
 
@@ -583,8 +447,7 @@ class Deliveries(CenterPart):
         if wait != 0 or not isinstance(topic, str):
             return self._waiting.pop(self._pop_now, topic, wait, choice)
         if choice.chooses:
-            pick = Pick(self._core, self._lookup, self._scan, self.names.next, self._pop_now)
-            return pick.run(topic, choice)
+            return self._pick(topic, choice)
         return self._pop_now(topic, choice)
 
     def _pop_now(self, topic: str, choice: Choice, flown: Flown | None = None) -> Popped:
@@ -616,7 +479,7 @@ class Deliveries(CenterPart):
             name = self.names.next() if together is None else together.name(declared, numbers)
             asked = request._replace(name=name, recover=recover)
             if len(groups) > 1:
-                return self._apart.pop(declared, numbers, asked, flown)
+                return self._pop_apart(declared, numbers, asked, flown)
             sent = time.monotonic()
             popped: Popped = self._runner.run(self._commands.pop(declared, asked))
             self._leases.sample(declared, numbers[0], popped.now_us, sent)
@@ -644,6 +507,261 @@ class Deliveries(CenterPart):
                 self._runner.metrics.late(topic, max(popped.now_us - message.action_us, 0))
         self._runner.send_counters()
         return popped
+
+    # -- pops of messages that are chosen, in the order of a pop
+
+    def _pick(self, name: str, choice: Choice) -> Popped:
+        """Deliver what is chosen, in the order of a pop."""
+        if choice.ids is not None:
+            choice = choice._replace(ids=list(dict.fromkeys(ids_of(choice.ids))))
+        _check(choice)
+        # As it is now: the topic may have been resharded a moment ago.
+        topic = self._registry.declared(name) or self._registry.topic(name)
+        topic = self._registry.agreed(topic)
+        found = Gathered()
+        with found.kept_or_released(self._runner, self._commands):
+            if choice.where is None:
+                self._take_ids(found, topic, choice)
+            else:
+                self._take_matching(found, topic, choice, choice.where)
+        popped = found.result(found.more, merged=True)
+        for key, member in popped.stray:
+            self._runner.client.hdel(as_bytes(key), as_bytes(member))
+        for message in popped.messages:
+            if 0 < message.action_us <= popped.now_us:
+                self._runner.metrics.late(name, popped.now_us - message.action_us)
+        if popped.messages and found.began:
+            self._context.counts(topic).empty -= 1  # what has rolled back counted as a pop
+        self._runner.send_counters()
+        return popped
+
+    def _begin(
+        self, found: Gathered, topic: Topic, choice: Choice, slots: Collection[int] | None
+    ) -> int:
+        """Roll back what has ended in some slots; return Redis's clock."""
+        found.began = True
+        popped = self._pop_now(topic.name, Choice(0, slots=slots, recover=choice.recover))
+        found.add(topic.name, popped)
+        return popped.now_us
+
+    # -- by id
+
+    def _take_ids(self, found: Gathered, topic: Topic, choice: Choice) -> None:
+        """Deliver the messages of some ids."""
+        places: list[_Place] = []
+        for slot, ids in topic.places_of(list(choice.ids or ())):
+            if choice.slots is None or slot.number in choice.slots:
+                places += [(slot, some) for some in parts_of([*map(Wanted, ids)], IDS_PER_CALL)]
+        if places and choice.recover:
+            self._begin(found, topic, choice, {slot.number for slot, _ in places})
+        # One after the other where they must not deliver more together, and where a message may
+        # be moved from one to the next meanwhile.
+        alone = choice.limit is not None or bool(topic.declaration.draining_counts)
+        while places:
+            together = places[: 1 if alone else CALLS_TOGETHER]
+            places = self._take(found, topic, choice, together) + places[len(together) :]
+            if found.more and len(found.messages) >= (choice.limit or 0):
+                return
+            found.more = False  # what it took instead has expired
+
+    def _take(
+        self, found: Gathered, topic: Topic, choice: Choice, places: Sequence[_Place]
+    ) -> list[_Place]:
+        """Deliver what is wanted; return what was not looked at."""
+        # Copies count too: as many as there are.
+        limit = 10**9 if choice.limit is None else choice.limit - len(found.messages)
+        budget = max(self._context.pop_bytes // max(len(places), 1), 1)
+        calls = []
+        for slot, wanted in places:
+            how = (limit, budget, choice.early, choice.visibility)
+            request = PickRequest(self.names.next(), wanted, *how)
+            calls.append(pick_call(self._context, topic, slot, request))
+        rest: list[_Place] = []
+        errors = []
+        for (slot, wanted), picked in zip(places, self._runner.run_each(calls), strict=True):
+            if isinstance(picked, Exception):
+                errors.append(picked)
+                continue
+            found.add(topic.name, picked.popped)
+            found.more = found.more or picked.popped.more
+            if picked.looked < len(wanted):
+                rest.append((slot, wanted[picked.looked :]))
+        if errors:
+            raise errors[0]
+        return rest
+
+    # -- by a predicate
+
+    def _take_matching(
+        self, found: Gathered, topic: Topic, choice: Choice, where: Callable[[Found], Any]
+    ) -> None:
+        """Deliver messages that match."""
+        if choice.limit is None:
+            choice = choice._replace(limit=1)
+        limit = choice.limit or 0
+        matching: list[tuple[int, Wanted]] = []
+        for looked, one in enumerate(self._candidates(found, topic, choice)):
+            if looked == choice.look or len(found.messages) >= limit:
+                found.more = True
+                break
+            if where(one):
+                digest = hashlib.sha1(one.body, usedforsecurity=False).hexdigest()
+                matching.append((one.slot, Wanted(one.id, one.score, digest)))
+            if len(matching) == limit - len(found.messages):
+                self._take_found(found, topic, choice, matching)
+                matching = []
+        self._take_found(found, topic, choice, matching)
+
+    def _take_found(
+        self,
+        found: Gathered,
+        topic: Topic,
+        choice: Choice,
+        matching: Iterable[tuple[int, Wanted]],
+    ) -> None:
+        by_slot: dict[int, list[Wanted]] = defaultdict(list)
+        for number, one in matching:
+            by_slot[number].append(one)
+        places: list[_Place] = []
+        for number, wanted in by_slot.items():
+            slot = topic.slot(number)
+            places += [(slot, some) for some in parts_of(wanted, IDS_PER_CALL)]
+        while places:
+            rest = self._take(found, topic, choice, places[:CALLS_TOGETHER])
+            places = rest + places[CALLS_TOGETHER:]
+
+    def _candidates(self, found: Gathered, topic: Topic, choice: Choice) -> Iterator[Found]:
+        """The messages that a predicate is asked about, in the order of a pop."""
+        until_us = until = None
+        if choice.recover or not choice.early:
+            now_us = self._begin(found, topic, choice, choice.slots)
+            if not choice.early:
+                until_us, until = now_us + 1, (now_us + 1) / 1e6
+        if choice.ids is not None:
+            there = [
+                one
+                for one in self._lookup.get(choice.ids, topic=topic.name)
+                if one.state == WAITING
+                and (until_us is None or one.time_us < until_us)
+                and (choice.slots is None or one.slot in choice.slots)
+            ]
+            yield from sorted(there, key=lambda one: (one.step, one.score))
+            return
+        for index, step in enumerate(topic.steps):
+            only = replace(topic, steps=(step,))
+            for one, _ in self._scan.read(
+                [only], WAITING, until=until, slots=choice.slots, step=FIRST_PAGE, far=False
+            ):
+                yield one._replace(step=index)
+
+    # -- pops of slots that are on several nodes of a Cluster, as if they were on one
+    #
+    # No script reaches all of them, so a pop has two steps: each slot rolls back what has ended and
+    # tells what it would give first; from this follows how many each is asked for. Nobody else is
+    # kept out meanwhile: what another consumer takes between the two is replaced by what comes next
+    # in its slot.
+
+    def _pop_apart(
+        self, topic: Topic, numbers: Sequence[int], request: PopRequest, flown: Flown | None
+    ) -> Popped:
+        """Deliver messages of these slots.
+
+        flown: remembers the names of the calls whose replies have not come
+
+        Raises the error of a node if the others have nothing.
+        """
+        found = Gathered(request.ready_limit)
+        with found.kept_or_released(self._runner, self._commands):
+            heads = self._look(found, topic, request, numbers)
+            request = request._replace(recover=0)
+            while heads and found.left > 0:
+                counts = self._divided(found, topic, request, heads)
+                parts = self._take_shares(found, topic, request, counts, flown)
+                heads = {n: some for n, some in heads.items() if n not in parts or parts[n].more}
+                if len(parts) < len(counts):
+                    break  # what did not answer may have given as many as it was asked for
+                if len(heads) > 1 and found.left > 0:
+                    heads = self._look(found, topic, request, list(heads))
+            # The parts count as one pop.
+            self._context.counts(topic).empty += (not found) - found.empty
+            if found.errors:
+                error = next(iter(found.errors.values()))
+                if not found:
+                    raise error
+                logger.warning("cannot pop some slots of %r for now: %s", topic.name, error)
+            return found.result(bool(heads), merged=True)
+
+    def _divided(
+        self, found: Gathered, topic: Topic, request: PopRequest, heads: dict[int, SlotHeads]
+    ) -> dict[int, int]:
+        """How many each slot is to be asked for: the first ones of all."""
+        while True:
+            if topic.declaration.lanes:  # its slots do not tell their order
+                # The one first that had its turn longest ago: none waits for all of another's.
+                turns = {number: self._served.get((topic.name, number), -1) for number in heads}
+                heads = {number: heads[number] for number in sorted(heads, key=turns.__getitem__)}
+            counts, short = divided(heads, found.left)
+            if short is None or heads[short].most == MOST_HEADS:
+                return counts
+            # It has more than its share of what is next.
+            again = self._look(found, topic, request, [short])
+            if short in again:
+                heads[short] = again[short]
+            else:  # others have taken it, or the node fails
+                del heads[short]
+
+    def _look(
+        self, found: Gathered, topic: Topic, request: PopRequest, numbers: Sequence[int]
+    ) -> dict[int, SlotHeads]:
+        """Find out which slots have something, and what they would give first."""
+        # More than its share, so that it is seldom asked again.
+        left = found.left
+        most = max(min(left, 4 * left // len(numbers) + 4, MOST_HEADS), 1)
+        calls = []
+        for number in numbers:
+            look = request._replace(name=self.names.next(), slots=(number,), heads=most)
+            calls.append(look_call(self._commands, topic, look))
+        heads = {}
+        sent = time.monotonic()
+        for number, result in zip(numbers, self._runner.run_each(calls), strict=True):
+            if isinstance(result, Exception):
+                found.errors[str(result)] = result
+                continue
+            part, told = result
+            found.add(topic.name, part)
+            self._leases.sample(topic, number, part.now_us, sent)
+            if part.more:
+                heads[number] = SlotHeads(told, most)
+        return heads
+
+    def _take_shares(
+        self,
+        found: Gathered,
+        topic: Topic,
+        request: PopRequest,
+        counts: dict[int, int],
+        flown: Flown | None,
+    ) -> dict[int, Popped]:
+        """Pop so many messages of slots; what those did that answered."""
+        calls, names = [], []
+        for number, count in counts.items():
+            if topic.declaration.lanes:
+                self._served[topic.name, number] = next(self._turns)
+            # Of slots apart from each other, each call has a name of its own.
+            name = self.names.next() if flown is None else flown.name(topic, (number,))
+            names.append(name)
+            one = request._replace(name=name, slots=(number,), ready_limit=count, claimed=False)
+            calls.append(self._commands.pop(topic, one))
+        parts = {}
+        for number, name, part in zip(counts, names, self._runner.run_each(calls), strict=True):
+            if isinstance(part, Exception):
+                found.errors[str(part)] = part
+                continue
+            if flown is not None:
+                flown.landed(name)
+            parts[number] = part
+            found.add(topic.name, part)
+        return parts
 
     # -- messages and receipts, as callers give them
 
@@ -797,144 +915,6 @@ class Deliveries(CenterPart):
         if self._core.recorder is not None:
             self._core.recorder.told(given.deliveries, IN_FLIGHT)
         return [given.said(lost) for part in parts for lost in part]
-
-
-# -- pops slots that are on several nodes of a Cluster, as if they were on one
-#
-# No script reaches all of them, so a pop has two steps: each slot rolls back what has ended and
-# tells what it would give first; from this follows how many each is asked for. Nobody else is kept
-# out meanwhile: what another consumer takes between the two is replaced by what comes next in its
-# slot.
-
-
-logger = logging.getLogger(__name__)
-
-#: What one slot is asked to tell of what it would give, at most.
-MOST_HEADS = 1000
-
-
-class SlotHeads(NamedTuple):
-    """What a slot would give first.
-
-    messages: step index and score of each; none if its order is not told beforehand
-    most: of how many it was to tell: if these are as many, there may be more
-    """
-
-    messages: list[tuple[int, int]]
-    most: int
-
-
-class Apart(CenterPart):
-    """Pops slots of a topic that are on several nodes."""
-
-    def __init__(self, core: Core, leases: Leases, names: Names) -> None:
-        super().__init__(core)
-        self._leases, self._names = leases, names
-        self._turns = counter()
-        #: (topic, slot) -> its last turn, where slots do not tell what they would give
-        self._served: dict[tuple[str, int], int] = {}
-
-    def pop(
-        self, topic: Topic, numbers: Sequence[int], request: PopRequest, flown: Flown | None
-    ) -> Popped:
-        """Deliver messages of these slots.
-
-        flown: remembers the names of the calls whose replies have not come
-
-        Raises the error of a node if the others have nothing.
-        """
-        found = Gathered(request.ready_limit)
-        with found.kept_or_released(self._runner, self._commands):
-            heads = self._look(found, topic, request, numbers)
-            request = request._replace(recover=0)
-            while heads and found.left > 0:
-                counts = self._divided(found, topic, request, heads)
-                parts = self._take(found, topic, request, counts, flown)
-                heads = {n: some for n, some in heads.items() if n not in parts or parts[n].more}
-                if len(parts) < len(counts):
-                    break  # what did not answer may have given as many as it was asked for
-                if len(heads) > 1 and found.left > 0:
-                    heads = self._look(found, topic, request, list(heads))
-            # The parts count as one pop.
-            self._context.counts(topic).empty += (not found) - found.empty
-            if found.errors:
-                error = next(iter(found.errors.values()))
-                if not found:
-                    raise error
-                logger.warning("cannot pop some slots of %r for now: %s", topic.name, error)
-            return found.result(bool(heads), merged=True)
-
-    def _divided(
-        self, found: Gathered, topic: Topic, request: PopRequest, heads: dict[int, SlotHeads]
-    ) -> dict[int, int]:
-        """How many each slot is to be asked for: the first ones of all."""
-        while True:
-            if topic.declaration.lanes:  # its slots do not tell their order
-                # The one first that had its turn longest ago: none waits for all of another's.
-                turns = {number: self._served.get((topic.name, number), -1) for number in heads}
-                heads = {number: heads[number] for number in sorted(heads, key=turns.__getitem__)}
-            counts, short = divided(heads, found.left)
-            if short is None or heads[short].most == MOST_HEADS:
-                return counts
-            # It has more than its share of what is next.
-            again = self._look(found, topic, request, [short])
-            if short in again:
-                heads[short] = again[short]
-            else:  # others have taken it, or the node fails
-                del heads[short]
-
-    def _look(
-        self, found: Gathered, topic: Topic, request: PopRequest, numbers: Sequence[int]
-    ) -> dict[int, SlotHeads]:
-        """Find out which slots have something, and what they would give first."""
-        # More than its share, so that it is seldom asked again.
-        left = found.left
-        most = max(min(left, 4 * left // len(numbers) + 4, MOST_HEADS), 1)
-        calls = []
-        for number in numbers:
-            look = request._replace(name=self._names.next(), slots=(number,), heads=most)
-            calls.append(look_call(self._commands, topic, look))
-        heads = {}
-        sent = time.monotonic()
-        for number, result in zip(numbers, self._runner.run_each(calls), strict=True):
-            if isinstance(result, Exception):
-                found.errors[str(result)] = result
-                continue
-            part, told = result
-            found.add(topic.name, part)
-            self._leases.sample(topic, number, part.now_us, sent)
-            if part.more:
-                heads[number] = SlotHeads(told, most)
-        return heads
-
-    def _take(
-        self,
-        found: Gathered,
-        topic: Topic,
-        request: PopRequest,
-        counts: dict[int, int],
-        flown: Flown | None,
-    ) -> dict[int, Popped]:
-        """Pop so many messages of slots; what those did that answered."""
-        calls, names = [], []
-        for number, count in counts.items():
-            if topic.declaration.lanes:
-                self._served[topic.name, number] = next(self._turns)
-            # Of slots apart from each other, each call has a name of its own.
-            name = self._names.next() if flown is None else flown.name(topic, (number,))
-            names.append(name)
-            one = request._replace(name=name, slots=(number,), ready_limit=count, claimed=False)
-            calls.append(self._commands.pop(topic, one))
-        parts = {}
-        for number, name, part in zip(counts, names, self._runner.run_each(calls), strict=True):
-            if isinstance(part, Exception):
-                found.errors[str(part)] = part
-                continue
-            if flown is not None:
-                flown.landed(name)
-            parts[number] = part
-            found.add(topic.name, part)
-        return parts
 
 
 def look_call(commands: Commands, topic: Topic, request: PopRequest) -> ScriptCall:

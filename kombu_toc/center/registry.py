@@ -28,12 +28,12 @@ from ..model.limits import (
 from ..model.results import Delivery
 from ..model.scores import MAX_RETRIES
 from ..model.topic import Declaration, Topic
-from ..scripts.call import ScriptCall, as_bytes, load, parts_of, text, texts
+from ..scripts.call import ScriptCall, as_bytes, load, text, texts
 from .runner import Runner
 
 # -- names in their order, page by page
 
-#: Names that are read in one call.
+#: Names that one call reads.
 AT_ONCE = 500
 
 
@@ -41,20 +41,6 @@ def names_between(prefix: str, after: str) -> tuple[bytes, bytes]:
     """Bounds of the names that begin with a text, behind a name, as ZRANGE with BYLEX has them."""
     low = b"(" + as_bytes(after) if after and after >= prefix else b"[" + as_bytes(prefix)
     return low, b"(" + as_bytes(prefix) + b"\xff"  # no name in UTF-8 has this byte
-
-
-def pages(client: Any, key: str, scan: str) -> Iterator[Sequence[Any]]:
-    """The members of a key, a bounded number at a time; one may come twice.
-
-    scan: the command that reads them
-    """
-    cursor = 0
-    while True:
-        cursor, some = getattr(client, scan)(key, cursor, count=AT_ONCE)
-        names = [one[0] if isinstance(one, tuple) else one for one in some]
-        yield from parts_of(names, AT_ONCE)
-        if not cursor:
-            return
 
 
 # -- priority steps of topics that are declared already

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ..client.connection import pipelined
@@ -22,6 +23,7 @@ from ..scripts.call import PageSize, ScriptCall, as_bytes, load, texts
 from .center import TimeoutCenter
 from .registry import RELOAD
 from .upkeep import arrive, carry_on, depart_call, move_claims
+from .waiting import sleep_of
 
 # -- what rates of keys have been used up to, while a topic is given another number of slots
 
@@ -39,21 +41,12 @@ def move_paces(client: Any, topic: Topic, *, ended: bool) -> None:
         slot = topic.slot(number)
         for name in ("pace", "put_pace"):
             source = getattr(slot, name)
-            for page in _pages(client, source):
+            every = client.zscan_iter(source, count=LOOK)
+            while page := list(islice(every, LOOK)):
                 for target, used in _by_target(topic, number, page).items():
                     _note(client, source, getattr(topic.slot(target), name), used)
             if ended and number >= topic.slots:
                 client.delete(source)
-
-
-def _pages(client: Any, key: str) -> Iterator[list[tuple[bytes, float]]]:
-    cursor = 0
-    while True:
-        cursor, page = client.zscan(key, cursor, count=LOOK)
-        if page:
-            yield page
-        if not cursor:
-            return
 
 
 def _by_target(
@@ -223,13 +216,9 @@ def reshard_topic(
                 return state
         on_progress(moved, moved + left)
         # For producers, or for who has messages.
-        _sleep(center, max(min(rest, pause), 0.01))
+        sleep_of(center.client)(max(min(rest, pause), 0.01))
         found = _standing(center, topic, slots)
     return Resharded(topic, slots, moved, 0, True)
-
-
-def _sleep(center: TimeoutCenter, seconds: float) -> None:
-    getattr(center.client, "sleep", time.sleep)(seconds)
 
 
 def _make_known(center: TimeoutCenter, name: str, slots: int, seconds: float) -> None:
@@ -244,7 +233,7 @@ def _make_known(center: TimeoutCenter, name: str, slots: int, seconds: float) ->
             return
         wanted = replace(old, draining_counts=tuple(sorted({*old.draining_counts, slots})))
         if wanted == old or center.registry.redeclare(topic, wanted):
-            _sleep(center, seconds)
+            sleep_of(center.client)(seconds)
             return
 
 
@@ -435,16 +424,9 @@ def _moving(
 ) -> ScriptCall:
     """The call that moves messages. Result: how many it moved, and how many it looked at: it ends
     early if they are large."""
-    keys: list[str] = []
-    for slot in (source, target):
-        keys += slot.script_keys
-    args: list[str | int] = [
-        len(topic.steps),
-        source.number,
-        target.number,
-        center.context.pop_bytes,
-    ]
-    args.append(topic.declaration.logs)
+    keys = [*source.script_keys, *target.script_keys]
+    logs, most = topic.declaration.logs, center.context.pop_bytes
+    args: list[str | int] = [len(topic.steps), source.number, target.number, most, logs]
     for id in ids:
         base = base_of(id)
         keys += (source.copies(base), target.copies(base), target.copies(id))

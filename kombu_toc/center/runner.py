@@ -104,35 +104,29 @@ class StandaloneExecutor:
             client, "run_packed", None
         )
 
-    def replies(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Send calls; return the raw reply to each, or the error that took its place."""
-        if self._run_packed is not None:
-            replies = self._run_packed([call.packed() for call in calls])
+    def replies(self, calls: Sequence[ScriptCall], *wait: tuple[Any, ...]) -> list[Any]:
+        """Send calls; return the raw reply to each, or the error that took its place; behind them
+        that to `wait`, a command that goes in the same pipeline."""
+        if self._run_packed is None or wait:
+            replies = self._pipeline([*(call.command() for call in calls), *wait])
         else:
-            replies = self._pipeline([call.command() for call in calls])
+            replies = self._run_packed([call.packed() for call in calls])
         while unknown := _unknown(replies):
-            commands = _with_texts([calls[number] for number in unknown])
-            if self._run_packed is not None:
-                found = self._run_packed([pack_command(*command) for command in commands])
-            else:
+            commands = [*_with_texts([calls[number] for number in unknown]), *wait]
+            if self._run_packed is None or wait:
                 found = self._pipeline(commands)
-            for number, reply in zip(unknown, found, strict=True):
+            else:
+                found = self._run_packed([pack_command(*command) for command in commands])
+            for number, reply in zip((*unknown, *[-1] * len(wait)), found, strict=True):
                 replies[number] = reply
         return replies
 
     def replies_and_replicas(
-        self, calls: Sequence[ScriptCall], replicas: int, timeout_ms: int
+        self, calls: Sequence[ScriptCall], wait: tuple[Any, ...]
     ) -> tuple[list[Any], list[Any]]:
-        # WAIT counts what its own connection has written, so it goes in the same pipeline.
-        """As :meth:`replies`, and wait for replicas; also return how many replicas each server
-        that was asked reports, or its error."""
-        wait = ("WAIT", replicas, timeout_ms)
-        *replies, reported = self._pipeline([*(call.command() for call in calls), wait])
-        while unknown := _unknown(replies):
-            commands = _with_texts([calls[number] for number in unknown])
-            *found, reported = self._pipeline([*commands, wait])
-            for number, reply in zip(unknown, found, strict=True):
-                replies[number] = reply
+        """As :meth:`replies`, and wait for replicas: WAIT counts what its own connection has
+        written. Also returns how many replicas each server that was asked reports, or its error."""
+        *replies, reported = self.replies(calls, wait)
         return replies, [reported]
 
     def place_of(self, key: str) -> Hashable:
@@ -158,18 +152,13 @@ class ClusterExecutor:
         self.on_announced: Callable[[list[Announced]], Any] = self.announce
 
     def replies(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        return self._run(calls, ())[0]
-
-    def replies_and_replicas(
-        self, calls: Sequence[ScriptCall], replicas: int, timeout_ms: int
-    ) -> tuple[list[Any], list[Any]]:
-        return self._run(calls, ("WAIT", replicas, timeout_ms))
+        return self.replies_and_replicas(calls, ())[0]
 
     def place_of(self, key: str) -> Hashable:
         place: Hashable = self._client.place_of(key)
         return place
 
-    def _run(
+    def replies_and_replicas(
         self, calls: Sequence[ScriptCall], wait: tuple[Any, ...]
     ) -> tuple[list[Any], list[Any]]:
         client = self._client
@@ -413,10 +402,8 @@ class Runner:
         the error for too few replicas is returned."""
         if not self.wait_replicas:
             return self.run_each(calls), None
-        timeout_ms = int(self.wait_timeout * 1000)
-        replies, reported = self.executor.replies_and_replicas(
-            calls, self.wait_replicas, timeout_ms
-        )
+        wait = ("WAIT", self.wait_replicas, int(self.wait_timeout * 1000))
+        replies, reported = self.executor.replies_and_replicas(calls, wait)
         found = [
             reply if isinstance(reply, Exception) else call.result(reply)
             for call, reply in zip(calls, replies, strict=True)

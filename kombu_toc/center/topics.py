@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from secrets import token_urlsafe
 from typing import Any
 
@@ -25,7 +26,7 @@ from ..scripts.call import ScriptCall, as_bytes, load, microseconds, texts
 from .admin_commands import PURGE_STEP
 from .calls import FULL, logs_of
 from .core import CenterPart, Core
-from .registry import RELOAD, pages
+from .registry import AT_ONCE, RELOAD
 from .runner import Away, named
 from .schedules import Recurring
 from .waiting import sleep_of
@@ -41,29 +42,14 @@ from .waiting import sleep_of
 # messages from consumers that live: somebody sweeps the topic when its time has come.
 
 
-class _User:
-    """The name of this process among those that use a topic."""
-
-    def __init__(self) -> None:
-        self._pid = 0
-        self._name = ""
-
-    def __str__(self) -> str:
-        if self._pid != os.getpid():  # a forked child is another process
-            self._pid = os.getpid()
-            self._name = f"{socket.gethostname()}:{self._pid}:{token_urlsafe(6)}"
-        return self._name
-
-
-_user = _User()
+@lru_cache(maxsize=1)
+def _user(pid: int) -> str:
+    """The name of this process among those that use a topic; a forked child is another one."""
+    return f"{socket.gethostname()}:{pid}:{token_urlsafe(6)}"
 
 
 class Expiring(CenterPart):
     """Keeps topics that expire, and finds those that have expired."""
-
-    def __init__(self, core: Core) -> None:
-        super().__init__(core)
-        self._client, self._keys = core.runner.client, core.context.keys
 
     def refresh(self, name: str, expires_ms: int) -> None:
         """Keep a topic that expires, with its messages; declare it again if it has expired.
@@ -108,7 +94,7 @@ class Expiring(CenterPart):
         return ScriptCall(
             load("use"),
             (self._keys.topics, self._keys.expiring, self._keys.users(name), self._keys.names),
-            (name, declaration.to_json(), declaration.expires or 0, str(_user), hold_ms),
+            (name, declaration.to_json(), declaration.expires or 0, _user(os.getpid()), hold_ms),
             lambda raw: self._registry.learn(name, raw),
         )
 
@@ -150,7 +136,6 @@ class Queues(CenterPart):
 
     def __init__(self, core: Core, recurring: Recurring) -> None:
         super().__init__(core)
-        self._client, self._keys = core.runner.client, core.context.keys
         self._recurring = recurring
         self._sleep = sleep_of(self._client)
         self.declare = core.registry.declare
@@ -373,9 +358,7 @@ class Queues(CenterPart):
 
         Raises UnknownTopicError if nobody has declared the topic, PartialError as :meth:`counts`.
         """
-        found = self._registry.declared(topic)
-        if found is None:
-            raise errors.UnknownTopicError(f"there is no queue {topic!r}")
+        found = self._require(topic)
         calls = [self._admin.usage(slot) for slot in found.all_slots()]
         away = Away()
         slots = [one for one in self._runner.run_there(calls, away) if one is not None]
@@ -389,8 +372,7 @@ class Queues(CenterPart):
 
         topic: all of these unless given
         """
-        client = self._runner.client
-        seconds, us = client.time()
+        seconds, us = self._client.time()
         now = seconds * 1_000_000 + us
         found = []
         for one in self._registry.select(topic):
@@ -400,7 +382,7 @@ class Queues(CenterPart):
             asked: list[tuple[Any, ...]] = []
             for slot in logs_of(one):
                 asked += ("XLEN", slot.log), ("XRANGE", slot.log, "-", "+", "COUNT", 1)
-            replies = pipelined(client, asked)
+            replies = pipelined(self._client, asked)
             first = [entry for some in replies[1::2] for entry in some]
             oldest = min((int(name.split(b"-")[0]) * 1000 for name, _ in first), default=now)
             full = any(FULL.encode() in said for _, said in first)
@@ -413,11 +395,10 @@ class Queues(CenterPart):
 
         They report within a second what they consume, and are forgotten a minute after they died.
         """
-        client = self._runner.client
-        seconds, us = client.time()
+        seconds, us = self._client.time()
         now = seconds * 1000 + us // 1000
         found: dict[str, list[results.Consumer]] = {}
-        for raw in client.zrangebyscore(self._keys.consumers, f"({now}", "+inf"):
+        for raw in self._client.zrangebyscore(self._keys.consumers, f"({now}", "+inf"):
             host, pid, *topics = json.loads(raw)
             for topic in topics:
                 found.setdefault(topic, []).append(results.Consumer(host, pid))
@@ -513,8 +494,8 @@ class Queues(CenterPart):
             for key in (slot.prepare, slot.dead)
             for id in texts(raw for raw, _ in self._client.zscan_iter(key, match="*#*"))
         ]
-        coming = declared.slot(0).coming
-        schedules = [name for some in pages(self._client, coming, "zscan") for name in texts(some)]
+        coming = self._client.zscan_iter(declared.slot(0).coming, count=AT_ONCE)
+        schedules = texts(name for name, _ in coming)
         if if_undeclared and self._registry.declared(topic) is not None:
             return False
         steps = declared.other_steps()

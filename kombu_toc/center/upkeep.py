@@ -159,7 +159,7 @@ class Admin(CenterPart):
         stores: dict[int, set[int]] = defaultdict(set)
         copies = []
         prefix = literal_pattern(topic.slot(0).stem.rpartition("0")[0])
-        for raw in self._keys(topic, prefix + "*", step, away):
+        for raw in self._every_key(topic, prefix + "*", step, away):
             key = text(raw)
             stem, brace, rest = key.partition("}:")
             slot = slots.get(stem + brace)
@@ -171,7 +171,7 @@ class Admin(CenterPart):
                 stores[slot.number].add(int(rest.removeprefix("store:")))
         return stores, copies
 
-    def _keys(self, topic: Topic, pattern: str, step: int, away: Away) -> Iterator[bytes]:
+    def _every_key(self, topic: Topic, pattern: str, step: int, away: Away) -> Iterator[bytes]:
         """The keys of all nodes that can be reached."""
         client = self._runner.client
         if not self._runner.clustered:

@@ -230,6 +230,8 @@ class Gathered:
         self.left = limit
         self.messages: list[Delivery] = []
         self.empty = 0  #: how many of the pops had none
+        #: of messages that are chosen: whether more is due, and whether there was a pop of nothing
+        self.more = self.began = False
         #: why there are fewer messages than there might be: text -> the error that says so
         self.errors: dict[str, Exception] = {}
         #: the pops that found anything beside messages, and the first

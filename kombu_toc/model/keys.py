@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..errors import ConfigurationError
 
 #: Minutes for which counters are kept one by one.
@@ -67,14 +69,56 @@ def reading(key: str) -> tuple[tuple[str, ...], str]:
     return (name, key, *rest), kind
 
 
+def _named(kind: str) -> Callable[[Keys, str], str]:
+    def key(keys: Keys, name: str) -> str:
+        return f"{keys.stem}{kind}:{name}"
+
+    return key
+
+
 class Keys:
     """The keys that belong to no slot; all share the tag ``{toc}``."""
+
+    #: name -> string: the answer to a request over HTTP that has an Idempotency-Key, or that
+    #: somebody is at it; expires
+    answer = _named("answer")
+    #: name -> string: the token with which a session of the page was begun; expires
+    session = _named("session")
+    #: name -> hash: how far the page has come with what it does to many messages; expires
+    job = _named("job")
+    #: topic -> sorted set: the topic's announcements that no consumer has claimed
+    wake = _named("wake")
+    #: exchange -> sorted set: binding -> when it expires, in ms
+    bindings = _named("bindings")
+    #: exchange -> string: the version of the bindings
+    bound = _named("bound")
+    #: exchange -> stream: the exchange's broadcast messages, without those of parts
+    fanout = _named("fanout")
+    #: exchange -> hash: part -> until when it has a reader, in ms
+    parts = _named("parts")
+    #: producer -> string: the producer's latest broadcast, kept for as long as it may be repeated
+    sent = _named("sent")
+    #: topic -> string: the process elected to report what is in the topic
+    speaker = _named("speaker")
+    #: source -> hash: which edition of a source's schedules is in force, and who puts it
+    edition = _named("edition")
+    #: source -> sorted set: former editions of a source's schedules -> when they were replaced, in
+    #: ms
+    editions = _named("editions")
+    #: topic -> sorted set, of a topic that its consumers keep: process -> until when it counts as
+    #: one, in ms
+    users = _named("users")
+    #: topic -> hash: counter -> number since the topic was declared
+    counted = _named("counted")
+    #: topic -> hash, a ring: the same for each of the last minutes, by the minute's number since
+    #: the epoch, modulo MINUTES
+    minutes = _named("minutes")
 
     def __init__(self, prefix: str) -> None:
         if "{" in prefix or "}" in prefix:
             raise ConfigurationError(f"key prefix {prefix!r} may not contain braces")
         self.prefix = prefix
-        self._stem = stem = f"{prefix}{{toc}}:"
+        self.stem = stem = f"{prefix}{{toc}}:"
         #: hash: topic -> its declaration
         self.topics = stem + "topics"
         #: sorted set: the names of all topics, each with 0: they are read in order, in pages
@@ -108,82 +152,19 @@ class Keys:
         #: sorted set: queue of which failed tasks are kept -> when one failed, to a minute; expires
         self.failing = stem + "failing"
 
-    def answer(self, name: str) -> str:
-        """String: the answer to a request over HTTP that has an Idempotency-Key, or that somebody
-        is at it; expires."""
-        return f"{self._stem}answer:{name}"
-
-    def session(self, name: str) -> str:
-        """String: the token with which a session of the page was begun; expires."""
-        return f"{self._stem}session:{name}"
-
-    def job(self, name: str) -> str:
-        """Hash: how far the page has come with what it does to many messages; expires."""
-        return f"{self._stem}job:{name}"
-
-    def wake(self, topic: str) -> str:
-        """Sorted set: the topic's announcements that no consumer has claimed."""
-        return f"{self._stem}wake:{topic}"
-
     def look(self, topic: str, place: int) -> str:
         """String: the process that looks into a topic for all pops that wait for it, or that stands
         next; expires."""
-        return f"{self._stem}look:{place}:{topic}"
+        return f"{self.stem}look:{place}:{topic}"
 
     def passed_on(self, topic: str, slot: int) -> str:
         """Sorted set: the slot's announcements that were passed on to those who prefer it, and
         that none of them has claimed; with the members of :meth:`wake`."""
-        return f"{self._stem}zone:{slot}:{topic}"
-
-    def bindings(self, exchange: str) -> str:
-        """Sorted set: binding -> when it expires, in ms."""
-        return f"{self._stem}bindings:{exchange}"
-
-    def bound(self, exchange: str) -> str:
-        """String: the version of the bindings."""
-        return f"{self._stem}bound:{exchange}"
-
-    def fanout(self, exchange: str) -> str:
-        """Stream: the exchange's broadcast messages, without those of parts."""
-        return f"{self._stem}fanout:{exchange}"
+        return f"{self.stem}zone:{slot}:{topic}"
 
     def part(self, exchange: str, part: str) -> str:
         """Stream: the broadcast messages of a part, which is a number or ``*``."""
-        return f"{self._stem}part:{part}:{exchange}"
-
-    def parts(self, exchange: str) -> str:
-        """Hash: part -> until when it has a reader, in ms."""
-        return f"{self._stem}parts:{exchange}"
-
-    def sent(self, producer: str) -> str:
-        """String: the producer's latest broadcast, kept for as long as it may be repeated."""
-        return f"{self._stem}sent:{producer}"
-
-    def speaker(self, topic: str) -> str:
-        """String: the process elected to report what is in the topic."""
-        return f"{self._stem}speaker:{topic}"
-
-    def edition(self, source: str) -> str:
-        """Hash: which edition of a source's schedules is in force, and who puts it."""
-        return f"{self._stem}edition:{source}"
-
-    def editions(self, source: str) -> str:
-        """Sorted set: former editions of a source's schedules -> when they were replaced, in ms."""
-        return f"{self._stem}editions:{source}"
-
-    def users(self, topic: str) -> str:
-        """Sorted set, of a topic that its consumers keep: process -> until when it counts as one,
-        in ms."""
-        return f"{self._stem}users:{topic}"
-
-    def counted(self, topic: str) -> str:
-        """Hash: counter -> number since the topic was declared."""
-        return f"{self._stem}counted:{topic}"
-
-    def minutes(self, topic: str) -> str:
-        """Hash, a ring: the same for each of the last minutes, by the minute's number since the
-        epoch, modulo MINUTES."""
-        return f"{self._stem}minutes:{topic}"
+        return f"{self.stem}part:{part}:{exchange}"
 
 
 class Slot:
