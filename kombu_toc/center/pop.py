@@ -758,7 +758,7 @@ class Deliveries(CenterPart):
                 found.errors[str(part)] = part
                 continue
             if flown is not None:
-                flown.landed(name)
+                del flown[name]  # the reply to it has come
             parts[number] = part
             found.add(topic.name, part)
         return parts

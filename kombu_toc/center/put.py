@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from .. import errors
 from ..errors import ConfigurationError, MessageError, ReplicationError, UniqueError
@@ -71,19 +71,20 @@ class _Batch:
     numbers: their places in the list
     flat: the arguments for the script
     bytes: how long their bodies are together
-    traits: by their places in the list, of those that have any
     """
 
-    __slots__ = ("bytes", "flat", "numbers", "slot", "step", "traits")
+    __slots__ = ("bytes", "flat", "numbers", "slot", "step")
 
     def __init__(self, slot: int, step: int) -> None:
-        self.slot = slot
-        self.step = step
+        self.slot, self.step, self.bytes = slot, step, 0
         self.numbers: list[int] = []
         self.flat: list[Any] = []
-        self.bytes = 0
-        self.traits: dict[int, str] = {}
 
+
+T = TypeVar("T")
+
+#: A message of a list, as callers give it.
+Given: TypeAlias = NewMessage | Mapping[str, Any] | tuple[Any, ...]
 
 #: What a call is remembered by at the server: a producer, and the call's name.
 Publish = tuple[str, str]
@@ -130,28 +131,17 @@ def put_many_call(
     return context.announcing(topic, "put_many", keys, args, parse)
 
 
-class PutMany:
-    """A put of many messages: send what :meth:`next_calls` returns and give the results to
-    :meth:`take`, until there are no more calls; then :meth:`finish` has what became of each.
+class PutMany(CenterPart):
+    """A put of many messages.
 
     Raises MessageError, errors.ActionTimeError or TraitError if a message cannot be put.
     """
 
     def __init__(
-        self,
-        context: Context,
-        commands: Commands,
-        topic: Topic,
-        messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]],
-        names: Names,
-        token: str | None = None,
-        named: Callable[[PutRequest], PutRequest] | None = None,
+        self, core: Core, topic: Topic, messages: Iterable[Given], names: Names, token: str | None
     ) -> None:
-        self._names = names
-        self._token = token
-        self._context = context
-        self._commands = commands
-        self._topic = topic
+        super().__init__(core)
+        self._topic, self._names, self._token = topic, names, token
         self._messages = _read(messages)
         #: of each message a Put, the error of who knows that it was not put or does not know
         #: whether it was, or None if it was not sent
@@ -163,12 +153,12 @@ class PutMany:
         ]
         #: where messages are recorded: each as what is asked for
         self.requests: list[PutRequest] = []
-        if named is not None:
-            self.requests = [named(one) for one in map(self._request, range(len(self._said)))]
-            self._said = [
-                (when, request.traits)
-                for (when, _), request in zip(self._said, self.requests, strict=True)
-            ]
+        if core.recorder is not None:
+            requests = map(self._request, range(len(self._said)))
+            self.requests = [core.recorder.named(topic, one) for one in requests]
+            pairs = zip(self._said, self.requests, strict=True)
+            self._said = [(when, request.traits) for (when, _), request in pairs]
+        self._has_traits = any(traits for _, traits in self._said)
         #: the places of those whose id another one of the list or of the topic has, and of those
         #: that have tokens. Put one by one: a copy is recorded in a key of its id
         self._apart: list[int] = []
@@ -211,18 +201,37 @@ class PutMany:
         token = self._tokens[number]
         return request if token is None else named_by(request, token, time.time())
 
-    def leave_out(self, places: Collection[int]) -> None:
-        """The messages at these places are kept elsewhere."""
-        self._left_out = places
-        for place in places:
-            self.results[place] = Put(self._messages[place].id, ADDED)
+    def run(self) -> list[Put]:
+        """Put them; what became of each. Raises PutManyError, RateLimitedError or ReplicationError
+        if not all are put for sure, or not on enough replicas."""
+        recorder, rows = self._core.recorder, list[Any]()
+        if recorder is not None:
+            self._left_out = recorder.keep_far(self._topic, self.requests)
+            for place in self._left_out:
+                self.results[place] = Put(self._messages[place].id, ADDED)
+            if near := self._near(self.requests):
+                rows = [*recorder.putting(self._topic, near)]
+        while calls := self._next_calls():
+            try:
+                self._take(*self._runner.run_each_put(calls))
+            except BROKEN as exc:  # they may have run or not
+                self._take([exc] * len(calls))
+        self._runner.send_counters()
+        if recorder is not None and rows:
+            # What was refused goes; what perhaps was not put follows.
+            pairs = list(zip(rows, self._near(self.results), strict=True))
+            unknown = [row for row, result in pairs if isinstance(result, BROKEN)]
+            recorder.withdraw(
+                [row for row, result in pairs if not isinstance(result, (Put, *BROKEN))]
+            )
+            recorder.not_put(unknown)
+        return self._finish()
 
-    @property
-    def near_results(self) -> list[Any]:
-        """As :attr:`results`, of those that are not left out."""
-        return [one for place, one in enumerate(self.results) if place not in self._left_out]
+    def _near(self, of: Sequence[T]) -> list[T]:
+        """Of the messages those that are not kept elsewhere."""
+        return [one for place, one in enumerate(of) if place not in self._left_out]
 
-    def next_calls(self) -> list[ScriptCall]:
+    def _next_calls(self) -> list[ScriptCall]:
         """The calls that are to be sent next, together."""
         if self._error is not None:
             return []
@@ -241,17 +250,15 @@ class PutMany:
         return calls or self._next_apart()
 
     def _call(self, batch: _Batch) -> ScriptCall:
-        topic = self._topic
-        numbers, flat, width = batch.numbers, batch.flat, 3
-        self._sent.append(numbers)
-        if batch.traits or topic.declaration.put_gates:
-            traits = (batch.traits.get(number, "") for number in numbers)
+        topic, flat, width = self._topic, batch.flat, 3
+        self._sent.append(batch.numbers)
+        traits = [self._said[number][1] for number in batch.numbers] if self._has_traits else []
+        if any(traits) or topic.declaration.put_gates:
+            traits = traits or [""] * len(batch.numbers)
             rows = zip(flat[::3], flat[1::3], flat[2::3], traits, strict=True)
             flat, width = [value for row in rows for value in row], 4
-        slot = topic.slot(batch.slot)
-        return put_many_call(
-            self._context, topic, slot, batch.step, flat, width, publish_of(self._names.next())
-        )
+        slot, publish = topic.slot(batch.slot), publish_of(self._names.next())
+        return put_many_call(self._context, topic, slot, batch.step, flat, width, publish)
 
     def _next_apart(self) -> list[ScriptCall]:
         calls: list[ScriptCall] = []
@@ -272,7 +279,7 @@ class PutMany:
             self._apart.pop()
         return calls
 
-    def take(self, results: Iterable[Any], shortage: Exception | None = None) -> None:
+    def _take(self, results: Iterable[Any], shortage: Exception | None = None) -> None:
         """The results of the calls that were sent last, or the errors that took their places.
 
         shortage: too few replicas have what they added
@@ -307,13 +314,7 @@ class PutMany:
         self.results[number] = error
         self._refused.append(cast(errors.RateLimitedError, error))
 
-    def fail(self, error: Exception) -> None:
-        """The calls that were sent last have no results: they may have run or not."""
-        self.take([error] * len(self._sent))
-
-    def finish(self) -> list[Put]:
-        """What became of each message. Raises PutManyError, RateLimitedError or ReplicationError if
-        not all are put for sure, or not on enough replicas."""
+    def _finish(self) -> list[Put]:
         found = self.results
         if self._error is not None:
             raise self._not_all()
@@ -367,7 +368,6 @@ class PutMany:
                 apart.append(number)
                 continue
             ids.add(id)
-            when, traits = self._said[number]
             place = slot_of(basis or id, slots), step_of(priority) if priority else 0
             batch = begun.get(place)
             if batch is None or (
@@ -376,10 +376,8 @@ class PutMany:
                 batch = begun[place] = _Batch(*place)
                 made.append(batch)
             batch.numbers.append(number)
-            batch.flat += (id, body, when)
+            batch.flat += (id, body, self._said[number][0])
             batch.bytes += len(body)
-            if traits:
-                batch.traits[number] = traits
         return made
 
 
@@ -407,7 +405,7 @@ def _traits(number: int, message: NewMessage) -> str:
     )
 
 
-def _read(messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]]) -> list[NewMessage]:
+def _read(messages: Iterable[Given]) -> list[NewMessage]:
     """The messages, checked. Raises MessageError, naming the first that cannot be put."""
     read: list[NewMessage] = []
     for number, given in enumerate(messages):
@@ -839,11 +837,7 @@ class Puts(CenterPart):
         return made
 
     def put_many(
-        self,
-        topic: str,
-        messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]],
-        *,
-        token: str | None = None,
+        self, topic: str, messages: Iterable[Given], *, token: str | None = None
     ) -> list[Put]:
         """Add messages, thousands in a round trip; return what became of each, in their order.
 
@@ -867,45 +861,12 @@ class Puts(CenterPart):
         """
         declared = self._registry.agreed(self._registry.topic(topic))
         names = self._names.take()
-        recorder = self._core.recorder
-        named = None if recorder is None else partial(recorder.named, declared)
-        many = PutMany(self._context, self._commands, declared, messages, names, token, named)
+        many = PutMany(self._core, declared, messages, names, token)
         for id, basis in many.admitted():
             self._registry.admit(declared, id, basis)
-        if recorder is None:
-            put = self._put_list(many)
-        else:
-            many.leave_out(far := recorder.keep_far(declared, many.requests))
-            near = [one for place, one in enumerate(many.requests) if place not in far]
-            put = self._put_list(many, recorder.putting(declared, near) if near else ())
+        put = many.run()
         self._names.give(names)
         return put
-
-    def _put_list(self, many: PutMany, rows: Sequence[Any] = ()) -> list[Put]:
-        """Put the messages of a list; rows: what is recorded of each"""
-        while calls := many.next_calls():
-            try:
-                many.take(*self._runner.run_each_put(calls))
-            except BROKEN as exc:
-                many.fail(exc)
-        self._runner.send_counters()
-        if rows:
-            self._settle_rows(rows, many.near_results)
-        return many.finish()
-
-    def _settle_rows(self, rows: Sequence[Any], results: Sequence[Any]) -> None:
-        """Of a list that was put, take back the rows of what was refused; what perhaps was not put
-        follows."""
-        recorder = self._core.recorder
-        assert recorder is not None
-        refused, unknown = [], []
-        for row, result in zip(rows, results, strict=True):
-            if isinstance(result, BROKEN):
-                unknown.append(row)
-            elif not isinstance(result, Put):
-                refused.append(row)
-        recorder.withdraw(refused)
-        recorder.not_put(unknown)
 
 
 def check_if_exists(id: str, if_exists: str, unique: object) -> None:

@@ -308,8 +308,7 @@ class ClaimSweep:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._next_at = 0.0
-        self._turn = 0
+        self._next_at, self._turn = 0.0, 0
         #: topic and number of slots where most of what was looked at was removed
         self._again: set[tuple[str, int]] = set()
 
@@ -320,24 +319,20 @@ class ClaimSweep:
         """
         if now < self._next_at and not self._again:
             return
-        slots = [
-            (topic, number)
-            for topic in topics
-            if topic.declaration.unique
-            for number in range(topic.slot_span)
-        ]
+        unique = (topic for topic in topics if topic.declaration.unique)
+        slots = [(topic, number) for topic in unique for number in range(topic.slot_span)]
         if now >= self._next_at:
             at = self._turn % len(slots) if slots else 0
             chosen = (slots[at:] + slots[:at])[:SLOTS_PER_PASS]
-            self._turn = at + len(chosen)
-            self._next_at = now + INTERVAL
+            self._turn, self._next_at = at + len(chosen), now + INTERVAL
         else:
             chosen = [s for s in slots if (s[0].name, s[1]) in self._again][:SLOTS_PER_PASS]
-        self._again = set()
         calls = [sweep_call(topic.slot(number)) for topic, number in chosen]
-        for (topic, number), found in zip(chosen, self._runner.run_each(calls), strict=True):
-            if isinstance(found, tuple) and found[1] > found[0] / 2 and found[0] == LOOK:
-                self._again.add((topic.name, number))
+        self._again = {
+            (topic.name, number)
+            for (topic, number), found in zip(chosen, self._runner.run_each(calls), strict=True)
+            if isinstance(found, tuple) and found[1] > found[0] / 2 and found[0] == LOOK
+        }
 
 
 # -- upkeep

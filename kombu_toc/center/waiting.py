@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import InitVar, dataclass
 from functools import partial
 from itertools import count
 from math import inf
@@ -477,24 +478,17 @@ LONGEST = round(1000 * (LOOK_OF_MANY + PLACE_KEPT))
 Pop = Callable[[str, "Choice", "Flown"], Popped]
 
 
-class Flown:
-    """The pops of one that waits whose replies have not come: by their names the messages can be
-    had although a reply is lost."""
+class Flown(dict[str, tuple[Topic, Sequence[int]]]):
+    """The pops of one that waits whose replies have not come, by their names: so the messages can
+    be had although a reply is lost. names: makes them"""
 
-    def __init__(self, names: Names) -> None:
-        self.names = names
-        #: topic, slots, name
-        self.away: list[tuple[Topic, Sequence[int], str]] = []
+    names: Names
 
     def name(self, topic: Topic, numbers: Sequence[int]) -> str:
         """The name of a call that pops these slots."""
         name = self.names.next()
-        self.away.append((topic, numbers, name))
+        self[name] = topic, numbers
         return name
-
-    def landed(self, name: str) -> None:
-        """The reply to a call has come, or was an error that says that it has not run."""
-        self.away = [one for one in self.away if one[2] != name]
 
 
 class Waiting:
@@ -532,7 +526,8 @@ class Waiting:
         limit = 1 if choice.limit is None else choice.limit
         if limit < 1:
             raise ConfigurationError(f"a pop that waits needs a limit of at least 1, not {limit}")
-        flown = Flown(self._names.take())
+        flown = Flown()
+        flown.names = self._names.take()
         try:
             return _Pop(self, pop, names, limit, seconds, choice, flown).run()
         finally:
@@ -563,26 +558,24 @@ class Waiting:
             connection.close()
 
 
+@dataclass(eq=False)
 class _Pop:
     """One pop that waits, or is for several topics."""
 
-    def __init__(
-        self,
-        shared: Waiting,
-        pop: Pop,
-        topics: list[str],
-        limit: int,
-        seconds: float,
-        choice: Choice,
-        flown: Flown,
-    ) -> None:
-        self._shared, self._pop, self._topics = shared, pop, topics
-        self._choice, self._flown = choice, flown
-        self._wait = Wait(topics, time.monotonic() + seconds)
+    _shared: Waiting
+    _pop: Pop
+    _topics: list[str]
+    limit: InitVar[int]
+    seconds: InitVar[float]
+    _choice: Choice
+    _flown: Flown
+
+    def __post_init__(self, limit: int, seconds: float) -> None:
+        self._wait = Wait(self._topics, time.monotonic() + seconds)
         self._waits = seconds > 0
         self._found = Gathered(limit)
         self._clock = ServerClock()
-        self._sleep = sleep_of(shared.runner.client)
+        self._sleep = sleep_of(self._shared.runner.client)
         self._connection: WakeConnection | None = None
         #: whether all topics are to be looked into, whoever has done so before
         self._anew = True
@@ -615,7 +608,7 @@ class _Pop:
     def _turn(self) -> bool:
         """Pop what is due, or wait until something may be; whether this is the end."""
         now, wait = time.monotonic(), self._wait
-        if self._flown.away and self._recall():
+        if self._flown and self._recall():
             return True
         if looks := self._looks(now):
             self._anew = False
@@ -701,7 +694,7 @@ class _Pop:
         if popped.errors:  # only the calls of these have not landed
             with suppress(RedisError, *BROKEN):
                 self._recall()
-        self._flown.away.clear()
+        self._flown.clear()
         now = time.monotonic()
         self._found.add(topic, popped)
         if slots is not None or not self._shared.runner.clustered:
@@ -711,12 +704,11 @@ class _Pop:
 
     def _recall(self) -> bool:
         """Get what pops have given whose replies were lost; whether that is anything."""
-        away, shared = self._flown.away, self._shared
-        while away:
-            topic, numbers, name = away[-1]
-            call = shared.commands.recall(topic, numbers, name, visibility=self._choice.visibility)
+        shared, visibility = self._shared, self._choice.visibility
+        for name, (topic, numbers) in reversed(list(self._flown.items())):
+            call = shared.commands.recall(topic, numbers, name, visibility=visibility)
             self._found.add(topic.name, shared.runner.run(call))
-            away.pop()
+            del self._flown[name]
         return bool(self._found)
 
     # -- claims

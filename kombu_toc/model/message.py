@@ -163,27 +163,9 @@ def first_line(data: bytes, id: str, most: int) -> bytes:
     Raises EnvelopeError, saying what is wrong, if it cannot be read.
     """
     if data[:1] in (_DEFLATED, _DEFLATED_WITH_ID):
-        inflater, begin = _inflater(data, id)
-        try:
-            data = inflater.decompress(data[begin:], most)
-        except zlib.error as exc:
-            raise EnvelopeError(f"damaged envelope: {exc}") from exc
+        data, _ = _inflated(data, id, most)
     end = data.find(b"\n", 0, most)
     return data[: most if end < 0 else end]
-
-
-def _inflater(data: bytes, id: str) -> tuple[Any, int]:
-    """What expands a compressed message, and where in it that begins."""
-    preset, begin = DICTIONARY, 1
-    if data[:1] == _DEFLATED_WITH_ID:
-        length, name, begin = int.from_bytes(data[1:2], "big"), _bytes(id), 2
-        if len(name) < length:
-            raise EnvelopeError(
-                f"damaged envelope: it was written under an id of {length} bytes and is read "
-                f"as that of {id!r}; give the id that it is kept under"
-            )
-        preset += name[:length]
-    return zlib.decompressobj(_WINDOW, preset), begin
 
 
 def unpack(data: bytes, id: str = "", most: int = MAX_EXPANDED) -> dict[str, Any]:
@@ -199,56 +181,40 @@ def expand(data: bytes, id: str = "", most: int = MAX_EXPANDED) -> bytes:
 
     Raises EnvelopeError, saying what is wrong, if it cannot be read.
     """
-    form = data[:1]
-    if form in (_DEFLATED, _DEFLATED_WITH_ID):
-        data, is_whole = _inflated(data, id, most)
-        if len(data) > most:
-            raise EnvelopeError(f"damaged envelope: it expands to more than {most} bytes")
-        if not is_whole:
-            raise EnvelopeError("damaged envelope: it ends too early")
-    elif form != _PLAIN:
-        raise _unknown(form)
+    if data[:1] == _PLAIN:
+        return data
+    data, is_cut = _inflated(data, id, most)
+    if is_cut:
+        raise EnvelopeError(f"damaged envelope: it expands to more than {most} bytes")
     return data
 
 
-def unpack_beginning(
-    data: bytes, id: str, most: int, hook: Callable[[dict[str, Any]], Any]
-) -> tuple[dict[str, Any], bool]:
-    """The message stored in `data`, as :func:`unpack` returns it, and whether its body is there:
-    one that expands to more than `most` bytes is left empty.
-
-    hook: reads what Kombu's JSON writes of the types that JSON has not, instead of Kombu
-
-    Raises EnvelopeError, saying what is wrong, if not even its headers can be read.
-    """
-    form, is_whole = data[:1], True
-    if form in (_DEFLATED, _DEFLATED_WITH_ID):
-        data, is_whole = _inflated(data, id, most)
-    elif form != _PLAIN:
-        raise _unknown(form)
-    if len(data) > most and data.find(b"\n", 0, most) < 0:
-        raise EnvelopeError(f"its headers have more than {most:,} bytes")
-    if form == _PLAIN or len(data) <= most:
-        if not is_whole:
-            raise EnvelopeError("damaged envelope: it ends too early")
-        return _parsed(data, hook), True
-    return {**_parsed(data, hook), "body": b""}, False
-
-
 def _inflated(data: bytes, id: str, most: int) -> tuple[bytes, bool]:
-    """What a compressed message expands to, as far as one byte more than `most`, and whether that
-    is its end."""
-    inflater, begin = _inflater(data, id)
+    """What a message expands to, as far as one byte more than `most`, and whether there is more.
+    One that is not compressed is all there."""
+    form, preset, begin = data[:1], DICTIONARY, 1
+    if form == _PLAIN:
+        return data, False
+    if form == _DEFLATED_WITH_ID:
+        length, name, begin = int.from_bytes(data[1:2], "big"), _bytes(id), 2
+        if len(name) < length:
+            raise EnvelopeError(
+                f"damaged envelope: it was written under an id of {length} bytes and is read "
+                f"as that of {id!r}; give the id that it is kept under"
+            )
+        preset += name[:length]
+    elif form != _DEFLATED:
+        raise EnvelopeError(
+            f"unknown envelope version {form!r}: it was written by a newer release, or is damaged"
+        )
+    inflater = zlib.decompressobj(_WINDOW, preset)
     try:
-        return inflater.decompress(data[begin:], most + 1), inflater.eof
+        data = inflater.decompress(data[begin:], most + 1)
     except zlib.error as exc:
         raise EnvelopeError(f"damaged envelope: {exc}") from exc
-
-
-def _unknown(form: bytes) -> EnvelopeError:
-    return EnvelopeError(
-        f"unknown envelope version {form!r}: it was written by a newer release, or is damaged"
-    )
+    if len(data) <= most and not inflater.eof:
+        raise EnvelopeError("damaged envelope: it ends too early")
+    return data, len(data) > most
 
 
 def _parsed(data: bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> dict[str, Any]:
@@ -535,10 +501,15 @@ def look(data: bytes, id: str = "", most: int = MOST) -> tuple[dict[str, Any], s
 
     Raises EnvelopeError, saying what is wrong, if it cannot be read.
     """
-    message, is_whole = unpack_beginning(data, id, most, _typed)
+    plain, is_cut = _inflated(data, id, most)
+    if len(plain) > most and plain.find(b"\n", 0, most) < 0:
+        raise EnvelopeError(f"its headers have more than {most:,} bytes")
+    message = _parsed(plain, _typed)
+    if is_cut:
+        message["body"] = b""
     if _is_deep((message["headers"], message["properties"], message["content-type"])):
         raise EnvelopeError(f"its headers are nested deeper than {DEPTH} levels")
-    return message, "" if is_whole else _too_large(len(data), most)
+    return message, _too_large(len(data), most) if is_cut else ""
 
 
 def read_content(message: dict[str, Any], most: int = MOST) -> Content:
