@@ -25,7 +25,7 @@ from .center.center import TimeoutCenter
 from .center.runner import BROKEN
 from .client.errors import read_memory
 from .errors import PartialError, TocError
-from .metrics import Lateness, read_metrics, read_script_times
+from .metrics import read_metrics, read_script_times
 from .model.results import Missing
 
 __all__ = ("TimeoutCenterCollector", "metrics_text", "registry_of")
@@ -211,11 +211,8 @@ class TimeoutCenterCollector(Collector):
         partly = {one.topic for one in missing}
         for name in self._names:
             topic = self._center.registry.known(name)
-            if (
-                name in partly
-                or topic is None
-                or not (topic.declaration.gates or topic.declaration.put_gates)
-            ):
+            said = None if topic is None or name in partly else topic.declaration
+            if said is None or not (said.gates or said.put_gates):
                 continue
             found = self._center.queues.usage(name)
             for one in found.limits:
@@ -249,7 +246,8 @@ class TimeoutCenterCollector(Collector):
             for event, number in measured.totals.items():
                 yield "events", (measured.topic, event), number
             late = measured.lateness
-            bounds = [(_bound(bound), number) for bound, number in _cumulated(late)]
+            every = late.up_to()  # every other bound: each is twice the one before
+            bounds = [(_bound(bound), number) for bound, number in (*every[:-1:2], every[-1])]
             yield "lateness_seconds", (measured.topic,), bounds, late.us / 1_000_000
 
     def _scripts(self) -> _Samples:
@@ -261,13 +259,6 @@ class TimeoutCenterCollector(Collector):
         for memory in read_memory(self._center.client):
             yield "memory_used_bytes", (memory.server,), memory.used
             yield "memory_max_bytes", (memory.server,), memory.most
-
-
-def _cumulated(lateness: Lateness) -> list[tuple[float, int]]:
-    """Pairs of (seconds, number delivered no later), for every other bound: each is twice the one
-    before."""
-    found = lateness.up_to()
-    return [*found[:-1:2], found[-1]]
 
 
 def _bound(seconds: float) -> str:

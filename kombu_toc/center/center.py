@@ -163,15 +163,12 @@ class TimeoutCenter:
         grace: float | None = None,
     ) -> None:
         _check(client, prefix, limits, metrics)
-        for name, value in (
-            *([] if slots is None else [("slots", slots)]),
-            ("retries", retries),
-            ("wait_replicas", wait_replicas),
-            ("wait_timeout", wait_timeout),
-            ("pop_bytes", pop_bytes),
-            *([] if grace is None else [("grace", grace)]),
-        ):
-            _OPTIONS[name].check(name, value)
+        # As _OPTIONS has them; what is None there is not said.
+        fewest = 1 if slots is None else slots
+        least = 0 if grace is None else grace
+        said = (fewest, retries, wait_replicas, wait_timeout, pop_bytes, least)
+        for (name, kind), value in zip(_OPTIONS.items(), said, strict=True):
+            kind.check(name, value)
         self.client = client
         self.keys = keys = Keys(prefix)
         self.metrics = metrics or Metrics()

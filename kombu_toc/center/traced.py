@@ -17,10 +17,10 @@ from ..model.delivery import read_receipt
 from ..model.results import Delivery, Popped, Put, Settled
 from ..scripts.call import microseconds
 from ..tracing import Tracing, tracing_of
-from .calls import NewMessage
 from .center import TimeoutCenter
 from .consumption import Loops
 from .pop import Deliveries, Given
+from .put import Given as NewMany
 from .put import Puts
 
 _FIELDS = ("id", "body", "at", "delay")
@@ -85,15 +85,12 @@ class TracedPuts(_Traced):
         **how: Any,
     ) -> Put:
         """As :meth:`.put.Puts.put`."""
-        with self._sending(topic, id, body, at, delay):
+        headers = headers_of(body, id) if isinstance(body, bytes) else {}
+        with self._tracing.sending(topic, id, headers, _due_us(at, delay)):
             return self._part.put(topic, id, body, at=at, delay=delay, **how)
 
     def put_many(
-        self,
-        topic: str,
-        messages: Iterable[NewMessage | Mapping[str, Any] | tuple[Any, ...]],
-        *,
-        token: str | None = None,
+        self, topic: str, messages: Iterable[NewMany], *, token: str | None = None
     ) -> list[Put]:
         """As :meth:`.put.Puts.put_many`."""
         some = list(messages)
@@ -104,12 +101,6 @@ class TracedPuts(_Traced):
         headers = (headers_of(body, id) for id, body, _, _ in made if isinstance(body, bytes))
         with self._tracing.putting(topic, headers, len(some), soonest or None):
             return self._part.put_many(topic, some, token=token)
-
-    def _sending(
-        self, topic: str, id: str, body: bytes, at: float | None, delay: float | None
-    ) -> Any:
-        headers = headers_of(body, id) if isinstance(body, bytes) else {}
-        return self._tracing.sending(topic, id, headers, _due_us(at, delay))
 
 
 class TracedDeliveries(_Traced):
@@ -143,7 +134,8 @@ class TracedDeliveries(_Traced):
     def _settled(
         self, operation: str, settle: Callable[[list[Any]], Settled], messages: Given
     ) -> Settled:
-        given = _listed(messages)
+        # One, or several, that are gone through more than once.
+        given = [messages] if isinstance(messages, (Delivery, str, bytes)) else list(messages)
         if not given:
             return settle(given)
         with self._settling(operation, given) as count:
@@ -181,7 +173,7 @@ class TracedDeliveries(_Traced):
         return self._tracing.settling(operation, found, reason)
 
 
-def _read(message: NewMessage | Mapping[str, Any] | tuple[Any, ...]) -> tuple[Any, Any, Any, Any]:
+def _read(message: NewMany) -> tuple[Any, Any, Any, Any]:
     """Id, body, action time and delay of one of many; what is wrong with it, the center says."""
     if isinstance(message, Mapping):
         return tuple(map(message.get, _FIELDS))  # type: ignore[return-value]
@@ -195,10 +187,3 @@ def _due_us(at: float | None, delay: float | None) -> int | None:
     except (ActionTimeError, TypeError):  # it is no time: the center says so
         return None
     return at_us if after_us is None else time.time_ns() // 1000 + after_us
-
-
-def _listed(messages: Given) -> list[Any]:
-    """One message, or several, that are gone through more than once."""
-    if isinstance(messages, (Delivery, str, bytes)):
-        return [messages]
-    return list(messages)

@@ -137,8 +137,7 @@ def is_still(token: str, score: int) -> bool:
 
 def encoded_key_in(token: str) -> str | None:
     """The key that a token has, as scripts know it; None if it has none."""
-    found = _KEY.search(token) if ";" in token else None
-    return found[1] if found else None
+    return _found(_KEY, token)
 
 
 def key_in(token: str) -> str | None:
@@ -150,14 +149,18 @@ def key_in(token: str) -> str | None:
 
 def name_in(token: str) -> str | None:
     """The name of its put that a token has; None if it has none."""
-    found = _NAME.search(token) if ";" in token else None
-    return found[1] if found else None
+    return _found(_NAME, token)
 
 
 def unique_in(token: str) -> str | None:
     """The unique key that a token has, as its sender named it; None if it has none."""
-    found = _UNIQUE.search(token) if ";" in token else None
-    return key_of_name(decode_key(found[1])) if found else None
+    unique = _found(_UNIQUE, token)
+    return None if unique is None else key_of_name(decode_key(unique))
+
+
+def _found(trait: re.Pattern[str], token: str) -> str | None:
+    found = trait.search(token) if ";" in token else None
+    return found[1] if found else None
 
 
 def origin_in(token: str, slot: int) -> tuple[int, str]:
@@ -260,15 +263,11 @@ def shown(receipt: str) -> str:
 def _is_sound(fields: Any) -> bool:
     if not isinstance(fields, list) or len(fields) != 7:
         return False
-    topic, slot, step, id, score, limit, birth = fields
-    numbers = (
-        (slot, MAX_SLOTS - 1),
-        (step, _LAST_STEP),
-        (score, LAST_MS * 1000 + 999),
-        (limit, TRIED),
-    )
+    topic, *numbers, birth = fields
+    id = numbers.pop(2)
+    bounds = zip(numbers, (MAX_SLOTS - 1, _LAST_STEP, LAST_MS * 1000 + 999, TRIED), strict=True)
     return all(isinstance(text, str) for text in (topic, id, birth)) and all(
-        type(number) is int and 0 <= number <= most for number, most in numbers
+        type(number) is int and 0 <= number <= most for number, most in bounds
     )
 
 

@@ -177,7 +177,7 @@ def test_a_queue_that_is_declared_again_while_what_expired_is_deleted_stays(
 @contextmanager
 def other_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patched:
-        patched.setattr(topics, "_user", "another")
+        patched.setattr(topics, "_user", lambda pid: "another")
         yield
 
 
