@@ -167,20 +167,8 @@ class Change(NamedTuple):
     was_sent: Callable[[], None]  #: to be called when Redis has it
 
 
-logger = logging.getLogger(__name__)
-
-#: Seconds between two sendings; the same if only idle pops are new; and after a failure.
-INTERVAL = 5.0
-IDLE_INTERVAL = 60.0
-PAUSE = 60.0
-
-
-#: Adds counters up in Redis: the :class:`.center.runner.Runner` of a timeout center.
-Outlet: TypeAlias = Any
-
-
-class Metrics:
-    """The counters of this process for one server and prefix, and when they were sent.
+class Counters:
+    """What this process has counted for one server and prefix.
 
     active: whether anything is counted at all
     """
@@ -195,9 +183,6 @@ class Metrics:
         self._unread = TopicCounts()
         #: the values of scripts that Redis has
         self._scripts_sent: dict[str, int] = {}
-        self.reset()
-        if active:
-            _all.add(self)
 
     def counts(self, topic: Topic) -> TopicCounts:
         """The counters of a topic."""
@@ -256,13 +241,38 @@ class Metrics:
             values[f"{script}:us"] = round(seconds * 1_000_000)
         return values
 
-    # -- sends the counters of a process to Redis
-    #
-    # Every few seconds a process adds its changes to the totals in Redis, from the lease keeper's
-    # thread if it has one, otherwise after a publish. Nothing is sent if nothing has changed. A
-    # failure is logged and raises nothing: the last seconds of a process may be missing. Redis has
-    # the totals of each topic and those of each of the last minutes, by its own clock, until the
-    # topic is deleted.
+
+# -- sends the counters of a process to Redis
+#
+# Every few seconds a process adds its changes to the totals in Redis, from the lease keeper's
+# thread
+# if it has one, otherwise after a publish. Nothing is sent if nothing has changed. A failure is
+# logged and raises nothing: the last seconds of a process may be missing. Redis has the totals of
+# each topic and those of each of the last minutes, by its own clock, until the topic is deleted.
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two sendings; the same if only idle pops are new; and after a failure.
+INTERVAL = 5.0
+IDLE_INTERVAL = 60.0
+PAUSE = 60.0
+
+
+#: Adds counters up in Redis: the :class:`.center.runner.Runner` of a timeout center.
+Outlet: TypeAlias = Any
+
+
+class Metrics(Counters):
+    """The counters of this process for one server and prefix, and when they were sent.
+
+    active: whether anything is counted at all
+    """
+
+    def __init__(self, *, active: bool = True) -> None:
+        super().__init__(active=active)
+        self.reset()
+        if active:
+            _all.add(self)
 
     @classmethod
     def of(cls, identity: Hashable) -> Metrics:
