@@ -186,11 +186,7 @@ def show_found(session: Session, found: list[Found]) -> None:
 # -- celery toc cancel
 
 
-@cli.command("""
-celery -A shop toc cancel 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
-celery -A shop toc cancel 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes --json
-celery -A shop toc cancel --queue mail --task shop.mail.remind --until 2h
-""")
+@cli.command
 @selection_options
 @cli.flag(
     "--in-flight",
@@ -211,20 +207,24 @@ def cancel(
     biz_id: str | None,
     biz_type: str | None,
     keep_results: bool,
-    yes: bool,
     **filters: Any,
 ) -> None:
     """Delete messages: a task that waits never runs, and its result is REVOKED.
 
     Name ids, or select by --queue, --task, --state, --since and --until: then all that wait and
     match. A message that a worker has already is left to it, which is reported (exit code 4).
+
+    Examples:
+    celery -A shop toc cancel 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
+    celery -A shop toc cancel 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes --json
+    celery -A shop toc cancel --queue mail --task shop.mail.remind --until 2h
     """
     given = Filters(**filters)
     if biz_id is not None or biz_type is not None:
         if biz_id is None or ids or in_flight or given.any:
             raise click.UsageError("--biz-id, with or without --biz-type, goes without the others")
         results = _Results(session, keep_results)
-        _cancel_business(session, biz_id, biz_type, yes, results)
+        _cancel_business(session, biz_id, biz_type, results)
         results.finish()
         return
     named = check_usage(ids, given)
@@ -232,9 +232,9 @@ def cancel(
         raise click.UsageError("--in-flight goes with ids; filters select waiting messages only")
     results = _Results(session, keep_results)
     if named:
-        _cancel_ids(session, ids, given.queue, in_flight, yes, results)
+        _cancel_ids(session, ids, given.queue, in_flight, results)
     else:
-        _cancel_matching(session, given, yes, results)
+        _cancel_matching(session, given, results)
     results.finish()
 
 
@@ -243,7 +243,6 @@ def _cancel_ids(
     ids: tuple[str, ...],
     queue: str | None,
     in_flight: bool,
-    yes: bool,
     results: _Results,
 ) -> None:
     center = session.center
@@ -255,9 +254,9 @@ def _cancel_ids(
         if session.as_json:
             session.json({"results": [], "schedules": []})
         return
-    if not yes:
+    if not session.yes:
         show_found(session, found)
-    session.confirm(f"Delete {counted(len(found), 'message')}?", yes)
+    session.confirm(f"Delete {counted(len(found), 'message')}?")
     present = [id for id in dict.fromkeys(ids) if id not in missing]
     done = session.ask(center.cancel, present, topic=queue, in_flight=in_flight)
     shown = []
@@ -291,14 +290,14 @@ def _tell_cancelled(
 
 
 def _cancel_business(
-    session: Session, biz_id: str, biz_type: str | None, yes: bool, results: _Results
+    session: Session, biz_id: str, biz_type: str | None, results: _Results
 ) -> None:
     library = session.center.library
-    if not yes:
+    if not session.yes:
         page = library.find(biz_id=biz_id, biz_type=biz_type, status="pending", limit=1000)
         number = len(page.records)
         if number:
-            session.confirm(f"Cancel {counted(number, 'message')} of {biz_id!r}?", yes)
+            session.confirm(f"Cancel {counted(number, 'message')} of {biz_id!r}?")
     done = library.cancel(biz_id=biz_id, biz_type=biz_type)
     shown = [_tell_cancelled(session, each, each.state.replace(" ", "-"), results) for each in done]
     if session.as_json:
@@ -307,13 +306,13 @@ def _cancel_business(
         session.complain(f"nothing is pending of business id {biz_id!r}", cli.NOT_FOUND)
 
 
-def _cancel_matching(session: Session, given: Filters, yes: bool, results: _Results) -> None:
+def _cancel_matching(session: Session, given: Filters, results: _Results) -> None:
     matching = Matching(session, given)
     cancelled = late = 0
     schedules: set[str] = set()
     number = matching.count()
     if number:
-        session.confirm(f"Cancel {counted(number, 'message')}{matching.described}?", yes)
+        session.confirm(f"Cancel {counted(number, 'message')}{matching.described}?")
         with session.progress("Cancelling", number) as bar:
             for page in matching.pages():
                 for each in session.ask(session.center.cancel, page, dead=False):
@@ -380,11 +379,7 @@ class _Results:
 # -- celery toc reschedule and run
 
 
-@cli.command("""
-celery -A shop toc reschedule 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --countdown 1h30m
-celery -A shop toc reschedule 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --eta 2030-12-24T18:00+01:00
-celery -A shop toc reschedule --queue mail --task shop.mail.remind --until 2h --countdown 1d
-""")
+@cli.command
 @selection_options
 @cli.option("--eta", "TIME", "ISO 8601; without an offset, in the app's time zone.")
 @cli.option("--countdown", "SPAN", "From now: seconds, or 1h30m, 2d.")
@@ -394,13 +389,17 @@ def reschedule(
     ids: tuple[str, ...],
     eta: str | None,
     countdown: float | None,
-    yes: bool,
     **filters: Any,
 ) -> None:
     """Give messages that wait another time.
 
     Name ids, or say which by --queue, --task, --state, --since and --until: then all that wait
     and match. One that is in flight or dead is left as it is (exit code 4).
+
+    Examples:
+    celery -A shop toc reschedule 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --countdown 1h30m
+    celery -A shop toc reschedule 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --eta 2030-12-24T18:00+01:00
+    celery -A shop toc reschedule --queue mail --task shop.mail.remind --until 2h --countdown 1d
     """
     given = Filters(**filters)
     named = check_usage(ids, given)
@@ -413,27 +412,28 @@ def reschedule(
     else:
         to = session.now + (countdown or 0.0) if at is None else at
         to_text = f"to {cli.local_iso(to, session.zone)}"
-        _move_matching(session, given, to, f"Reschedule {{}} {to_text}?", yes)
+        _move_matching(session, given, to, f"Reschedule {{}} {to_text}?")
 
 
-@cli.command("""
-celery -A shop toc run 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
-celery -A shop toc run --queue mail --task shop.mail.remind
-""")
+@cli.command
 @selection_options
 @cli.yes_option
-def run(session: Session, ids: tuple[str, ...], yes: bool, **filters: Any) -> None:
+def run(session: Session, ids: tuple[str, ...], **filters: Any) -> None:
     """Make messages that wait due now.
 
     Name ids, or say which by --queue, --task, --state, --since and --until: then all that wait
     and match. One that is in flight or dead is left as it is (exit code 4): `dead requeue` runs
     dead ones.
+
+    Examples:
+    celery -A shop toc run 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
+    celery -A shop toc run --queue mail --task shop.mail.remind
     """
     given = Filters(**filters)
     if check_usage(ids, given):
         _move_ids(session, ids, given.queue, {})
     else:
-        _move_matching(session, given, None, "Run {} now?", yes)
+        _move_matching(session, given, None, "Run {} now?")
 
 
 def _move_ids(
@@ -462,16 +462,14 @@ def _move_ids(
         session.screen.json({"results": results})
 
 
-def _move_matching(
-    session: Session, given: Filters, to: float | None, question: str, yes: bool
-) -> None:
+def _move_matching(session: Session, given: Filters, to: float | None, question: str) -> None:
     when: dict[str, Any] = {} if to is None else {"at": to}
     session.center.reschedule([], **when)  # refuses an invalid time
     matching = Matching(session, given)
     number = matching.count()
     moved = late = 0
     if number:
-        session.confirm(question.format(f"{counted(number, 'message')}{matching.described}"), yes)
+        session.confirm(question.format(f"{counted(number, 'message')}{matching.described}"))
         with session.progress("Rescheduling", number) as bar:
             for page in matching.pages(skip=_has_time(session, to)):
                 for each in session.ask(session.center.reschedule, page, **when):
@@ -511,24 +509,28 @@ dead = cli.Group(
 )
 
 
-@cli.command("""
-celery -A shop toc dead list --queue mail --since -1d
-celery -A shop toc dead list --task 'shop.tasks.*' --json
-""")
+@cli.command
 @cli.queue_option
 @messages.paging
 def list_(session: Session, queue: str | None, **which: Any) -> None:
-    """Dead messages in the order in which they died, with the reason and the last error."""
+    """Dead messages in the order in which they died, with the reason and the last error.
+
+    Examples:
+    celery -A shop toc dead list --queue mail --since -1d
+    celery -A shop toc dead list --task 'shop.tasks.*' --json
+    """
     messages.show_page(session, queue, "dead", **which)
 
 
-@cli.command("""
-celery -A shop toc dead show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
-""")
+@cli.command
 @click.argument("id", shell_complete=cli.complete_dead_id)
 @cli.queue_option
 def show(session: Session, id: str, queue: str | None) -> None:
-    """All of a dead message, decoded."""
+    """All of a dead message, decoded.
+
+    Examples:
+    celery -A shop toc dead show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
+    """
     found = session.ask(session.center.get, id, topic=session.queue(queue))
     gone = [each for each in found if each.state == "dead"]
     if found and not gone:
@@ -547,28 +549,30 @@ _dead_options = cli.together(
 )
 
 
-@cli.command("""
-celery -A shop toc dead requeue 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
-celery -A shop toc dead requeue --queue mail --task shop.tasks.remind --yes
-""")
+@cli.command
 @_dead_options
 def requeue(session: Session, **which: Any) -> None:
     """Put dead messages back into their queues, due now, with all their retries.
 
     Name ids, or a --queue, a --task or both, or --all.
+
+    Examples:
+    celery -A shop toc dead requeue 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
+    celery -A shop toc dead requeue --queue mail --task shop.tasks.remind --yes
     """
     _apply(session, "requeue", "requeued", session.center.dead.requeue, **which)
 
 
-@cli.command("""
-celery -A shop toc dead purge 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes
-celery -A shop toc dead purge --queue mail
-""")
+@cli.command
 @_dead_options
 def purge(session: Session, **which: Any) -> None:
     """Delete dead messages for good.
 
     Name ids, or a --queue, a --task or both, or --all.
+
+    Examples:
+    celery -A shop toc dead purge 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes
+    celery -A shop toc dead purge --queue mail
     """
     _apply(session, "purge", "purged", session.center.dead.purge, **which)
 
@@ -583,7 +587,6 @@ def _apply(
     queue: str | None,
     task: str | None,
     every: bool,
-    yes: bool,
 ) -> None:
     if not (ids or queue or task or every):
         raise click.UsageError("say which: ids, --queue, --task or --all")
@@ -612,7 +615,7 @@ def _apply(
         what = counted(number, "dead message")
         what += f" of {task}" if task else ""
         what += f" in {name!r}" if name else ""
-        session.confirm(f"{verb.capitalize()} {what}?", yes)
+        session.confirm(f"{verb.capitalize()} {what}?")
         with session.progress(f"{verb[:-1].capitalize()}ing", number) as bar:
             chosen = list(ids) or None
             number = session.ask(

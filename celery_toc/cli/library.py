@@ -33,27 +33,36 @@ def _changed(session: Session, what: str, otherwise: str, databases: list[str]) 
     session.tell({"databases": databases}, *(lines or [otherwise]))
 
 
-@cli.command("celery -A shop toc library create")
+@cli.command
 def create(session: Session) -> None:
-    """Make the tables in databases that have none. (SQLite's are made when it is first used.)"""
+    """Make the tables in databases that have none. (SQLite's are made when it is first used.)
+
+    Examples:
+    celery -A shop toc library create
+    """
     _changed(session, "Made the tables in", "All tables are there.", session.library.create())
 
 
-@cli.command("celery -A shop toc library upgrade")
+@cli.command
 def upgrade(session: Session) -> None:
-    """Bring the tables of an older release up to date."""
+    """Bring the tables of an older release up to date.
+
+    Examples:
+    celery -A shop toc library upgrade
+    """
     changed = session.library.upgrade()
     _changed(session, "Brought up to date:", "All tables are up to date.", changed)
 
 
-@cli.command("""
-celery -A shop toc library status
-celery -A shop toc library status --json
-""")
+@cli.command
 def status(session: Session) -> None:
     """Show each database, and how many tasks are recorded in which status.
 
     Exit code 1 if a database cannot be used.
+
+    Examples:
+    celery -A shop toc library status
+    celery -A shop toc library status --json
     """
     databases = session.library.status()
     usable = not any(database.problem for database in databases)
@@ -78,16 +87,17 @@ def status(session: Session) -> None:
         session.exit_code = cli.FAILED
 
 
-@cli.command("""
-celery -A shop toc library check
-celery -A shop toc library check --fix --json
-""")
+@cli.command
 @cli.flag("--fix", "Mend what is found.")
 def check(session: Session, fix: bool) -> None:
     """Compare the library with Redis: what is pending, and what waits.
 
     The queues may be in use meanwhile: what is found is looked at again after some seconds. Exit
     code 5 if something is found, also if it is mended.
+
+    Examples:
+    celery -A shop toc library check
+    celery -A shop toc library check --fix --json
     """
     found = session.center.library.check(fix=fix)
     rows = [[one.kind, one.id, one.topic] for one in found]
@@ -101,28 +111,31 @@ def check(session: Session, fix: bool) -> None:
         session.exit_code = cli.FAULTS
 
 
-@cli.command("""
-celery -A shop toc library prune
-celery -A shop toc library prune --days 7
-""")
+@cli.command
 @cli.option(
     "--days", "DAYS", "Keep the history of so many days.", type=click.FloatRange(1), default=30.0
 )
 def prune(session: Session, days: float) -> None:
-    """Drop the history of earlier days, by whole days. What is pending stays."""
+    """Drop the history of earlier days, by whole days. What is pending stays.
+
+    Examples:
+    celery -A shop toc library prune
+    celery -A shop toc library prune --days 7
+    """
     dropped = session.library.prune(days)
     session.tell({"dropped": dropped}, f"Dropped {counted(dropped, 'day')} of history.")
 
 
-@cli.command("""
-celery -A shop toc library rebuild
-celery -A shop toc library rebuild --json
-""")
+@cli.command
 def rebuild(session: Session) -> None:
     """Put back into Redis what is pending and is not there, the soonest first.
 
     After Redis was lost, flushed, or replaced by an empty one. Workers may run and others send
     meanwhile. The command can be stopped and repeated: what is there is not put twice.
+
+    Examples:
+    celery -A shop toc library rebuild
+    celery -A shop toc library rebuild --json
     """
     with session.progress("Rebuilding") as bar:
         done = session.library.rebuild(bar)
@@ -145,16 +158,17 @@ def rebuild(session: Session) -> None:
     )
 
 
-@cli.command("""
-celery -A shop toc library reshard
-celery -A shop toc library reshard --json
-""")
+@cli.command
 def reshard(session: Session) -> None:
     """Move the rows to other databases, or to another number of tables, while they are used.
 
     First give all senders and workers the new layout in toc_library and toc_library_tables, and
     the former one in toc_library_before and toc_library_tables_before: until all is moved, both are
     read. The command can be stopped and repeated. Afterwards take the latter two options away.
+
+    Examples:
+    celery -A shop toc library reshard
+    celery -A shop toc library reshard --json
     """
     with session.progress("Moving") as bar:
         done = session.library.reshard(bar)
@@ -202,11 +216,7 @@ SAID = {
 }
 
 
-@cli.command("""
-celery -A shop toc failures list
-celery -A shop toc failures list --groups
-celery -A shop toc failures list --task 'shop.tasks.*' --exception TimeoutError --since -1d
-""")
+@cli.command
 @cli.queue_option
 @cli.option("--exception", "TYPE", "Only with this type of exception.")
 @cli.flag("--groups", "How many of each task and exception.")
@@ -219,7 +229,13 @@ def list_(
     groups: bool,
     **which: Any,
 ) -> None:
-    """Failed tasks, the latest first."""
+    """Failed tasks, the latest first.
+
+    Examples:
+    celery -A shop toc failures list
+    celery -A shop toc failures list --groups
+    celery -A shop toc failures list --task 'shop.tasks.*' --exception TimeoutError --since -1d
+    """
     part, name = session.center.failures, session.queue(queue)
     earliest, latest = session.time("since", since), session.time("until", until)
     if groups:
@@ -249,13 +265,15 @@ def list_(
     session.say_more(page.after and f"'{page.after}'")
 
 
-@cli.command("""
-celery -A shop toc failures show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
-""")
+@cli.command
 @click.argument("id")
 @cli.queue_option
 def show(session: Session, id: str, queue: str | None) -> None:
-    """The failure of a task: exception, traceback, arguments, worker."""
+    """The failure of a task: exception, traceback, arguments, worker.
+
+    Examples:
+    celery -A shop toc failures show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
+    """
     found = session.ask(session.center.failures.get, id, topic=session.queue(queue))
     if session.as_json:
         session.json({"failures": list(map(described_failure, found))})
@@ -276,15 +294,16 @@ _which = cli.together(
 )
 
 
-@cli.command("""
-celery -A shop toc failures retry 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
-celery -A shop toc failures retry --task shop.tasks.remind --exception TimeoutError --yes
-""")
+@cli.command
 @_which
 def retry(session: Session, **which: Any) -> None:
     """Run failed tasks again: the same ids and arguments, due now, with all their retries.
 
     Name ids, or a --queue, a --task, an --exception, or --all.
+
+    Examples:
+    celery -A shop toc failures retry 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
+    celery -A shop toc failures retry --task shop.tasks.remind --exception TimeoutError --yes
     """
     name, number, chosen = _confirmed(session, "Retry", **which)
     done = kombu_toc.FailuresRetried()
@@ -302,15 +321,16 @@ def retry(session: Session, **which: Any) -> None:
         session.exit_code = max(session.exit_code, cli.PARTIAL)
 
 
-@cli.command("""
-celery -A shop toc failures delete 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes
-celery -A shop toc failures delete --task shop.tasks.remind
-""")
+@cli.command
 @_which
 def delete(session: Session, **which: Any) -> None:
     """Forget failures. Dead letters stay where they are.
 
     Name ids, or a --queue, a --task, an --exception, or --all.
+
+    Examples:
+    celery -A shop toc failures delete 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes
+    celery -A shop toc failures delete --task shop.tasks.remind
     """
     name, number, chosen = _confirmed(session, "Delete", **which)
     if chosen is not None:
@@ -319,15 +339,17 @@ def delete(session: Session, **which: Any) -> None:
     _say_deleted(session, number)
 
 
-@cli.command("""
-celery -A shop toc failures clear --queue mail --yes
-""")
+@cli.command
 @cli.queue_option
 @cli.yes_option
-def clear(session: Session, queue: str | None, yes: bool) -> None:
-    """Forget all failures, of a queue or of all."""
+def clear(session: Session, queue: str | None) -> None:
+    """Forget all failures, of a queue or of all.
+
+    Examples:
+    celery -A shop toc failures clear --queue mail --yes
+    """
     name = session.queue(queue)
-    session.confirm(f"Forget all failures{f' of {name!r}' if name else ''}?", yes)
+    session.confirm(f"Forget all failures{f' of {name!r}' if name else ''}?")
     _say_deleted(session, session.ask(session.center.failures.delete, name))
 
 
@@ -345,7 +367,6 @@ def _confirmed(
     task: str | None,
     exception: str | None,
     every: bool,
-    yes: bool,
 ) -> tuple[str | None, int, dict[str, Any] | None]:
     """The queue, how many failed tasks are meant, and which; None if there are none of these."""
     if not (ids or queue or task or exception or every):
@@ -366,5 +387,5 @@ def _confirmed(
     if not number:
         return name, 0, None
     where = f" in {name!r}" if name else ""
-    session.confirm(f"{verb} {counted(number, 'failed task')}{where}?", yes)
+    session.confirm(f"{verb} {counted(number, 'failed task')}{where}?")
     return name, number, chosen

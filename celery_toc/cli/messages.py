@@ -40,12 +40,7 @@ RECORD_COLUMNS = (
 )
 
 
-@cli.command("""
-celery -A shop toc find --biz-id 42
-celery -A shop toc find --biz-type order --biz-id 42 --status pending --json
-celery -A shop toc find --task shop.mail.remind --since -1d --limit 20
-celery -A shop toc find --failed --task shop.mail.remind --retry
-""")
+@cli.command
 @cli.option("--biz-id", "ID", "Only of this business id.")
 @cli.option("--biz-type", "NAME", "Only of this business type.")
 @cli.choice("--status -s", kombu_toc.STATUSES, "Only of these.", multiple=True)
@@ -77,7 +72,6 @@ def find(
     limit: int | None,
     after: str | None,
     retry: bool,
-    yes: bool,
     **which: Any,
 ) -> None:
     """Find tasks in the library, by the order of their action times.
@@ -88,6 +82,12 @@ def find(
 
     With --retry, all that are found are sent again, each once however often this is done, and not
     more than --limit, if that is given.
+
+    Examples:
+    celery -A shop toc find --biz-id 42
+    celery -A shop toc find --biz-type order --biz-id 42 --status pending --json
+    celery -A shop toc find --task shop.mail.remind --since -1d --limit 20
+    celery -A shop toc find --failed --task shop.mail.remind --retry
     """
     if failed and status:
         raise click.UsageError("give --failed or --status, and not both")
@@ -100,7 +100,7 @@ def find(
             raise click.UsageError(
                 "--retry goes with --failed, or with --status failed or dead, and not with --after"
             )
-        _retry(session, which, wrong, limit, yes)
+        _retry(session, which, wrong, limit)
         return
     page = session.library.find(
         status=(FAILURES if failed else status) or None,
@@ -121,7 +121,7 @@ def _attribute(text: str) -> tuple[str, str]:
 
 
 def _retry(
-    session: Session, which: dict[str, Any], status: tuple[str, ...], limit: int | None, yes: bool
+    session: Session, which: dict[str, Any], status: tuple[str, ...], limit: int | None
 ) -> None:
     library = session.library
     most = min(limit or COUNTED, COUNTED)
@@ -129,7 +129,7 @@ def _retry(
     done = kombu_toc.FailuresRetried()
     if number:
         more = " or more" if number == COUNTED != limit else ""
-        session.confirm(f"Send {counted(number, 'task')}{more} again?", yes)
+        session.confirm(f"Send {counted(number, 'task')}{more} again?")
         with session.progress("Retrying", number) as bar:
             done = library.retry(status=status, limit=limit, on_progress=bar, **which)
     session.tell(
@@ -140,14 +140,15 @@ def _retry(
         session.complain(f"{counted(done.not_kept, 'task')}: the message is not kept", cli.PARTIAL)
 
 
-@cli.command("""
-celery -A shop toc history 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
-""")
+@cli.command
 @click.argument("id", metavar="ID")
 def history(session: Session, id: str) -> None:
     """Show what has become of a task: a line for each message, such as those of its retries.
 
     It needs no Redis. Exit code 3 if the library does not know the id.
+
+    Examples:
+    celery -A shop toc history 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
     """
     records = session.library.history(id)
     if not records:
@@ -380,11 +381,7 @@ paging = cli.together(
 )
 
 
-@cli.command("""
-celery -A shop toc list --queue mail --until 1h
-celery -A shop toc list --task 'shop.tasks.*' --state scheduled --limit 20
-celery -A shop toc list --since 2030-12-24 --until 2030-12-27 --json
-""")
+@cli.command
 @cli.queue_option
 @click.option("--state", "-s", type=State(STATES), help="Only in this state.")
 @paging
@@ -393,6 +390,11 @@ def list_(session: Session, queue: str | None, state: str | None, **which: Any) 
 
     The time of one that waits is when it is due; of one in flight, when its lease ends; of a dead
     one, when it died.
+
+    Examples:
+    celery -A shop toc list --queue mail --until 1h
+    celery -A shop toc list --task 'shop.tasks.*' --state scheduled --limit 20
+    celery -A shop toc list --since 2030-12-24 --until 2030-12-27 --json
     """
     show_page(session, queue, state, **which)
 
@@ -489,10 +491,7 @@ _TIMES = {
 }
 
 
-@cli.command("""
-celery -A shop toc show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
-celery -A shop toc show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --json
-""")
+@cli.command
 @click.argument("id", shell_complete=cli.complete_id)
 @cli.queue_option
 def show(session: Session, id: str, queue: str | None) -> None:
@@ -500,6 +499,10 @@ def show(session: Session, id: str, queue: str | None) -> None:
     with the end of the traceback of a failure.
 
     Messages that share the id, such as a task and its retry, are all shown.
+
+    Examples:
+    celery -A shop toc show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
+    celery -A shop toc show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --json
     """
     found = session.ask(session.center.get, id, topic=session.queue(queue))
     records = session.history(id)

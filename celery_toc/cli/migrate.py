@@ -19,12 +19,7 @@ QUEUES = (Column("queue"), Column("messages", right=True))
 STAYING = (Column("in"), Column("message", fold=True), Column("reason", fold=True))
 
 
-@command("""
-celery -A shop toc migrate redis://localhost:6379/0 --dry-run
-celery -A shop toc migrate redis://localhost:6379/0
-celery -A shop toc migrate redis://localhost:6379/0 -Q mail --yes --json
-celery -A shop toc migrate --to redis://localhost:6379/0
-""")
+@command
 @click.argument("source", metavar="[redis://...]", required=False)
 @option("--to target", "redis://...", "The way back: from the app's broker to this one.")
 @option("--queue -Q queues", "NAME", "Only this queue.", multiple=True)
@@ -42,7 +37,6 @@ def migrate(
     key_prefix: str,
     dry_run: bool,
     force: bool,
-    yes: bool,
 ) -> None:
     """Move all messages from a redis:// broker to the app's, ETA tasks that workers held included;
     or, with --to, back to such a broker.
@@ -50,6 +44,12 @@ def migrate(
     First stop the workers of the broker that has the messages. The command can be repeated, also
     after it was stopped halfway: nothing is lost and nothing is moved twice. Exit code 1 if a
     message stays behind, which is reported, or if a queue or a prefix that was named is not there.
+
+    Examples:
+    celery -A shop toc migrate redis://localhost:6379/0 --dry-run
+    celery -A shop toc migrate redis://localhost:6379/0
+    celery -A shop toc migrate redis://localhost:6379/0 -Q mail --yes --json
+    celery -A shop toc migrate --to redis://localhost:6379/0
     """
     url = source or target
     if url is None or (source is None) == (target is None):
@@ -82,14 +82,14 @@ def migrate(
         if dry_run:
             result = run("Counting", dry_run=True)
         else:
-            if not yes:
+            if not session.yes:
                 preview = run("Counting", dry_run=True)
                 if preview.refused:
                     raise Failure(f"{preview.refused}{OVERRIDE}", FAILED)
                 where = f"{'from' if source else 'to'} {shown}"
                 if preview.moved:
                     session.confirm(
-                        f"Move {counted(preview.moved, 'message')} {where}: {_parts(preview)}?", yes
+                        f"Move {counted(preview.moved, 'message')} {where}: {_parts(preview)}?"
                     )
             result = run("Moving")
     except kombu_toc.ConsumersError as exc:

@@ -74,11 +74,7 @@ schedule = cli.Group(
 )
 
 
-@cli.command("""
-celery -A shop toc schedule list
-celery -A shop toc schedule list --task 'shop.mail.*' --state paused
-celery -A shop toc schedule list --queue mail --json
-""")
+@cli.command
 @cli.queue_option
 @cli.option("--task", "NAME", "Only this task; * and ? match any.")
 @cli.choice("--state -s", ("active", "paused", "ended"), "Only in this state.")
@@ -94,7 +90,13 @@ def list_(
     limit: int,
     after: str | None,
 ) -> None:
-    """The schedules, queue by queue, in the order in which they fire next."""
+    """The schedules, queue by queue, in the order in which they fire next.
+
+    Examples:
+    celery -A shop toc schedule list
+    celery -A shop toc schedule list --task 'shop.mail.*' --state paused
+    celery -A shop toc schedule list --queue mail --json
+    """
     queue = session.queue(queue)
     found: list[Any] = []
     while len(found) < limit:
@@ -122,13 +124,15 @@ def _matches(found: Any, task: str | None, state: str | None, owner: str | None)
     )
 
 
-@cli.command("""
-celery -A shop toc schedule show nightly
-celery -A shop toc schedule show nightly --json
-""")
+@cli.command
 @click.argument("name", metavar="NAME", shell_complete=cli.complete_schedule)
 def show(session: Session, name: str) -> None:
-    """Everything about a schedule: its next firings, and what became of the last ones."""
+    """Everything about a schedule: its next firings, and what became of the last ones.
+
+    Examples:
+    celery -A shop toc schedule show nightly
+    celery -A shop toc schedule show nightly --json
+    """
     found = session.center.schedules.get(name)
     if found is None:
         raise unknown(session, name)
@@ -206,26 +210,38 @@ def _each(
     return _names(run)
 
 
-@cli.command("celery -A shop toc schedule pause nightly")
+@cli.command
 @_each
 def pause(session: Session, name: str) -> tuple[dict[str, Any], str]:
-    """Have schedules fire no more, until `resume`. What has fired already goes on."""
+    """Have schedules fire no more, until `resume`. What has fired already goes on.
+
+    Examples:
+    celery -A shop toc schedule pause nightly
+    """
     found = session.center.schedules.pause(name)
     return described(found), f"Paused {name!r}."
 
 
-@cli.command("celery -A shop toc schedule resume nightly")
+@cli.command
 @_each
 def resume(session: Session, name: str) -> tuple[dict[str, Any], str]:
-    """Have paused schedules fire again, from their next time on."""
+    """Have paused schedules fire again, from their next time on.
+
+    Examples:
+    celery -A shop toc schedule resume nightly
+    """
     found = session.center.schedules.resume(name)
     return described(found), f"Resumed {name!r}: next {_moment(session, found.next) or 'never'}."
 
 
-@cli.command("celery -A shop toc schedule skip nightly")
+@cli.command
 @_each
 def skip(session: Session, name: str) -> tuple[dict[str, Any], str]:
-    """Leave out the next firing of schedules."""
+    """Leave out the next firing of schedules.
+
+    Examples:
+    celery -A shop toc schedule skip nightly
+    """
     before = session.center.schedules.get(name)
     found = session.center.schedules.skip_next(name)
     left = _moment(session, before.next) if before is not None else None
@@ -233,18 +249,19 @@ def skip(session: Session, name: str) -> tuple[dict[str, Any], str]:
     return described(found), said
 
 
-@cli.command("celery -A shop toc schedule run nightly")
+@cli.command
 @_each
 def run(session: Session, name: str) -> tuple[dict[str, Any], str]:
-    """Send the tasks of schedules now, beside their firings."""
+    """Send the tasks of schedules now, beside their firings.
+
+    Examples:
+    celery -A shop toc schedule run nightly
+    """
     id = session.center.schedules.run_now(name)
     return {"name": name, "id": id}, f"Sent {name!r} as {id}."
 
 
-@cli.command("""
-celery -A shop toc schedule backfill nightly --from 2026-11-01 --to 2026-11-20
-celery -A shop toc schedule backfill hourly --from -2d --rate 0.5 --json
-""")
+@cli.command
 @click.argument("name", metavar="NAME", shell_complete=cli.complete_schedule)
 @cli.option("--from start", "TIME", "ISO 8601, or a span ago.", required=True)
 @cli.option("--to end", "TIME", "The end; now unless given.")
@@ -253,7 +270,12 @@ celery -A shop toc schedule backfill hourly --from -2d --rate 0.5 --json
 def backfill(
     session: Session, name: str, start: str, end: str | None, rate: float, limit: int
 ) -> None:
-    """Send the task of a schedule for each time of the past for which no firing has come."""
+    """Send the task of a schedule for each time of the past for which no firing has come.
+
+    Examples:
+    celery -A shop toc schedule backfill nightly --from 2026-11-01 --to 2026-11-20
+    celery -A shop toc schedule backfill hourly --from -2d --rate 0.5 --json
+    """
     bounds = session.time("from", start) or 0.0, session.time("to", end)
     try:
         with session.progress("Sending") as bar:
@@ -268,16 +290,17 @@ def backfill(
     )
 
 
-@cli.command("""
-celery -A shop toc schedule delete nightly
-celery -A shop toc schedule delete nightly hourly --yes --json
-""")
+@cli.command
 @_names
 @cli.yes_option
-def delete(session: Session, names: tuple[str, ...], yes: bool) -> None:
+def delete(session: Session, names: tuple[str, ...]) -> None:
     """Delete schedules with their next firings. What has fired already goes on.
 
     One that an app's beat_schedule has comes back when that setting changes, or by `sync`.
+
+    Examples:
+    celery -A shop toc schedule delete nightly
+    celery -A shop toc schedule delete nightly hourly --yes --json
     """
     found = [(name, session.center.schedules.get(name)) for name in dict.fromkeys(names)]
     for name, one in found:
@@ -285,7 +308,7 @@ def delete(session: Session, names: tuple[str, ...], yes: bool) -> None:
             session.complain(unknown(session, name).format_message(), cli.NOT_FOUND)
     there = [name for name, one in found if one is not None]
     if there:
-        session.confirm(f"Delete {counted(len(there), 'schedule')}: {listed(there)}?", yes)
+        session.confirm(f"Delete {counted(len(there), 'schedule')}: {listed(there)}?")
     deleted = [name for name in there if session.center.schedules.delete(name)]
     session.tell({"deleted": deleted}, f"Deleted {listed(deleted)}." if deleted else "")
 
@@ -389,11 +412,7 @@ class _Json(click.ParamType):  # type: ignore[type-arg]  # Click's is generic fr
         self.fail(f"{value!r} is not JSON such as {self.example}", param, ctx)
 
 
-@cli.command("""
-celery -A shop toc schedule put nightly shop.tidy --cron '0 3 * * *'
-celery -A shop toc schedule put poll shop.poll --every 30s --args '["eu"]' --overlap skip
-celery -A shop toc schedule put dawn shop.lights_off --sun sunrise --at 52.5,13.4
-""")
+@cli.command
 @click.argument("name", metavar="NAME")
 @click.argument("task", metavar="TASK")
 @cli.option(
@@ -451,6 +470,11 @@ def put(
 
     Say --cron, --every or --sun. A schedule that has just these rules stays as it is; otherwise its
     next firing is replaced, and its pause, runs and history stay.
+
+    Examples:
+    celery -A shop toc schedule put nightly shop.tidy --cron '0 3 * * *'
+    celery -A shop toc schedule put poll shop.poll --every 30s --args '["eu"]' --overlap skip
+    celery -A shop toc schedule put dawn shop.lights_off --sun sunrise --at 52.5,13.4
     """
     when = _schedule(cron, every, sun, place)
     rules = {rule: value for rule, value in more.items() if value is not None}
@@ -525,16 +549,17 @@ def _load(session: Session) -> None:
     session.app.finalize()
 
 
-@cli.command("""
-celery -A shop toc schedule sync --dry-run
-celery -A shop toc schedule sync
-""")
+@cli.command
 @_dry_run
 def sync(session: Session, dry_run: bool) -> None:
     """Put what the app has in beat_schedule; remove what it has put and is gone.
 
     Workers do it with toc_beat = True. This command does it at once and in any case, also for a
     release that was taken back. Exit code 1 if an entry cannot be put.
+
+    Examples:
+    celery -A shop toc schedule sync --dry-run
+    celery -A shop toc schedule sync
     """
     _load(session)
     process = f"celery toc schedule sync {uuid.uuid4().hex[:8]}"
@@ -570,11 +595,7 @@ def _report_sync(session: Session, outcome: beat.Outcome, dry_run: bool) -> None
     _say_refused(session, outcome.refused)
 
 
-@cli.command("""
-celery -A shop toc schedule import django --dry-run
-celery -A shop toc schedule import django
-celery -A shop toc schedule import redbeat redis://localhost:6379/1
-""")
+@cli.command
 @click.argument("source", type=click.Choice(("django", "redbeat")))
 @click.argument("url", metavar="[redis://...]", required=False)
 @cli.option("--key-prefix", "TEXT", "redbeat_key_prefix; the app's, or 'redbeat:'.")
@@ -593,6 +614,11 @@ def import_(
     Stop that beat first: what both have runs twice. The command can be repeated: it puts what is
     new or has changed, and removes nothing. Exit code 1 if an entry cannot be taken, which is
     reported.
+
+    Examples:
+    celery -A shop toc schedule import django --dry-run
+    celery -A shop toc schedule import django
+    celery -A shop toc schedule import redbeat redis://localhost:6379/1
     """
     _load(session)
     # Nothing of what is read refers to itself. To look for it takes a ninth of the time.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,10 +37,12 @@ _NO_LIBRARY = (
 class Session:
     """One run of a command."""
 
-    def __init__(self, ctx: click.Context, as_json: bool = False) -> None:
+    def __init__(self, ctx: click.Context, as_json: bool, yes: bool) -> None:
         self.ctx = ctx
         self.app: Celery = ctx.obj.app
         self.as_json = as_json
+        #: whether nothing is asked
+        self.yes = yes
         self.screen = Screen(no_color=ctx.obj.no_color)
         self.exit_code = DONE
         #: slots that did not answer, for their nodes of a Cluster are away
@@ -246,9 +249,10 @@ class Session:
         said += f"; no answer from {', '.join(away)}" if away else ""
         self.complain(said, NOT_FOUND)
 
-    def confirm(self, question: str, yes: bool) -> None:
-        """Ask, unless `yes`; fail if the user declines, or if there is no terminal to ask on."""
-        if yes:
+    def confirm(self, question: str) -> None:
+        """Ask, unless with ``--yes``; fail if the user declines, or if there is no terminal to ask
+        on."""
+        if self.yes:
             return
         if not sys.stdin.isatty():
             raise Failure("cannot ask for confirmation without a terminal; pass --yes", USAGE)
@@ -256,34 +260,24 @@ class Session:
             raise Declined("Cancelled; nothing was changed.", FAILED)
 
 
-def command(example: str) -> Callable[[Callable[..., Any]], click.Command]:
+def command(function: Callable[..., Any]) -> click.Command:
     """Make a command of a function, whose first argument becomes a :class:`Session`. It has
-    ``--json`` beside the options of the function.
+    ``--json`` beside the options of the function, whose docstring is its help and may end with
+    ``Examples:``."""
 
-    example: lines for its help
-    """
+    @click.pass_context
+    @functools.wraps(function)
+    def run(ctx: click.Context, /, as_json: bool, yes: bool = False, **kwargs: Any) -> None:
+        session = Session(ctx, as_json, yes)
+        function(session, **kwargs)
+        for slots in session.missing:
+            Failure(f"no answer from {slots}", PARTIAL).show()
+            session.exit_code = PARTIAL
+        ctx.exit(session.exit_code)
 
-    def make(function: Callable[..., Any]) -> click.Command:
-        @click.pass_context
-        @functools.wraps(function)
-        def run(ctx: click.Context, /, as_json: bool, **kwargs: Any) -> None:
-            session = Session(ctx, as_json)
-            function(session, **kwargs)
-            for slots in session.missing:
-                Failure(f"no answer from {slots}", PARTIAL).show()
-                session.exit_code = PARTIAL
-            ctx.exit(session.exit_code)
-
-        name = function.__name__.rstrip("_")
-        made = click.command(name, cls=Command, example=example)(run)
-        made.params.append(
-            click.Option(
-                ["--json", "as_json"], is_flag=True, help="One JSON document, for scripts."
-            )
-        )
-        return made
-
-    return make
+    made = click.command(function.__name__.rstrip("_"), cls=Command)(run)
+    # Click appends it, behind the others.
+    return cast(click.Command, flag("--json as_json", "One JSON document, for scripts.")(made))
 
 
 # -- times for people and for JSON
@@ -552,18 +546,15 @@ class _Exits(click.Command):
 
 
 class Command(_Exits):
-    """A command.
+    """A command, whose help may end with ``Examples:``."""
 
-    example: lines for its help
-    """
-
-    def __init__(self, *args: Any, example: str, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.example = example
+    def __init__(self, *, help: str, **kwargs: Any) -> None:
+        text, _, self.examples = inspect.cleandoc(help).partition("\nExamples:\n")
+        super().__init__(help=text, **kwargs)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Examples"):
-            for line in self.example.strip().splitlines():
+            for line in self.examples.splitlines():
                 formatter.write(f"  {line.strip()}\n")
 
 

@@ -53,10 +53,7 @@ ANSWER_WITHIN = 1.0
 LATE = ("late_p50_seconds", "late_p99_seconds")
 
 
-@cli.command("""
-celery -A shop toc status
-celery -A shop toc status mail --json
-""")
+@cli.command
 @cli.queues_argument
 @cli.flag("--all -a every", "Also reply queues with nothing in them.")
 @cli.flag("--running", "Also ask the workers which tasks they run.")
@@ -68,6 +65,10 @@ def status(session: Session, queues: tuple[str, ...], every: bool, running: bool
     until they begin. So with Celery's default a task that runs is not in flight; --running asks the
     workers. Dead: given up on. Far: in the task library only, and so in no other number. Consumers:
     processes that take from the queue. Memory: what its messages use in Redis, an estimate.
+
+    Examples:
+    celery -A shop toc status
+    celery -A shop toc status mail --json
     """
     rows = survey(session, queues, every=every, memory=True)
     server = server_of(session)
@@ -272,38 +273,40 @@ FAULT_COLUMNS = (
 )
 
 
-@cli.command("""
-celery -A shop toc check
-celery -A shop toc check mail --json
-""")
+@cli.command
 @cli.queues_argument
 def check(session: Session, queues: tuple[str, ...]) -> None:
     """Look through queues for inconsistencies, such as an id without a body.
 
     The queues may be in use meanwhile. Exit code 5 if something is found.
+
+    Examples:
+    celery -A shop toc check
+    celery -A shop toc check mail --json
     """
     center = session.center
     if _report(session, _found(session, center.admin.check, session.queues(queues))):
         session.exit_code = cli.FAULTS
 
 
-@cli.command("""
-celery -A shop toc repair
-celery -A shop toc repair mail --yes --json
-""")
+@cli.command
 @cli.queues_argument
 @cli.yes_option
-def repair(session: Session, queues: tuple[str, ...], yes: bool) -> None:
+def repair(session: Session, queues: tuple[str, ...]) -> None:
     """Mend what `check` finds.
 
     The queues may be in use meanwhile. An id without a body is removed; a body without an id goes
     to the dead messages.
+
+    Examples:
+    celery -A shop toc repair
+    celery -A shop toc repair mail --yes --json
     """
     center, names = session.center, session.queues(queues)
-    if not yes:
+    if not session.yes:
         found = len(_found(session, center.admin.check, names))
         if found:
-            session.confirm(f"Repair {counted(found, 'inconsistency')}?", yes)
+            session.confirm(f"Repair {counted(found, 'inconsistency')}?")
     _report(session, _found(session, center.admin.repair, names))
 
 
@@ -346,11 +349,7 @@ class _Address(click.ParamType):  # type: ignore[type-arg]  # Click's is generic
         return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-@cli.command("""
-celery -A shop toc metrics
-celery -A shop toc metrics --serve :9808
-celery -A shop toc metrics --serve 127.0.0.1:9808
-""")
+@cli.command
 @cli.option(
     "--serve address",
     "[HOST]:PORT",
@@ -362,6 +361,11 @@ def metrics(session: Session, address: tuple[str, int] | None) -> None:
 
     Without --serve they are printed once. One exporter is enough for any number of workers:
     everything is read from Redis.
+
+    Examples:
+    celery -A shop toc metrics
+    celery -A shop toc metrics --serve :9808
+    celery -A shop toc metrics --serve 127.0.0.1:9808
     """
     try:
         from .. import metrics as exporter
@@ -414,10 +418,7 @@ LIMIT_COLUMNS = (
 )
 
 
-@cli.command("""
-celery -A shop toc limits
-celery -A shop toc limits mail --json
-""")
+@cli.command
 @cli.queues_argument
 def limits(session: Session, queues: tuple[str, ...]) -> None:
     """Show what queues limit, what is used of it, and what waits for it.
@@ -425,6 +426,10 @@ def limits(session: Session, queues: tuple[str, ...]) -> None:
     Used: of a rate, how many of those that may come at once; of `concurrency`, how many run; of
     a limit of each key, how many keys it holds back (`key rate`), of how many something runs, or
     how many take turns. Next in: when the next may start. Waiting: messages that are due.
+
+    Examples:
+    celery -A shop toc limits
+    celery -A shop toc limits mail --json
     """
     usages = []
     for name in session.queues(queues):
@@ -609,11 +614,7 @@ AWAY = (RedisError, kombu_toc.TocError, OSError)
 MIN_WINDOW, WINDOW = 15.0, 30.0
 
 
-@cli.command("""
-celery -A shop toc top
-celery -A shop toc top mail --span 1h --interval 2
-celery -A shop toc top --count 10 --json
-""")
+@cli.command
 @cli.queues_argument
 @cli.option("--interval -i", "SPAN", "Time between two looks.", default="1")
 @cli.option("--span", "SPAN", "How far the time line reaches.", default="10m")
@@ -625,6 +626,11 @@ def top(
 
     q or Ctrl-C ends it. Without a terminal it prints a line for each queue and look; with --json,
     a JSON document for each look. While Redis is away it says so, and keeps trying.
+
+    Examples:
+    celery -A shop toc top
+    celery -A shop toc top mail --span 1h --interval 2
+    celery -A shop toc top --count 10 --json
     """
     if not span:
         raise click.UsageError("--span must be more than 0")

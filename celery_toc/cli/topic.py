@@ -138,16 +138,17 @@ _ALTERABLE = (*(name for name in kombu_toc.LIMITS if name not in _DECLARED_ONCE)
 # -- commands
 
 
-@cli.command("""
-celery -A shop toc topic list
-celery -A shop toc topic list --json
-""")
+@cli.command
 @cli.queues_argument
 @cli.flag("--all -a every", "Also queues that expire.")
 def list_(session: Session, queues: tuple[str, ...], every: bool) -> None:
     """Show what each queue is declared with.
 
     A value in parentheses is the app's own: the queue was declared without.
+
+    Examples:
+    celery -A shop toc topic list
+    celery -A shop toc topic list --json
     """
     descriptions = []
     for name in session.queues(queues):
@@ -158,24 +159,28 @@ def list_(session: Session, queues: tuple[str, ...], every: bool) -> None:
     session.show(shown, COLUMNS, map(_line, descriptions), NO_QUEUES)
 
 
-@cli.command("""
-celery -A shop toc topic show mail
-celery -A shop toc topic show mail --json
-""")
+@cli.command
 @_queue
 def show(session: Session, queue: str) -> None:
-    """Show what a queue is declared with, where each limit comes from, and what is in it."""
+    """Show what a queue is declared with, where each limit comes from, and what is in it.
+
+    Examples:
+    celery -A shop toc topic show mail
+    celery -A shop toc topic show mail --json
+    """
     [queue] = session.queues([queue])
     _show(session, session.ask(session.center.queues.describe, queue))
 
 
-@cli.command("""
-celery -A shop toc topic declare mail --slots 16 --retries 3
-""")
+@cli.command
 @_queue
 @_limit_options((*_DECLARED_ONCE, *_ALTERABLE), False)
 def declare(session: Session, queue: str, **limits: Any) -> None:
-    """Declare a queue before anybody uses it. Refused if there is one of that name."""
+    """Declare a queue before anybody uses it. Refused if there is one of that name.
+
+    Examples:
+    celery -A shop toc topic declare mail --slots 16 --retries 3
+    """
     if queue in session.center.queues.names():
         raise cli.Failure(
             f"there is a queue {queue!r}; 'celery toc topic set {queue}' changes its limits",
@@ -185,13 +190,7 @@ def declare(session: Session, queue: str, **limits: Any) -> None:
     _show(session, session.ask(session.center.queues.describe, queue))
 
 
-@cli.command("""
-celery -A shop toc topic set mail --retries 3 --visibility 5m
-celery -A shop toc topic set mail --visibility default
-celery -A shop toc topic set mail --rate 100/s --key-concurrency 1
-celery -A shop toc topic set mail --rate none
-celery -A shop toc topic set mail --target https://shop.example.com/hook
-""")
+@cli.command
 @_queue
 @_limit_options(_ALTERABLE, True)
 def set_(session: Session, queue: str, **limits: Any) -> None:
@@ -199,6 +198,13 @@ def set_(session: Session, queue: str, **limits: Any) -> None:
 
     What limits starts, keys and puts (--rate and those below it) is taken away by `none`.
     Workers and senders know within five seconds. Another number of slots: `reshard`.
+
+    Examples:
+    celery -A shop toc topic set mail --retries 3 --visibility 5m
+    celery -A shop toc topic set mail --visibility default
+    celery -A shop toc topic set mail --rate 100/s --key-concurrency 1
+    celery -A shop toc topic set mail --rate none
+    celery -A shop toc topic set mail --target https://shop.example.com/hook
     """
     asked = {name: limits[name] for name in _ALTERABLE if limits[name] is not None}
     wanted = {name: None if value == DEFAULT else value for name, value in asked.items()}
@@ -319,26 +325,29 @@ _queues = click.argument(
 )
 
 
-@cli.command("""
-celery -A shop toc pause mail
-celery -A shop toc pause mail news --json
-""")
+@cli.command
 @_queues
 def pause(session: Session, queues: tuple[str, ...]) -> None:
     """Have no worker take anything from queues, until `resume`.
 
     Tasks can be sent as usual; what becomes due waits. What workers have taken already goes on.
     Workers know within five seconds; a worker that is started later knows at once.
+
+    Examples:
+    celery -A shop toc pause mail
+    celery -A shop toc pause mail news --json
     """
     _set_paused(session, queues, True)
 
 
-@cli.command("""
-celery -A shop toc resume mail
-""")
+@cli.command
 @_queues
 def resume(session: Session, queues: tuple[str, ...]) -> None:
-    """Have workers take from paused queues again, within five seconds."""
+    """Have workers take from paused queues again, within five seconds.
+
+    Examples:
+    celery -A shop toc resume mail
+    """
     _set_paused(session, queues, False)
 
 
@@ -355,17 +364,18 @@ def _set_paused(session: Session, queues: tuple[str, ...], paused: bool) -> None
     )
 
 
-@cli.command("""
-celery -A shop toc purge mail
-celery -A shop toc purge mail --yes --json
-""")
+@cli.command
 @_queue
 @cli.yes_option
-def purge(session: Session, queue: str, yes: bool) -> None:
+def purge(session: Session, queue: str) -> None:
     """Delete all messages of a queue that wait, due or not: scheduled tasks too.
 
     What workers have and what is dead stays; `dead purge` deletes that. Results are not touched:
     `cancel --queue` marks them REVOKED.
+
+    Examples:
+    celery -A shop toc purge mail
+    celery -A shop toc purge mail --yes --json
     """
     [queue] = session.queues([queue])
     counts = session.center.counts(queue)
@@ -374,7 +384,6 @@ def purge(session: Session, queue: str, yes: bool) -> None:
         session.confirm(
             f"Delete {counted(counts.waiting, 'message')} in {queue!r} "
             f"({counts.ready:,} ready, {counts.scheduled:,} scheduled)?",
-            yes,
         )
         with session.progress("Purging", counts.waiting) as bar:
             purged = session.center.queues.purge(queue, on_progress=bar)
@@ -387,18 +396,19 @@ def purge(session: Session, queue: str, yes: bool) -> None:
     )
 
 
-@cli.command("""
-celery -A shop toc delete old-mail
-celery -A shop toc delete old-mail --force --yes
-""")
+@cli.command
 @_queue
 @cli.flag("--force", "Also with messages in it, and while it is consumed.")
 @cli.yes_option
-def delete(session: Session, queue: str, force: bool, yes: bool) -> None:
+def delete(session: Session, queue: str, force: bool) -> None:
     """Delete a queue: its declaration, counters and bindings; with --force also its messages.
 
     Without --force it is refused while the queue holds anything, or a worker consumes it. Who
     sends to it, or consumes it, later declares it anew.
+
+    Examples:
+    celery -A shop toc delete old-mail
+    celery -A shop toc delete old-mail --force --yes
     """
     [queue] = session.queues([queue])
     counts, held = session.center.counts(queue), []
@@ -423,7 +433,7 @@ def delete(session: Session, queue: str, force: bool, yes: bool) -> None:
             )
     number = sum(counts)
     what = f"with {counted(number, 'message')} ({', '.join(held)})" if held else "which is empty"
-    session.confirm(f"Delete {queue!r}, {what}?", yes)
+    session.confirm(f"Delete {queue!r}, {what}?")
     with session.app.connection_for_write() as connection:
         # And its bindings, whoever has made them: by those it would be filled again.
         connection.default_channel.queue_delete(queue)
@@ -446,10 +456,7 @@ def _power_of_two(ctx: click.Context, param: click.Parameter, slots: int) -> int
     return slots
 
 
-@cli.command("""
-celery -A shop toc reshard mail --slots 32
-celery -A shop toc reshard mail --slots 4 --wait 10m --yes --json
-""")
+@cli.command
 @click.argument("queue", shell_complete=cli.complete_queue)
 @cli.option(
     "--slots -s",
@@ -469,14 +476,16 @@ celery -A shop toc reshard mail --slots 4 --wait 10m --yes --json
     "--settle", "SPAN", "How long producers may take to learn of the new number.", default="35s"
 )
 @cli.yes_option
-def reshard(
-    session: Session, queue: str, slots: int, wait: float, settle: float, yes: bool
-) -> None:
+def reshard(session: Session, queue: str, slots: int, wait: float, settle: float) -> None:
     """Give a queue another number of slots, while producers and workers use it.
 
     Nothing is lost and nothing runs early. If it is stopped halfway, run it again: it continues.
     Exit code 1 if messages are left that could not be moved yet, such as those that a worker has:
     they are delivered as usual; run it again later to finish.
+
+    Examples:
+    celery -A shop toc reshard mail --slots 32
+    celery -A shop toc reshard mail --slots 4 --wait 10m --yes --json
     """
     center = session.center
     session.queues([queue])
@@ -485,7 +494,7 @@ def reshard(
         raise cli.Failure(f"there is no queue {queue!r}", cli.NOT_FOUND)
     before = declared.slots
     if before != slots:
-        session.confirm(f"Give {queue!r} {slots} slots instead of {before}?", yes)
+        session.confirm(f"Give {queue!r} {slots} slots instead of {before}?")
         if not session.as_json:
             session.screen.say(
                 f"Waiting until the producers of {queue!r} know of {slots} slots.", "dim"

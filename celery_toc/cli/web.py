@@ -20,11 +20,7 @@ from .session import Failure, Session, command, flag, option
 # -- celery toc web
 
 
-@command("""
-celery -A shop toc web
-celery -A shop toc web --allow 'shop.*'
-celery -A shop toc web --host 0.0.0.0 --port 8088 --tokens tokens.txt
-""")
+@command
 @server_options("An argument")
 @option(
     "--allow -t",
@@ -40,6 +36,11 @@ def web(
 
     Without tokens it listens on this machine's loopback only. `python -m kombu_toc.http
     --new-token NAME` makes a token.
+
+    Examples:
+    celery -A shop toc web
+    celery -A shop toc web --allow 'shop.*'
+    celery -A shop toc web --host 0.0.0.0 --port 8088 --tokens tokens.txt
     """
     from ..web import api_for_app, load_tasks
 
@@ -55,17 +56,18 @@ def web(
 # -- celery toc notify
 
 
-@command("""
-celery -A shop toc topic set mail --target https://shop.example.com/hook
-python -m kombu_toc.notify --new-secret https://shop.example.com >secrets.txt
-celery -A shop toc notify --secrets secrets.txt
-""")
+@command
 @notifier_options
 def notify(session: Session, **options: Any) -> None:
     """Send what is due of queues with a target there, by HTTP, until Ctrl-C.
 
     Any number of these share the work. `celery toc topic set QUEUE --target URL` gives a queue a
     target.
+
+    Examples:
+    celery -A shop toc topic set mail --target https://shop.example.com/hook
+    python -m kombu_toc.notify --new-secret https://shop.example.com >secrets.txt
+    celery -A shop toc notify --secrets secrets.txt
     """
     from ..app.task import broker_of
 
