@@ -5,8 +5,9 @@ filters.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import click
 from celery.backends.base import DisabledBackend
@@ -34,20 +35,13 @@ WAITING = ("scheduled", "ready")
 #: all have times within this span.
 MOVED_WITHIN = 0.1
 
-
-class _WithId(Protocol):
-    @property
-    def id(self) -> str: ...
-
-
-T = TypeVar("T", bound=_WithId)
-
+NONE = "No messages match."
 
 #: What selects waiting messages.
 selection_options = cli.together(
-    click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=cli.complete_id),
+    cli.ids_argument(cli.complete_id),
     cli.queue_option,
-    cli.option("--task", "NAME", "Only tasks of that name; * and ? match any."),
+    cli.task_option,
     cli.choice("--state -s", WAITING, "Only in this state."),
     cli.option(
         "--since",
@@ -58,129 +52,104 @@ selection_options = cli.together(
 )
 
 
-class Filters(NamedTuple):
-    """The options that select messages, as they were given."""
+def _changed(
+    session: Session,
+    question: str,
+    label: str,
+    change: Callable[[list[Found]], Any],
+    skip: Callable[[Found], bool] = lambda found: False,
+    *,
+    queue: str | None,
+    task: str | None,
+    state: str | None,
+    since: str | None,
+    until: str | None,
+) -> Iterator[Any]:
+    """Ask, and then change the waiting messages that match the filters; yield the result of each.
 
-    queue: str | None
-    task: str | None
-    state: str | None
-    since: str | None
-    until: str | None
-
-    @property
-    def any(self) -> bool:
-        return any(value is not None for value in self)
-
-
-def check_usage(ids: tuple[str, ...], filters: Filters) -> bool:
-    """Return whether ids were named. Fails unless there are either ids or filters."""
-    rest = filters._replace(queue=None)
-    if ids and rest.any:
-        raise click.UsageError("give ids, or --task, --state, --since and --until, and not both")
-    if not ids and not filters.any:
-        raise click.UsageError("say which: ids, --queue, --task, --state, --since or --until")
-    return bool(ids)
-
-
-class Matching:
-    """The waiting messages that match filters.
-
-    described: the filters in words, for a question: `` of shop.remind in 'mail'``
+    question: with ``{}`` for how many, and which
+    skip: whether to leave a message out, such as one that this very command has moved
     """
-
-    def __init__(self, session: Session, filters: Filters) -> None:
-        self._session = session
-        self._queue = session.queue(filters.queue)
-        self._task = filters.task
-        _, self._since, self._until = messages.narrowed(
-            session, filters.state, *messages.bounds(session, filters.since, filters.until)
-        )
-        self.described = _described(session, filters, self._queue)
-
-    def count(self) -> int:
-        """How many messages match now."""
-        center, ask = self._session.center, self._session.ask
-        no_filters = (self._task, self._since, self._until) == (None, None, None)
-        if no_filters and self._queue is not None:
-            return ask(center.counts, self._queue).waiting
-        with self._session.looking(messages.named(self._task), self._queue, "waiting") as where:
-            return ask(
-                center.count,
-                self._queue,
-                state="waiting",
-                since=self._since,
-                until=self._until,
-                where=where,
+    center, queue = session.center, session.queue(queue)
+    bounds = messages.bounds(session, since, until)
+    _, *times = messages.narrowed(session, state, *bounds)
+    which: dict[str, Any] = {"state": "waiting", "since": times[0], "until": times[1]}
+    where = messages.named(task)
+    if queue is not None and (task, *times) == (None, None, None):
+        number = session.ask(center.counts, queue).waiting
+    else:
+        with session.looking(where, queue, "waiting") as look:
+            number = session.ask(center.count, queue, where=look, **which)
+    if not number:
+        return
+    words = [counted(number, "message")]
+    words += [f"of {task}"] if task else []
+    words += [] if queue is None else [f"in {queue!r}"]
+    due = zip(("due from {} on", "due before {}"), bounds, strict=True)
+    words += [said.format(cli.local_iso(at, session.zone)) for said, at in due if at is not None]
+    session.confirm(question.format(" ".join(words)))
+    done = 0
+    after: str | None = ""
+    with session.progress(label, number) as bar:
+        while after is not None:
+            page = session.ask(
+                center.scan, queue, where=where, limit=PAGE, after=after or None, **which
             )
-
-    def pages(self, skip: Callable[[Found], bool] = lambda found: False) -> Iterator[list[Found]]:
-        """Yield the messages in pages.
-
-        skip: whether to leave a message out, such as one that this very command has moved
-        """
-        after = None
-        while True:
-            page = self._session.ask(
-                self._session.center.scan,
-                self._queue,
-                state="waiting",
-                since=self._since,
-                until=self._until,
-                where=messages.named(self._task),
-                limit=PAGE,
-                after=after,
-            )
-            if found := [message for message in page.messages if not skip(message)]:
-                yield found
+            found = [one for one in page.messages if not skip(one)]
+            for each in session.ask(change, found) if found else ():
+                done += 1
+                yield each
+            bar(done)
             after = page.after
-            if after is None:
-                return
 
 
-def _described(session: Session, filters: Filters, queue: str | None) -> str:
-    """Filters in words, for a question: `` of shop.remind in 'mail'``."""
-    said = []
-    if filters.task:
-        said.append(f"of {filters.task}")
-    if queue is not None:
-        said.append(f"in {queue!r}")
-    since, until = messages.bounds(session, filters.since, filters.until)
-    if since is not None:
-        said.append(f"due from {cli.local_iso(since, session.zone)} on")
-    if until is not None:
-        said.append(f"due before {cli.local_iso(until, session.zone)}")
-    return "".join(f" {part}" for part in said)
+def _tell_changed(session: Session, shown: dict[str, Any], done: str, schedules: Any = ()) -> None:
+    """Say how many messages that matched were changed, and that it was too late for others."""
+    late = shown["late"]
+    session.tell(shown, done if any(shown.values()) else NONE, notes=[skipped(schedules)])
+    if late and not session.as_json:
+        session.complain(f"too late for {counted(late, 'message')}: a worker has it", cli.TOO_LATE)
 
 
 def look_up(
-    session: Session, ids: tuple[str, ...], queue: str | None
+    session: Session, ids: Sequence[str], queue: str | None, *, dead: bool = False
 ) -> tuple[list[Found], list[str]]:
-    """Look messages up by the ids that were named.
+    """Look messages up by the ids that were named; report those without one.
 
-    Returns the messages, and the ids without a message. An id also finds copies that share it.
+    dead: only dead ones
+
+    Returns the messages, and the ids that have some. An id also finds copies that share it.
     """
-    found = session.ask(session.center.get, ids, topic=session.queue(queue))
-    names = {one.id for one in found} | {one.id.rpartition("#")[0] for one in found}
-    return found, [id for id in dict.fromkeys(ids) if id not in names]
+    every = session.ask(session.center.get, ids, topic=session.queue(queue))
+    states = {one.id: one.state for one in every}
+    found = [one for one in every if one.state == "dead" or not dead]
+    names = {name for one in found for name in (one.id, one.id.rpartition("#")[0])}
+    there = []
+    for id in dict.fromkeys(ids):
+        if id in names:
+            there.append(id)
+        elif id in states:
+            session.complain(f"{id!r} is {states[id]}, not dead", cli.NOT_FOUND)
+        else:
+            session.complain_of_none(id)
+    return found, there
 
 
-def in_order(ids: Iterable[str], done: Iterable[T]) -> list[T]:
-    """Sort results by the order in which the ids were named."""
-    places = {id: at for at, id in enumerate(dict.fromkeys(ids))}
+def _in_order(session: Session, ids: Iterable[str], found: list[Found], done: Any) -> list[Any]:
+    """Sort results by the order in which the ids were named; report what has gone since it was
+    found."""
+    for _, id in sorted({(one.topic, one.id) for one in found}.difference(map(_place, done))):
+        session.complain(f"too late: {id!r} is gone", cli.TOO_LATE)
+    order = {id: at for at, id in enumerate(dict.fromkeys(ids))}
 
-    def place(one: T) -> int:
-        return places.get(one.id, places.get(one.id.rpartition("#")[0], len(places)))
+    def place(one: Any) -> int:
+        return order.get(one.id, order.get(one.id.rpartition("#")[0], len(order)))
 
     return sorted(done, key=place)
 
 
-def show_found(session: Session, found: list[Found]) -> None:
-    """Show the messages of a question, one a line."""
-    for one in found[:MAX_LISTED]:
-        message = messages.describe(session, session.center.task(one))
-        session.screen.say(messages.in_a_line(session, message, one.time_us / 1e6))
-    if len(found) > MAX_LISTED:
-        session.screen.say(f"... and {len(found) - MAX_LISTED:,} more")
+def _place(one: Any) -> tuple[str, str]:
+    return one.topic, one.id
 
 
 # -- celery toc cancel
@@ -219,56 +188,45 @@ def cancel(
     celery -A shop toc cancel 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --yes --json
     celery -A shop toc cancel --queue mail --task shop.mail.remind --until 2h
     """
-    given = Filters(**filters)
-    if biz_id is not None or biz_type is not None:
-        if biz_id is None or ids or in_flight or given.any:
-            raise click.UsageError("--biz-id, with or without --biz-type, goes without the others")
-        results = _Results(session, keep_results)
-        _cancel_business(session, biz_id, biz_type, results)
-        results.finish()
-        return
-    named = check_usage(ids, given)
-    if in_flight and not named:
-        raise click.UsageError("--in-flight goes with ids; filters select waiting messages only")
     results = _Results(session, keep_results)
-    if named:
-        _cancel_ids(session, ids, given.queue, in_flight, results)
+    if biz_id is not None or biz_type is not None:
+        if biz_id is None or ids or in_flight or any(filters.values()):
+            raise click.UsageError("--biz-id, with or without --biz-type, goes without the others")
+        _cancel_business(session, biz_id, biz_type, results)
+    elif cli.are_named(ids, **filters):
+        _cancel_ids(session, ids, filters["queue"], in_flight, results)
+    elif in_flight:
+        raise click.UsageError("--in-flight goes with ids; filters select waiting messages only")
     else:
-        _cancel_matching(session, given, results)
+        _cancel_matching(session, results, **filters)
     results.finish()
 
 
 def _cancel_ids(
-    session: Session,
-    ids: tuple[str, ...],
-    queue: str | None,
-    in_flight: bool,
-    results: _Results,
+    session: Session, ids: Sequence[str], queue: str | None, in_flight: bool, results: _Results
 ) -> None:
     center = session.center
-    found, missing = look_up(session, ids, queue)
-    for id in missing:
-        session.complain_of_none(id)
-    before = {(one.topic, one.id): messages.state_of(session, one) for one in found}
+    found, there = look_up(session, ids, queue)
     if not found:
         if session.as_json:
             session.json({"results": [], "schedules": []})
         return
+    before = {_place(one): messages.state_of(session, one) for one in found}
     if not session.yes:
-        show_found(session, found)
+        for one in found[:MAX_LISTED]:
+            message = messages.describe(session, center.task(one))
+            session.screen.say(messages.in_a_line(session, message, one.time_us / 1e6))
+        if len(found) > MAX_LISTED:
+            session.screen.say(f"... and {len(found) - MAX_LISTED:,} more")
     session.confirm(f"Delete {counted(len(found), 'message')}?")
-    present = [id for id in dict.fromkeys(ids) if id not in missing]
-    done = session.ask(center.cancel, present, topic=queue, in_flight=in_flight)
+    done = session.ask(center.cancel, there, topic=queue, in_flight=in_flight)
     shown = []
-    for each in in_order(ids, done):
+    for each in _in_order(session, ids, found, done):
         state = each.state.replace(" ", "-")
         if state == "waiting":
-            state = before.get((each.topic, each.id), "ready")
+            state = before.get(_place(each), "ready")
         shown.append(_tell_cancelled(session, each, state, results, f"; it was {state}"))
     schedules = sorted({one.schedule for one in done if one.schedule})
-    gone = {(one.topic, one.id) for one in found} - {(one.topic, one.id) for one in done}
-    for _, id in sorted(gone):  # since they were looked up
-        session.complain(f"too late: {id!r} is gone", cli.TOO_LATE)
     session.tell({"results": shown, "schedules": schedules}, notes=[skipped(schedules)])
 
 
@@ -306,32 +264,20 @@ def _cancel_business(
         session.complain(f"nothing is pending of business id {biz_id!r}", cli.NOT_FOUND)
 
 
-def _cancel_matching(session: Session, given: Filters, results: _Results) -> None:
-    matching = Matching(session, given)
+def _cancel_matching(session: Session, results: _Results, **filters: Any) -> None:
     cancelled = late = 0
     schedules: set[str] = set()
-    number = matching.count()
-    if number:
-        session.confirm(f"Cancel {counted(number, 'message')}{matching.described}?")
-        with session.progress("Cancelling", number) as bar:
-            for page in matching.pages():
-                for each in session.ask(session.center.cancel, page, dead=False):
-                    cancelled += each.deleted
-                    late += not each.deleted
-                    schedules |= {each.schedule} - {""}
-                    if each.deleted:
-                        results.mark(each)
-                bar(cancelled + late)
-    results_too = f"; {counted(results.marked, 'result')} marked REVOKED" if results.marked else ""
-    done = f"Cancelled {counted(cancelled, 'message')}{results_too}."
-    marked, named = results.marked, sorted(schedules)
-    session.tell(
-        {"cancelled": cancelled, "late": late, "revoked": marked, "schedules": named},
-        done if number else "No messages match.",
-        notes=[skipped(named)],
-    )
-    if late and not session.as_json:
-        session.complain(f"too late for {counted(late, 'message')}: a worker has it", cli.TOO_LATE)
+    change = partial(session.center.cancel, dead=False)
+    for each in _changed(session, "Cancel {}?", "Cancelling", change, **filters):
+        cancelled += each.deleted
+        late += not each.deleted
+        schedules |= {each.schedule} - {""}
+        if each.deleted:
+            results.mark(each)
+    marked, named = len(results.marked), sorted(schedules)
+    too = f"; {counted(marked, 'result')} marked REVOKED" if marked else ""
+    shown = {"cancelled": cancelled, "late": late, "revoked": marked, "schedules": named}
+    _tell_changed(session, shown, f"Cancelled {counted(cancelled, 'message')}{too}.", named)
 
 
 class _Results:
@@ -339,11 +285,11 @@ class _Results:
 
     def __init__(self, session: Session, keep: bool) -> None:
         self._session = session
-        self.marked = 0
+        #: ids of the tasks whose results were marked
+        self.marked: list[str] = []
         #: why results are not marked; empty if the user does not want it
         self._why: str | None = None
         self._failed: Exception | None = None
-        self._revoked: list[str] = []
         if keep:
             self._why = ""
         elif isinstance(session.app.backend, DisabledBackend):
@@ -354,22 +300,19 @@ class _Results:
         if self._why is not None or self._failed is not None or cancelled.state == "in flight":
             return False
         task = self._session.center.task(cancelled)
+        is_dead = cancelled.state == "dead"
         try:
-            done = mark_revoked(
-                self._session.app, task, only_if_not_begun=cancelled.state == "dead"
-            )
+            done = mark_revoked(self._session.app, task, only_if_not_begun=is_dead)
         except Exception as exc:  # a result backend that cannot be reached may raise anything
             self._failed = exc
             return False
-        self.marked += done
-        if done:
-            self._revoked.append(task.id)
+        self.marked += [task.id] if done else []
         return done
 
     def finish(self) -> None:
         """Have workers list the revoked tasks; report results that could not be marked."""
-        if self._revoked:
-            remember_revoked(self._session.center, self._revoked)
+        if self.marked:
+            remember_revoked(self._session.center, self.marked)
         if self._failed is not None:
             self._session.complain(f"results are not marked REVOKED: {self._failed}", cli.FAILED)
         elif self._why and not self._session.as_json:
@@ -401,18 +344,18 @@ def reschedule(
     celery -A shop toc reschedule 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11 --eta 2030-12-24T18:00+01:00
     celery -A shop toc reschedule --queue mail --task shop.mail.remind --until 2h --countdown 1d
     """
-    given = Filters(**filters)
-    named = check_usage(ids, given)
+    named = cli.are_named(ids, **filters)
     if (eta is None) == (countdown is None):
         raise click.UsageError("give either --eta or --countdown")
     at = session.time("eta", eta)
     if named:
         when: dict[str, Any] = {"delay": countdown} if eta is None else {"at": at}
-        _move_ids(session, ids, given.queue, when)
+        _move_ids(session, ids, filters["queue"], when)
     else:
         to = session.now + (countdown or 0.0) if at is None else at
-        to_text = f"to {cli.local_iso(to, session.zone)}"
-        _move_matching(session, given, to, f"Reschedule {{}} {to_text}?")
+        _move_matching(
+            session, f"Reschedule {{}} to {cli.local_iso(to, session.zone)}?", to, **filters
+        )
 
 
 @cli.command
@@ -429,26 +372,20 @@ def run(session: Session, ids: tuple[str, ...], **filters: Any) -> None:
     celery -A shop toc run 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
     celery -A shop toc run --queue mail --task shop.mail.remind
     """
-    given = Filters(**filters)
-    if check_usage(ids, given):
-        _move_ids(session, ids, given.queue, {})
+    if cli.are_named(ids, **filters):
+        _move_ids(session, ids, filters["queue"], {})
     else:
-        _move_matching(session, given, None, "Run {} now?")
+        _move_matching(session, "Run {} now?", None, **filters)
 
 
 def _move_ids(
-    session: Session, ids: tuple[str, ...], queue: str | None, when: dict[str, Any]
+    session: Session, ids: Sequence[str], queue: str | None, when: dict[str, Any]
 ) -> None:
     session.center.reschedule([], **when)  # refuses an invalid time
-    found, missing = look_up(session, ids, queue)
-    for id in missing:
-        session.complain_of_none(id)
+    found, _ = look_up(session, ids, queue)
     moved = session.ask(session.center.reschedule, found, **when)
-    gone = {(one.topic, one.id) for one in found} - {(one.topic, one.id) for one in moved}
-    for _, id in sorted(gone):  # since they were looked up
-        session.complain(f"too late: {id!r} is gone", cli.TOO_LATE)
     results = []
-    for each in in_order(ids, moved):
+    for each in _in_order(session, ids, found, moved):
         state = each.state.replace(" ", "-")
         if state == "waiting":
             state = "scheduled" if each.time_us > session.now * 1e6 and when else "ready"
@@ -462,41 +399,26 @@ def _move_ids(
         session.screen.json({"results": results})
 
 
-def _move_matching(session: Session, given: Filters, to: float | None, question: str) -> None:
+def _move_matching(session: Session, question: str, to: float | None, **filters: Any) -> None:
+    """to: when they are due: seconds since the epoch; None: now"""
     when: dict[str, Any] = {} if to is None else {"at": to}
-    session.center.reschedule([], **when)  # refuses an invalid time
-    matching = Matching(session, given)
-    number = matching.count()
-    moved = late = 0
-    if number:
-        session.confirm(question.format(f"{counted(number, 'message')}{matching.described}"))
-        with session.progress("Rescheduling", number) as bar:
-            for page in matching.pages(skip=_has_time(session, to)):
-                for each in session.ask(session.center.reschedule, page, **when):
-                    moved += each.moved
-                    late += not each.moved
-                bar(moved + late)
-    due = "now" if to is None else cli.local_iso(to, session.zone)
-    done = f"Rescheduled {counted(moved, 'message')}, due {due}."
-    session.tell({"moved": moved, "late": late}, done if number else "No messages match.")
-    if late and not session.as_json:
-        session.complain(f"too late for {counted(late, 'message')}: a worker has it", cli.TOO_LATE)
-
-
-def _has_time(session: Session, to: float | None) -> Callable[[Found], bool]:
-    """The predicate that a message already has the time that it is to be given.
-
-    A scan in the order of time meets the messages again that this very command has moved.
-    """
-    began = time.monotonic()
+    change: Callable[..., Any] = partial(session.center.reschedule, **when)
+    change([])  # refuses an invalid time
+    began, moved, late = time.monotonic(), 0, 0
 
     def has_time(found: Found) -> bool:
+        """A scan in the order of time meets the messages again that this very command has moved."""
         now = session.now + time.monotonic() - began
         if to is None or to <= now:
             return found.time_us <= (now + MOVED_WITHIN) * 1e6
         return to * 1e6 - 1000 <= found.time_us < (to + MOVED_WITHIN) * 1e6
 
-    return has_time
+    for each in _changed(session, question, "Rescheduling", change, has_time, **filters):
+        moved += each.moved
+        late += not each.moved
+    due = "now" if to is None else cli.local_iso(to, session.zone)
+    done = f"Rescheduled {counted(moved, 'message')}, due {due}."
+    _tell_changed(session, {"moved": moved, "late": late}, done)
 
 
 # -- ``celery toc dead``: see, replay and delete the messages that were given up on
@@ -539,14 +461,7 @@ def show(session: Session, id: str, queue: str | None) -> None:
         messages.show_all(session, id, gone)
 
 
-#: What selects dead messages.
-_dead_options = cli.together(
-    click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=cli.complete_dead_id),
-    cli.queue_option,
-    cli.option("--task", "NAME", "Only tasks of that name; * and ? match any."),
-    cli.flag("--all -a every", "All of them."),
-    cli.yes_option,
-)
+_dead_options = cli.chosen(cli.complete_dead_id)
 
 
 @cli.command
@@ -588,27 +503,15 @@ def _apply(
     task: str | None,
     every: bool,
 ) -> None:
-    if not (ids or queue or task or every):
-        raise click.UsageError("say which: ids, --queue, --task or --all")
-    if ids and (task or every):
-        raise click.UsageError("give ids, or --task or --all, and not both")
-    center, name = session.center, session.queue(queue)
-    if ids:
-        found, _ = look_up(session, ids, name)
-        dead = [one for one in found if one.state == "dead"]
-        names = {one.id for one in dead} | {one.id.rpartition("#")[0] for one in dead}
-        alive = {one.id: one.state for one in found}
-        missing = [id for id in dict.fromkeys(ids) if id not in names]
-        ids = tuple(id for id in dict.fromkeys(ids) if id in names)
-        number = len(dead)
-        for id in missing:
-            if id in alive:
-                session.complain(f"{id!r} is {alive[id]}, not dead", cli.NOT_FOUND)
-            else:
-                session.complain_of_none(id)
+    named = cli.are_named(ids, queue, task=task, all=every)
+    center, name, where = session.center, session.queue(queue), messages.named(task)
+    there: list[str] = []
+    if named:
+        found, there = look_up(session, ids, name, dead=True)
+        number = len(found)
     elif task or name is None:
-        with session.looking(messages.named(task), name, "dead") as where:
-            number = session.ask(center.count, name, state="dead", where=where)
+        with session.looking(where, name, "dead") as look:
+            number = session.ask(center.count, name, state="dead", where=look)
     else:
         number = session.ask(center.counts, name).dead
     if number:
@@ -617,11 +520,6 @@ def _apply(
         what += f" in {name!r}" if name else ""
         session.confirm(f"{verb.capitalize()} {what}?")
         with session.progress(f"{verb[:-1].capitalize()}ing", number) as bar:
-            chosen = list(ids) or None
-            number = session.ask(
-                operation, name, ids=chosen, where=messages.named(task), on_progress=bar
-            )
-    said = "" if session.exit_code else "No messages match."
-    session.tell(
-        {done: number}, f"{done.capitalize()} {counted(number, 'message')}." if number else said
-    )
+            number = session.ask(operation, name, ids=there or None, where=where, on_progress=bar)
+    said = f"{done.capitalize()} {counted(number, 'message')}." if number else NONE
+    session.tell({done: number}, "" if session.exit_code and not number else said)

@@ -283,15 +283,7 @@ def show(session: Session, id: str, queue: str | None) -> None:
         session.complain(f"no failure of {id!r} is kept", cli.NOT_FOUND)
 
 
-#: What selects failed tasks.
-_which = cli.together(
-    click.argument("ids", nargs=-1, metavar="[ID]..."),
-    cli.queue_option,
-    cli.option("--task", "NAME", "Only tasks of that name; * and ? match any."),
-    cli.option("--exception", "TYPE", "Only with this type of exception."),
-    cli.flag("--all -a every", "All of them."),
-    cli.yes_option,
-)
+_which = cli.chosen(None, cli.option("--exception", "TYPE", "Only with this type of exception."))
 
 
 @cli.command
@@ -369,10 +361,7 @@ def _confirmed(
     every: bool,
 ) -> tuple[str | None, int, dict[str, Any] | None]:
     """The queue, how many failed tasks are meant, and which; None if there are none of these."""
-    if not (ids or queue or task or exception or every):
-        raise click.UsageError("say which: ids, --queue, --task, --exception or --all")
-    if ids and (task or exception or every):
-        raise click.UsageError("give ids, or --task, --exception or --all, and not both")
+    cli.are_named(ids, queue, task=task, exception=exception, all=every)
     part, name = session.center.failures, session.queue(queue)
     if ids:
         known = {one.id for one in session.ask(part.get, ids, topic=name)}

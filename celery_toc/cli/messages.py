@@ -375,7 +375,7 @@ paging = cli.together(
         "Only from that time on: ISO 8601, or a span from now such as 1h30m or -2d.",
     ),
     cli.option("--until", "TIME", "Only with a time before that one."),
-    cli.option("--task", "NAME", "Only tasks of that name; * and ? match any."),
+    cli.task_option,
     cli.option("--limit -n", "N", "Messages on a page.", default=50),
     cli.option("--after", "CURSOR", "Go on where another page ended."),
 )

@@ -461,10 +461,33 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 queue_option = option(
     "--queue -Q queue", "NAME", "Only in this queue.", shell_complete=complete_queue
 )
+task_option = option("--task", "NAME", "Only tasks of that name; * and ? match any.")
 queues_argument = click.argument(
     "queues", nargs=-1, metavar="[QUEUE]...", shell_complete=complete_queue
 )
 yes_option = flag("--yes -y", "Do not ask.")
+
+
+def ids_argument(complete: Any = None) -> Callable[[Any], Any]:
+    return click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=complete)
+
+
+def chosen(complete: Any, *more: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What selects dead messages, or failed tasks."""
+    every = flag("--all -a every", "All of them.")
+    return together(ids_argument(complete), queue_option, task_option, *more, every, yes_option)
+
+
+def are_named(ids: Sequence[str], queue: str | None, **others: object) -> bool:
+    """Whether ids are named. Fails unless there are either ids or filters."""
+    *names, last = (f"--{name}" for name in others)
+    words = f"{', '.join(names)} or {last}"
+    narrowed = any(value not in (None, False) for value in others.values())
+    if ids and narrowed:
+        raise click.UsageError(f"give ids, or {words}, and not both")
+    if not (ids or narrowed or queue):
+        raise click.UsageError(f"say which: ids, --queue, {words}")
+    return bool(ids)
 
 
 # -- how a command ends: an exit code, and if it failed one line
