@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from celery import Celery
 from celery.app.backends import by_url
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ..schedules.schedules import Schedules
 
+R = TypeVar("R")
 
 # -- A message of a timeout center, read as a task of Celery's
 
@@ -174,6 +175,17 @@ class Task:
 # -- the timeout center of an app
 
 
+def _of_tasks(method: Callable[..., R]) -> Callable[..., R]:
+    """A method of the center, whose predicate is given a :class:`Task`."""
+
+    @wraps(method)
+    def call(center: TaskCenter, *args: Any, where: Any = None, **options: Any) -> R:
+        call: Callable[..., R] = getattr(center.center, method.__name__)
+        return call(*args, where=center._on_tasks(where), **options)
+
+    return call
+
+
 class TaskCenter(TimeoutCenter):
     """The timeout center of an app's broker. :func:`celery_toc.timeout_center` returns it.
 
@@ -283,74 +295,18 @@ class TaskCenter(TimeoutCenter):
         """
         if isinstance(eta, datetime):
             eta = cast(float, maybe_make_aware(eta, self.app.timezone).timestamp())
-        return self.center.reschedule(
-            task_id,
-            at=at if eta is None else eta,
-            delay=delay if countdown is None else countdown,
-            topic=topic,
-            basis=basis,
-        )
+        when = {"at": at if eta is None else eta}
+        when["delay"] = delay if countdown is None else countdown
+        return self.center.reschedule(task_id, **when, topic=topic, basis=basis)
 
     # -- what a predicate selects: it is given a Task
 
     def _on_tasks(self, where: Callable[[Task], Any] | None) -> Callable[[Any], Any] | None:
         return None if where is None else lambda found: where(self.task(found))
 
-    def scan(  # type: ignore[override]  # where is given a Task
-        self,
-        topic: str | None = None,
-        *,
-        state: str | Collection[str] | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        where: Callable[[Task], Any] | None = None,
-        limit: int = 100,
-        after: str | None = None,
-        size: int | None = None,
-    ) -> kombu_toc.Page:
-        """Read messages in the order of their times: :meth:`kombu_toc.TimeoutCenter.scan`.
-
-        where: only the messages for whose :class:`Task` this is true
-        """
-        return self.center.scan(
-            topic,
-            state=state,
-            since=since,
-            until=until,
-            where=self._on_tasks(where),
-            limit=limit,
-            after=after,
-            size=size,
-        )
-
-    def count(  # type: ignore[override]  # where is given a Task
-        self,
-        topic: str | None = None,
-        *,
-        state: str | Collection[str] | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        where: Callable[[Task], Any] | None = None,
-    ) -> int:
-        """Count the messages that :meth:`scan` would read, page by page."""
-        return self.center.count(
-            topic, state=state, since=since, until=until, where=self._on_tasks(where)
-        )
-
-    def pop(  # type: ignore[override]  # where is given a Task
-        self,
-        topic: str | Iterable[str],
-        limit: int | None = None,
-        *,
-        where: Callable[[Task], Any] | None = None,
-        **options: Any,
-    ) -> kombu_toc.Popped:
-        """Deliver messages to the caller: :meth:`kombu_toc.TimeoutCenter.pop`.
-
-        where: messages for whose :class:`Task` this is true
-        options: the others of that method
-        """
-        return self.center.pop(topic, limit, where=self._on_tasks(where), **options)
+    scan = _of_tasks(TimeoutCenter.scan)
+    count = _of_tasks(TimeoutCenter.count)
+    pop = _of_tasks(TimeoutCenter.pop)
 
 
 class DeadTasks:
@@ -361,29 +317,19 @@ class DeadTasks:
         self._on_tasks = on_tasks
 
     def requeue(
-        self,
-        topic: str | None = None,
-        *,
-        ids: Iterable[str] | None = None,
-        where: Callable[[Task], Any] | None = None,
-        **how: Any,
+        self, topic: str | None = None, *, where: Callable[[Task], Any] | None = None, **how: Any
     ) -> int:
         """Deliver dead messages again: ``dead.requeue`` of :class:`kombu_toc.TimeoutCenter`.
 
         where: only the messages for whose :class:`Task` this is true
         """
-        return int(self._dead.requeue(topic, ids=ids, where=self._on_tasks(where), **how))
+        return int(self._dead.requeue(topic, where=self._on_tasks(where), **how))
 
     def purge(
-        self,
-        topic: str | None = None,
-        *,
-        ids: Iterable[str] | None = None,
-        where: Callable[[Task], Any] | None = None,
-        **how: Any,
+        self, topic: str | None = None, *, where: Callable[[Task], Any] | None = None, **how: Any
     ) -> int:
         """Delete dead messages; return how many. Otherwise as :meth:`requeue`."""
-        return int(self._dead.purge(topic, ids=ids, where=self._on_tasks(where), **how))
+        return int(self._dead.purge(topic, where=self._on_tasks(where), **how))
 
 
 # -- what became of a task whose message is gone: the sources that know it, and what each says
