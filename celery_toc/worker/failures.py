@@ -6,6 +6,7 @@ import inspect
 import time
 from collections.abc import Callable, Collection
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
@@ -48,104 +49,99 @@ def has_failed(exc: BaseException, events: Collection[str]) -> bool:
     return _OTHERWISE.isdisjoint(events)
 
 
-class _Outcome:
-    """Celery's treatment of a request whose task has failed."""
-
-    __slots__ = ("acknowledged", "events", "requeued")
-
-    def __init__(self) -> None:
-        self.acknowledged = False
-        self.requeued = False
-        self.events: set[str] = set()
+#: What is below these layers in the end: a request class of Celery's, which has no types.
+_Request: Any = object
 
 
-def _raised(exc_info: Any) -> BaseException:
-    """The exception that a task has raised, whatever it was wrapped in between processes."""
-    exc: BaseException = exc_info.exception
-    return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
+class _Ending(_Request):  # type: ignore[misc]
+    """A layer of a request class: is told how a task ends, unless it succeeds."""
 
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        exc: BaseException = exc_info.exception
+        if isinstance(exc, ExceptionWithTraceback):  # as it comes from another process
+            exc = exc.exc
+        handle = partial(super().on_failure, exc_info, *args, **kwargs)
+        return self._ends(exc, exc_info.traceback, handle)
 
-def _named_as(base: type, request_class: type) -> type:
-    """Give a request class the name of its base, by which logs and tools know it."""
-    request_class.__qualname__ = request_class.__name__ = base.__name__
-    request_class.__module__ = base.__module__
-    return request_class
+    def on_timeout(self, soft: bool, timeout: float) -> Any:
+        handle = partial(super().on_timeout, soft, timeout)
+        return handle() if soft else self._ends(TimeLimitExceeded(timeout), None, handle)
+
+    def _ends(self, exc: BaseException, traceback: object, handle: Callable[[], Any]) -> Any:
+        """Have Celery handle it.
+
+        traceback: None at a time limit
+        """
+        return handle()
 
 
 @cache
-def dying(base: type) -> type:
-    """A request class whose message goes to DeadQueue when its task has failed for good."""
-    if getattr(base, "dies_on_failure", False):
-        return base
+def layered(base: type, *layers: type, mask: Any = None) -> type:
+    """A request class with these layers, the outermost first.
 
-    class Request(base):  # type: ignore[misc]  # Celery has no types
-        dies_on_failure = True
-        _outcome: _Outcome | None = None
-        _is_settled = False
+    mask: hides arguments before a failure is kept
+    """
+    # Logs and tools know it by the name of its base.
+    own = {"__module__": base.__module__, "__qualname__": base.__name__, "celerys": base}
+    if _Recorded in layers:
+        own["on_success"] = base.on_success  # type: ignore[attr-defined]
+    return type(base.__name__, (*layers, _Ending, base), {**own, "mask": mask})
 
-        def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-            exc = _raised(exc_info)
-            handle = partial(super().on_failure, exc_info, *args, **kwargs)
-            if isinstance(exc, _NO_FAILURE):
-                return handle()
-            return self._settling(exc, exc_info.traceback, handle)
 
-        def on_timeout(self, soft: bool, timeout: float) -> Any:
-            handle = partial(super().on_timeout, soft, timeout)
-            return handle() if soft else self._settling(TimeLimitExceeded(timeout), "", handle)
+class Dying(_Ending):
+    """Its message goes to DeadQueue when its task has failed for good."""
 
-        def _settling(
-            self, exc: BaseException, traceback: object, handle: Callable[[], Any]
-        ) -> Any:
-            """Have Celery handle a failure, and settle the message as that has come out."""
-            late = self.task.acks_late
-            if self._outcome is not None or self._is_settled or (late and self.acknowledged):
-                return handle()
-            message = self.message
-            message.reason, message.error = REASON, report(exc, traceback)
-            was_acknowledged = self.acknowledged
-            outcome = self._outcome = _Outcome()
-            try:
-                return handle()
-            finally:
-                self._outcome = None
-                if outcome.acknowledged or was_acknowledged:
-                    self._settle(outcome, exc, was_acknowledged)
+    #: Celery's treatment of the failure, while that goes on
+    _outcome: Any = None
+    _is_settled = False
 
-        def _settle(self, outcome: _Outcome, exc: BaseException, was_acknowledged: bool) -> None:
-            lives = outcome.requeued or not has_failed(exc, outcome.events)
-            self._is_settled = self.is_dead = not lives
-            if not lives and was_acknowledged:
-                if isinstance(self.message, kombu_toc.Message):
-                    self.message.bury(self.message.reason, self.message.error)
-            elif not lives:
-                super().reject(requeue=False)
-            elif not was_acknowledged:
-                super().acknowledge()
+    def _ends(self, exc: BaseException, traceback: object, handle: Callable[[], Any]) -> Any:
+        handle = partial(super()._ends, exc, traceback, handle)
+        late = self.task.acks_late
+        if isinstance(exc, _NO_FAILURE) or self._outcome is not None or self._is_settled:
+            return handle()
+        if late and self.acknowledged:
+            return handle()
+        message = self.message
+        message.reason, message.error = REASON, report(exc, traceback)
+        was_acknowledged = self.acknowledged
+        outcome = self._outcome = SimpleNamespace(acknowledged=False, requeued=False, events=set())
+        try:
+            return handle()
+        finally:
+            self._outcome = None
+            if outcome.acknowledged or was_acknowledged:
+                lives = outcome.requeued or not has_failed(exc, outcome.events)
+                self._is_settled = self.is_dead = not lives
+                if not lives and was_acknowledged:
+                    if isinstance(message, kombu_toc.Message):
+                        message.bury(message.reason, message.error)
+                elif not lives:
+                    super().reject(requeue=False)
+                elif not was_acknowledged:
+                    super().acknowledge()
 
-        def acknowledge(self) -> None:
-            if self._outcome is None:
-                # Celery acknowledges it when it begins. If its worker is lost, it has failed.
-                if not self.task.acks_late and isinstance(self.message, kombu_toc.Message):
-                    self.message.dies_if_lost = True
-                super().acknowledge()
-            else:
-                self._outcome.acknowledged = True
+    def acknowledge(self) -> None:
+        if self._outcome is None:
+            # Celery acknowledges it when it begins. If its worker is lost, it has failed.
+            if not self.task.acks_late and isinstance(self.message, kombu_toc.Message):
+                self.message.dies_if_lost = True
+            super().acknowledge()
+        else:
+            self._outcome.acknowledged = True
 
-        def reject(self, requeue: bool = False) -> None:
-            if self._outcome is not None:
-                self._outcome.requeued = requeue
-                self._is_settled = True
-            super().reject(requeue=requeue)
+    def reject(self, requeue: bool = False) -> None:
+        if self._outcome is not None:
+            self._outcome.requeued = requeue
+            self._is_settled = True
+        super().reject(requeue=requeue)
 
-        def send_event(self, type: str, **fields: Any) -> None:
-            if self._outcome is not None:
-                self._outcome.events.add(type)
-            elif type == "task-revoked":
-                self._is_settled = True  # also if its process is killed then
-            super().send_event(type, **fields)
-
-    return _named_as(base, Request)
+    def send_event(self, type: str, **fields: Any) -> None:
+        if self._outcome is not None:
+            self._outcome.events.add(type)
+        elif type == "task-revoked":
+            self._is_settled = True  # also if its process is killed then
+        super().send_event(type, **fields)
 
 
 def report(exc: BaseException, traceback: object) -> str:
@@ -202,20 +198,21 @@ def explain(consumer: Any) -> None:
 
 
 def _request_class(consumer: Any, task: Any) -> type:
-    base: type = symbol_by_name(task.Request)
+    base: Any = symbol_by_name(task.Request)
+    base = vars(base).get("celerys", base)
     transport = consumer.connection.transport
-    dies = getattr(task, "dead_on_failure", None)
-    if dies is None:
-        ours = isinstance(transport, kombu_toc.Transport)
-        dies = ours and transport.settings.toc_dead_on_failure
-    # Below the other one, so that it says more of the error than that does.
-    found = _telling(dying(base) if dies else base)
-    if not isinstance(transport, kombu_toc.Transport):
-        return found
-    settings = transport.settings
-    if settings.toc_failures and getattr(task, "keep_failures", True):
-        found = _keeping(found, _masking(settings.toc_failures_mask))
-    return _recorded(found) if settings.toc_library else found
+    layers: list[type] = [_Telling]
+    mask, dies = None, getattr(task, "dead_on_failure", None)
+    if isinstance(transport, kombu_toc.Transport):
+        settings = transport.settings
+        dies = settings.toc_dead_on_failure if dies is None else dies
+        if settings.toc_failures and getattr(task, "keep_failures", True):
+            layers.insert(0, _Keeping)
+            mask = _masking(settings.toc_failures_mask)
+        if settings.toc_library:
+            layers.insert(0, _Recorded)
+    # Below the others, one of which says more of the error.
+    return layered(base, *layers, *([Dying] if dies else []), mask=mask)
 
 
 def _note_unknown_message(body: Any, message: Any) -> None:
@@ -244,92 +241,76 @@ def _leave_in_flight() -> None:
     """In place of a killed request's `acknowledge`: its message comes back."""
 
 
-@cache
-def _telling(base: type) -> type:
-    """A request class that stores the task's failure in its message before that is rejected."""
-    if getattr(base, "tells_failures", False):
-        return base
+class _Telling(_Ending):
+    """Stores the task's failure in its message before that is rejected."""
 
-    class Request(base):  # type: ignore[misc]  # Celery has no types
-        tells_failures = True
-        keeps_traceback = False
+    keeps_traceback = False
 
-        def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> Any:
-            # Celery takes a greenlet that it has killed for one that has succeeded, also where the
-            # signal is handled in that greenlet, which ends it before this returns.
-            if pool.is_green and self.task.acks_late:
-                self.acknowledge = _leave_in_flight
-            try:
-                return super().cancel(pool, *args, **kwargs)
-            except Exception:  # the signal is handled in a hub, which kills nobody
-                self.__dict__.pop("acknowledge", None)
-                raise
+    def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> Any:
+        # Celery takes a greenlet that it has killed for one that has succeeded, also where the
+        # signal is handled in that greenlet, which ends it before this returns.
+        if pool.is_green and self.task.acks_late:
+            self.acknowledge = _leave_in_flight
+        try:
+            return super().cancel(pool, *args, **kwargs)
+        except Exception:  # the signal is handled in a hub, which kills nobody
+            self.__dict__.pop("acknowledge", None)
+            raise
 
-        def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-            exc = _raised(exc_info)
+    def _ends(self, exc: BaseException, traceback: object, handle: Callable[[], Any]) -> Any:
+        handle = partial(super()._ends, exc, traceback, handle)
+        if traceback is None:
+            return handle()
+        if isinstance(exc, Reject):
+            _note(self.message, "rejected by the task")
+            self.message.asks_requeue = True
+            self.message.error = "" if exc.reason is None else str(exc.reason)
+        else:
+            _note(self.message, "the task failed", exc)
+            if self.keeps_traceback and isinstance(exc, Exception):
+                self.message.error = report(exc, traceback)
+        try:
+            return handle()
+        except MemoryError:
+            raise
+        except Exception as error:
+            # For instance a full result backend. A failed task has ended, even if its failure
+            # cannot be stored; otherwise this worker would hold its message for ever.
+            logger.error(
+                "Task %s[%s] failed, and that cannot be stored: %r", self.name, self.id, error
+            )
             if isinstance(exc, Reject):
-                _note(self.message, "rejected by the task")
-                self.message.asks_requeue = True
-                self.message.error = "" if exc.reason is None else str(exc.reason)
-            else:
-                _note(self.message, "the task failed", exc)
-                if self.keeps_traceback and isinstance(exc, Exception):
-                    self.message.error = report(exc, exc_info.traceback)
-            try:
-                return super().on_failure(exc_info, *args, **kwargs)
-            except MemoryError:
-                raise
-            except Exception as error:
-                # For instance a full result backend. A failed task has ended, even if its failure
-                # cannot be stored; otherwise this worker would hold its message for ever.
-                logger.error(
-                    "Task %s[%s] failed, and that cannot be stored: %r", self.name, self.id, error
-                )
-                if isinstance(exc, Reject):
-                    return self.reject(requeue=exc.requeue)
-
-    return _named_as(base, Request)
+                return self.reject(requeue=exc.requeue)
 
 
-@cache
-def _recorded(base: type) -> type:
-    """A request class that says in its message how the task ended, for the task library."""
+class _Recorded(_Ending):
+    """Says in its message how the task ended, for the task library."""
 
-    class Request(base):  # type: ignore[misc]  # Celery has no types
-        keeps_traceback = True
-        _is_expired = False
+    keeps_traceback = True
+    _is_expired = False
 
-        def __init_subclass__(cls, **kwargs: Any) -> None:
-            # Celery makes a class of its own for each task, whose success calls no other.
-            super().__init_subclass__(**kwargs)
-            if "on_success" in vars(cls):
-                cls.on_success = _noting_success(vars(cls)["on_success"])
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Celery makes a class of its own for each task, whose success calls no other.
+        super().__init_subclass__(**kwargs)
+        if "on_success" in vars(cls):
+            cls.on_success = _noting_success(vars(cls)["on_success"])
 
-        def maybe_expire(self) -> Any:
-            self._is_expired = super().maybe_expire()
-            return self._is_expired
+    def maybe_expire(self) -> Any:
+        self._is_expired = super().maybe_expire()
+        return self._is_expired
 
-        def revoked(self) -> Any:
-            found = super().revoked()
-            if found and self.message.outcome == "done":
-                self.message.outcome = "expired" if self._is_expired else "revoked"
-                self.message.note_outcome()
-            return found
+    def revoked(self) -> Any:
+        found = super().revoked()
+        if found and self.message.outcome == "done":
+            self.message.outcome = "expired" if self._is_expired else "revoked"
+            self.message.note_outcome()
+        return found
 
-        def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-            exc = _raised(exc_info)
-            handle = partial(super().on_failure, exc_info, *args, **kwargs)
-            return _ending(self.message, _outcome(exc), handle)
-
-        def on_timeout(self, soft: bool, timeout: float) -> Any:
-            handle = partial(super().on_timeout, soft, timeout)
-            if soft:
-                return handle()
-            self.message.error = self.message.error or f"TimeLimitExceeded: {timeout} s"
-            return _ending(self.message, "failed", handle)
-
-    Request.on_success = _noting_success(base.on_success)  # type: ignore[attr-defined]
-    return _named_as(base, Request)
+    def _ends(self, exc: BaseException, traceback: object, handle: Callable[[], Any]) -> Any:
+        if traceback is None:
+            self.message.error = self.message.error or f"TimeLimitExceeded: {exc.args[0]} s"
+        handle = partial(super()._ends, exc, traceback, handle)
+        return _ending(self.message, _outcome(exc), handle)
 
 
 def _noting_success(on_success: Callable[..., Any]) -> Callable[..., Any]:
@@ -374,70 +355,58 @@ def _masking(mask: bool | tuple[str, ...]) -> Any:
     return Mask.of(mask)
 
 
-@cache
-def _keeping(base: type, mask: Any) -> type:
-    """A request class whose failure is listed once Celery has settled it. Of a task that succeeds
-    it does nothing."""
+class _Keeping(_Ending):
+    """Its failure is listed once Celery has settled it. Of a task that succeeds it does nothing."""
 
-    class Request(base):  # type: ignore[misc]  # Celery has no types
-        #: whether its message went to DeadQueue
-        is_dead = False
-        _is_requeued = False
+    mask: Any = None
+    #: whether its message went to DeadQueue
+    is_dead = False
+    _is_requeued = False
 
-        def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-            exc = _raised(exc_info)
-            handle = partial(super().on_failure, exc_info, *args, **kwargs)
-            if isinstance(exc, (*_NO_FAILURE, *(self.task.throws or ()))):
-                return handle()
-            return self._keeping(exc, exc_info.traceback, handle)
+    def reject(self, requeue: bool = False) -> None:
+        self._is_requeued, self.is_dead = requeue, not requeue
+        super().reject(requeue=requeue)
 
-        def on_timeout(self, soft: bool, timeout: float) -> Any:
-            handle = partial(super().on_timeout, soft, timeout)
-            return handle() if soft else self._keeping(TimeLimitExceeded(timeout), "", handle)
+    def _ends(self, exc: BaseException, traceback: object, handle: Callable[[], Any]) -> Any:
+        handle = partial(super()._ends, exc, traceback, handle)
+        if isinstance(exc, (*_NO_FAILURE, *(self.task.throws or ()))):
+            return handle()
+        events: set[str] = set()
+        send: Callable[..., Any] = super().send_event
 
-        def reject(self, requeue: bool = False) -> None:
-            self._is_requeued, self.is_dead = requeue, not requeue
-            super().reject(requeue=requeue)
+        def noting(type: str, **fields: Any) -> None:
+            events.add(type)
+            send(type, **fields)
 
-        def _keeping(self, exc: BaseException, traceback: object, handle: Callable[[], Any]) -> Any:
-            events: set[str] = set()
-            send: Callable[..., Any] = super().send_event
+        self.send_event = noting
+        try:
+            return handle()
+        finally:
+            del self.send_event
+            if not self._is_requeued and has_failed(exc, events):
+                self._keep(exc, traceback)
 
-            def noting(type: str, **fields: Any) -> None:
-                events.add(type)
-                send(type, **fields)
-
-            self.send_event = noting
-            try:
-                return handle()
-            finally:
-                del self.send_event
-                if not self._is_requeued and has_failed(exc, events):
-                    self._keep(exc, traceback)
-
-        def _keep(self, exc: BaseException, traceback: object) -> None:
-            if not isinstance(self.message, kombu_toc.Message):
-                return
-            try:
-                headers = self.message.headers
-                args = " ".join(str(headers.get(name) or "") for name in ("argsrepr", "kwargsrepr"))
-                error = report(exc, traceback)
-                hidden = None if mask is None else _hidden(mask, self, error)
-                self.message.keep_failure(
-                    self.task.name,
-                    type(exc).__name__,
-                    dead=self.is_dead,
-                    error=error if hidden is None else hidden[1],
-                    args=(args if hidden is None else hidden[0])[:ARGUMENTS],
-                    masked=hidden is not None,
-                    worker=str(self.request_dict.get("hostname") or ""),
-                    runtime=time.time() - self.time_start if self.time_start else None,
-                    retries=self.request_dict.get("retries") or 0,
-                )
-            except Exception:  # whatever it is, the task has ended
-                logger.exception("The failure of task %s[%s] is not listed", self.name, self.id)
-
-    return _named_as(base, Request)
+    def _keep(self, exc: BaseException, traceback: object) -> None:
+        if not isinstance(self.message, kombu_toc.Message):
+            return
+        try:
+            headers = self.message.headers
+            args = " ".join(str(headers.get(name) or "") for name in ("argsrepr", "kwargsrepr"))
+            error = report(exc, traceback)
+            hidden = None if self.mask is None else _hidden(self.mask, self, error)
+            self.message.keep_failure(
+                self.task.name,
+                type(exc).__name__,
+                dead=self.is_dead,
+                error=error if hidden is None else hidden[1],
+                args=(args if hidden is None else hidden[0])[:ARGUMENTS],
+                masked=hidden is not None,
+                worker=str(self.request_dict.get("hostname") or ""),
+                runtime=time.time() - self.time_start if self.time_start else None,
+                retries=self.request_dict.get("retries") or 0,
+            )
+        except Exception:  # whatever it is, the task has ended
+            logger.exception("The failure of task %s[%s] is not listed", self.name, self.id)
 
 
 def _hidden(mask: Any, request: Any, error: str) -> tuple[str, str] | None:

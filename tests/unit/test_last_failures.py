@@ -11,7 +11,7 @@ from billiard.exceptions import Terminated, WorkerLostError
 from celery.exceptions import Ignore, Reject, Retry
 
 import kombu_toc
-from celery_toc.worker.failures import TEXT, TRACEBACK, dying, report
+from celery_toc.worker.failures import TEXT, TRACEBACK, Dying, layered, report
 
 from ..support.cases import each
 
@@ -89,7 +89,7 @@ def broke(request: Any) -> None:
 
 def after(exc: BaseException, *, late: bool, does: Callable[[Any], None] = failed) -> Any:
     """The request after this failure."""
-    request: Any = dying(Base)(late=late, does=does)
+    request: Any = layered(Base, Dying)(late=late, does=does)
     try:
         request.on_failure(SimpleNamespace(exception=exc, traceback="Traceback\n  boom"))
     except ConnectionError:
@@ -133,7 +133,7 @@ def test_what_comes_back_is_not_dead() -> None:
 
 
 def test_what_was_settled_before_its_task_failed_stays_so() -> None:
-    request: Any = dying(Base)(late=True, does=failed)
+    request: Any = layered(Base, Dying)(late=True, does=failed)
     request.acknowledged = True
     request.on_failure(SimpleNamespace(exception=ValueError("x"), traceback=""))
     assert (request.said, request.message.buried) == ([], [])
@@ -146,10 +146,10 @@ def test_what_celery_rejects_itself_dies_once() -> None:
 
 @pytest.mark.parametrize("late", [True, False])
 def test_a_time_limit_and_the_process_that_ends_of_it_are_one_failure(late: bool) -> None:
-    request: Any = dying(Base)(late=late, does=failed)
+    request: Any = layered(Base, Dying)(late=late, does=failed)
     request.on_timeout(True, 1)  # a soft one is told to the task
     assert request.message.buried == []
-    request = dying(Base)(late=late, does=failed)
+    request = layered(Base, Dying)(late=late, does=failed)
     request.on_timeout(False, 5)
     request.on_failure(SimpleNamespace(exception=WorkerLostError(), traceback=""))
     assert request.said == (["reject"] if late else [])
@@ -164,7 +164,7 @@ def test_whose_process_is_told_to_end_has_failed_only_if_celery_says_so() -> Non
 
 
 def test_who_is_revoked_while_it_runs_does_not_die_when_its_process_ends() -> None:
-    request: Any = dying(Base)(late=False, does=failed)
+    request: Any = layered(Base, Dying)(late=False, does=failed)
     request.send_event("task-revoked")
     request.on_failure(SimpleNamespace(exception=WorkerLostError(), traceback=""))
     assert request.message.buried == []
