@@ -25,7 +25,7 @@ from ..beat import sync as beat
 from ..beat.configured import Read, Refused
 from ..schedules.rules import UnknownScheduleError, read_cron
 from . import session as cli
-from .screen import Cell, Column, counted, listed, plural
+from .screen import Cell, Column, counted, listed
 from .session import Session
 
 # -- celery toc schedule
@@ -397,19 +397,16 @@ def _history_line(session: Session, found: Any) -> list[Any]:
 # -- celery toc schedule put
 
 
-class _Json(click.ParamType):  # type: ignore[type-arg]  # Click's is generic from 8.5 on
+def _json(kind: type, example: str) -> cli.Read:
     """JSON of one kind."""
 
-    def __init__(self, kind: type, example: str) -> None:
-        self.kind, self.example = kind, example
-        self.name = "json"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def read(value: str) -> Any:
         with suppress(ValueError):
-            found = json.loads(value)
-            if isinstance(found, self.kind):
+            if isinstance(found := json.loads(value), kind):
                 return found
-        self.fail(f"{value!r} is not JSON such as {self.example}", param, ctx)
+        raise ValueError(f"{value!r} is not JSON such as {example}")
+
+    return cli.Read("json", read)
 
 
 @cli.command
@@ -428,13 +425,13 @@ class _Json(click.ParamType):  # type: ignore[type-arg]  # Click's is generic fr
 @cli.option("--every", "SPAN", "An interval: 30s, 1h30m.")
 @cli.option("--sun", "EVENT", "An event of the sun, such as sunrise; with --at.")
 @cli.option("--at place", "LAT,LON", "Where the sun is looked at.")
-@cli.option("--args", "JSON", "Arguments: a list.", type=_Json(list, '[1, "a"]'))
-@cli.option("--kwargs", "JSON", "Arguments by name: an object.", type=_Json(dict, '{"a": 1}'))
+@cli.option("--args", "JSON", "Arguments: a list.", type=_json(list, '[1, "a"]'))
+@cli.option("--kwargs", "JSON", "Arguments by name: an object.", type=_json(dict, '{"a": 1}'))
 @cli.option(
     "--options",
     "JSON",
     "Options of apply_async: priority, expires, headers, ...",
-    type=_Json(dict, '{"priority": 3}'),
+    type=_json(dict, '{"priority": 3}'),
 )
 @cli.option("--queue -Q", "NAME", "The queue, if not routed.", shell_complete=cli.complete_queue)
 @cli.option("--timezone", "ZONE", "Of a crontab; the app's unless given.")
@@ -577,22 +574,30 @@ def sync(session: Session, dry_run: bool) -> None:
             "'celery toc schedule list', and try again",
             cli.FAILED,
         )
-    _report_sync(session, outcome, dry_run)
-
-
-def _report_sync(session: Session, outcome: beat.Outcome, dry_run: bool) -> None:
     would = "would be " if dry_run else ""
     parts = [f"{len(outcome.put)} {would}put", f"{len(outcome.removed)} {would}removed"]
-    session.tell(
-        {
-            **cli.document(outcome, "put removed unchanged"),
-            **{"dry_run": dry_run, "refused": [one._asdict() for one in outcome.refused]},
-        },
-        *(f"{name}: {would}put" for name in outcome.put),
-        *(f"{name}: {would}removed" for name in outcome.removed),
-        f"{', '.join(parts)}, {outcome.unchanged} unchanged.",
+    _report(
+        session,
+        {**cli.document(outcome, "put removed unchanged"), "dry_run": dry_run},
+        [
+            *(f"{name}: {would}put" for name in outcome.put),
+            *(f"{name}: {would}removed" for name in outcome.removed),
+            f"{', '.join(parts)}, {outcome.unchanged} unchanged.",
+        ],
+        outcome.refused,
     )
-    _say_refused(session, outcome.refused)
+
+
+def _report(
+    session: Session, shown: dict[str, Any], lines: list[str], refused: list[Refused]
+) -> None:
+    """Say what was put, and what could not be."""
+    session.tell({**shown, "refused": [one._asdict() for one in refused]}, *lines)
+    if refused:
+        session.exit_code = cli.FAILED
+    if refused and not session.as_json:
+        session.screen.say(f"Not taken, {counted(len(refused), 'entry')}:", "yellow")
+        session.screen.table(REFUSED, refused)
 
 
 @cli.command
@@ -635,7 +640,18 @@ def import_(
         )
     finally:
         gc.enable()
-    _report_import(session, read, done, dry_run)
+    number, would = len(read.entries) + len(read.refused), "would be " if dry_run else ""
+    paused = set(done.paused)
+    _report(
+        session,
+        {**cli.document(done, "put unchanged paused"), "dry_run": dry_run, "found": number},
+        [
+            *(f"{name}: {would}put{', paused' if name in paused else ''}" for name in done.put),
+            f"{counted(number, 'entry')}: {len(done.put)} {would}put, {done.unchanged} unchanged, "
+            f"{len(done.refused)} not taken.",
+        ],
+        done.refused,
+    )
 
 
 def _read_django(session: Session, url: str | None) -> Read:
@@ -670,29 +686,3 @@ def _read_redbeat(session: Session, url: str | None, key_prefix: str | None) -> 
         raise cli.Failure(
             f"redbeat's entries at {shown} cannot be read: {exc}", cli.FAILED
         ) from exc
-
-
-def _report_import(session: Session, read: Read, done: beat.Imported, dry_run: bool) -> None:
-    found = len(read.entries) + len(read.refused)
-    would = "would be " if dry_run else ""
-    paused = set(done.paused)
-    session.tell(
-        {
-            **cli.document(done, "put unchanged paused"),
-            **{"dry_run": dry_run, "found": found},
-            "refused": [one._asdict() for one in done.refused],
-        },
-        *(f"{name}: {would}put{', paused' if name in paused else ''}" for name in done.put),
-        f"{counted(found, 'entry')}: {len(done.put)} {would}put, {done.unchanged} unchanged, "
-        f"{len(done.refused)} not taken.",
-    )
-    _say_refused(session, done.refused)
-
-
-def _say_refused(session: Session, refused: list[Refused]) -> None:
-    if refused:
-        session.exit_code = cli.FAILED
-    if refused and not session.as_json:
-        noun = "entry" if len(refused) == 1 else plural("entry")
-        session.screen.say(f"Not taken, {len(refused)} {noun}:", "yellow")
-        session.screen.table(REFUSED, refused)

@@ -64,11 +64,12 @@ class Session:
             self.ctx.meta["celery_toc.broker"] = self.broker
             center = celery_toc.timeout_center(self.app)
         except kombu_toc.ConfigurationError as exc:
-            if not self._is_default_app:
+            if self.app.main != "default":  # as Celery names the app that it makes by itself
                 raise Failure(exc, USAGE) from exc
             # A user who names a broker instead of an app need not be told about apps.
             said = str(exc).replace("the broker of app 'default' is", "the broker is")
-            hint = "" if self._names_broker else "; name your app: celery -A APP toc ..."
+            named = self.ctx.find_root().params.get("broker")
+            hint = "" if named else "; name your app: celery -A APP toc ..."
             raise Failure(f"{said}{hint}", USAGE) from exc
         except (ImportError, KeyError, ValueError) as exc:
             # Raised by Kombu: a transport whose library is not installed, or that does not exist.
@@ -95,16 +96,6 @@ class Session:
         except kombu_toc.LibraryError as exc:
             self.missing.append(kombu_toc.Missing("", (), "the task library", str(exc)))
             return None
-
-    @property
-    def _is_default_app(self) -> bool:
-        """Whether it is the app that Celery makes when none is named."""
-        return bool(self.app.main == "default")
-
-    @property
-    def _names_broker(self) -> bool:
-        """Whether the command line has ``-b``."""
-        return bool(self.ctx.find_root().params.get("broker"))
 
     @property
     def broker(self) -> str:
@@ -353,23 +344,21 @@ def distance(seconds: float) -> str:
 MAX_COMPLETED = 100
 
 
-class _Span(click.ParamType):  # type: ignore[type-arg]  # Click's is generic from 8.5 on
-    """A span of time."""
+class Read(click.ParamType):  # type: ignore[type-arg]  # Click's is generic from 8.5 on
+    """What a function reads of a text; its ValueError says what is wrong."""
 
-    name = "span"
+    def __init__(self, name: str, read: Callable[[Any], Any]) -> None:
+        self.name, self.read = name, read
 
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return seconds. Click reports the ValueError of a text that is no span."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return kombu_toc.read_span(value)
+            return self.read(value)
         except ValueError as exc:
             self.fail(str(exc), param, ctx)
 
 
 #: What an option takes, by the name that help has for it: seconds, or a number from 1 on.
-_KINDS: dict[str, Any] = {"SPAN": _Span(), "N": click.IntRange(1)}
+_KINDS: dict[str, Any] = {"SPAN": Read("span", kombu_toc.read_span), "N": click.IntRange(1)}
 
 
 # -- completion: it never raises, and never takes long
@@ -389,42 +378,32 @@ def _completing(ctx: click.Context) -> celery_toc.TaskCenter:
     return celery_toc.timeout_center(app, socket_connect_timeout=0.3, socket_timeout=0.5)
 
 
-def _silently(names: Callable[[click.Context, str], Iterable[str]]) -> Callable[..., list[str]]:
+def _completion(read: Callable[[celery_toc.TaskCenter, Any], Iterable[str]]) -> Any:
+    """What completes a word with names that are read of a center, and of a queue if one was
+    named."""
+
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         try:
-            return [name for name in names(ctx, incomplete) if name.startswith(incomplete)]
+            names = read(_completing(ctx), ctx.params.get("queue"))
+            return [name for name in names if name.startswith(incomplete)]
         except Exception:  # a shell that completes a word has no place for an error
             return []
 
     return complete
 
 
-@_silently
-def complete_queue(ctx: click.Context, incomplete: str) -> Iterable[str]:
-    """The names of all queues."""
-    return _completing(ctx).queues.names()
+def _due_next(
+    center: celery_toc.TaskCenter, queue: str | None, state: str | None = None
+) -> Iterable[str]:
+    return (one.id for one in center.scan(queue, state=state, limit=MAX_COMPLETED).messages)
 
 
-@_silently
-def complete_id(ctx: click.Context, incomplete: str) -> Iterable[str]:
-    """The ids of the messages that are due next."""
-    page = _completing(ctx).scan(ctx.params.get("queue"), limit=MAX_COMPLETED)
-    return [found.id for found in page.messages]
-
-
-@_silently
-def complete_dead_id(ctx: click.Context, incomplete: str) -> Iterable[str]:
-    """The ids of dead messages."""
-    page = _completing(ctx).scan(ctx.params.get("queue"), state="dead", limit=MAX_COMPLETED)
-    return [found.id for found in page.messages]
-
-
-@_silently
-def complete_schedule(ctx: click.Context, incomplete: str) -> Iterable[str]:
-    """The names of the schedules that fire next."""
-    return [
-        schedule.name for schedule in _completing(ctx).schedules.list(limit=MAX_COMPLETED).schedules
-    ]
+complete_queue = _completion(lambda center, queue: center.queues.names())
+complete_id = _completion(_due_next)
+complete_dead_id = _completion(functools.partial(_due_next, state="dead"))
+complete_schedule = _completion(
+    lambda center, queue: (one.name for one in center.schedules.list(limit=MAX_COMPLETED).schedules)
+)
 
 
 def option(names: str, metavar: str, help: str, **more: Any) -> Callable[[Any], Any]:

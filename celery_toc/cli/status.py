@@ -328,25 +328,14 @@ def _report(session: Session, found: list[Fault]) -> list[Fault]:
 # -- celery toc metrics
 
 
-class _Address(click.ParamType):  # type: ignore[type-arg]  # Click's is generic from 8.5 on
+def _address(value: str) -> tuple[str, int]:
     """``host:port``, ``:port`` for all addresses of the machine, ``port`` for its loopback."""
-
-    name = "address"
-
-    def convert(
-        self,
-        value: str | tuple[str, int],
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> tuple[str, int]:
-        if isinstance(value, tuple):
-            return value
-        host, colon, port = value.rpartition(":")
-        if not port.isascii() or not port.isdigit() or int(port) > 65535:
-            self.fail(f"{value!r} is not an address; write HOST:PORT, or :9808", param, ctx)
-        if not host:
-            return ("0.0.0.0" if colon else "127.0.0.1"), int(port)
-        return host.removeprefix("[").removesuffix("]"), int(port)
+    host, colon, port = value.rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{value!r} is not an address; write HOST:PORT, or :9808")
+    if not host:
+        host = "0.0.0.0" if colon else "127.0.0.1"
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 @cli.command
@@ -354,7 +343,7 @@ class _Address(click.ParamType):  # type: ignore[type-arg]  # Click's is generic
     "--serve address",
     "[HOST]:PORT",
     "Serve them over HTTP at this address until Ctrl-C; without HOST, at all addresses.",
-    type=_Address(),
+    type=cli.Read("address", _address),
 )
 def metrics(session: Session, address: tuple[str, int] | None) -> None:
     """Queue depths, counters and lateness in Prometheus's text format.

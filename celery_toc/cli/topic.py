@@ -51,33 +51,25 @@ topic = cli.Group(
 # -- options, one for each limit
 
 
-class _Value(click.ParamType):  # type: ignore[type-arg]  # Click's is generic from 8.5 on
+def _limit_type(limit: str, may_be_default: bool) -> cli.Read:
     """A limit as it is declared.
 
     may_be_default: whether it may be `DEFAULT`, and then becomes that text
     """
+    unit = getattr(kombu_toc.LIMITS.get(limit), "unit", "")
+    defaults = (DEFAULT, NONE) if limit in _UNLESS_SAID else (DEFAULT,)
 
-    def __init__(self, limit: str, may_be_default: bool) -> None:
-        self.limit = limit
-        self.may_be_default = may_be_default
-        self.name = limit
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if self.may_be_default and (
-            value == DEFAULT or (value == NONE and self.limit in _UNLESS_SAID)
-        ):
+    def read(value: Any) -> Any:
+        if may_be_default and value in defaults:
             return DEFAULT
-        if self.limit == "steps":
+        if limit == "steps":
             return value.split(",")
-        kind = kombu_toc.LIMITS[self.limit]
-        unit = getattr(kind, "unit", "")
-        try:
-            if unit:
-                seconds = kombu_toc.read_span(value)
-                value = round(seconds * 1000) if unit == "milliseconds" else seconds
-            return kind.read(option_of(self.limit), value)
-        except ValueError as exc:
-            self.fail(str(exc), param, ctx)
+        if unit:
+            seconds = kombu_toc.read_span(value)
+            value = round(seconds * 1000) if unit == "milliseconds" else seconds
+        return kombu_toc.LIMITS[limit].read(option_of(limit), value)
+
+    return cli.Read(limit, read)
 
 
 def option_of(limit: str) -> str:
@@ -90,7 +82,7 @@ def _limit_options(names: tuple[str, ...], may_be_default: bool) -> Callable[[An
             click.option(
                 option_of(name),
                 name,
-                type=_Value(name, may_be_default),
+                type=_limit_type(name, may_be_default),
                 metavar=_OPTIONS[name][0],
                 help=_OPTIONS[name][1],
             )
