@@ -28,18 +28,15 @@ if TYPE_CHECKING:
 
 #: Public names that are loaded when they are first used, and the module each lives in.
 _PLACES = {
-    "Task": "app.task",
-    "TaskCenter": "app.task",
-    "Firing": "schedules.state",
-    "Listed": "schedules.state",
-    "SchedulesByName": "schedules.state",
-    "Schedule": "schedules.state",
-    "ScheduleError": "schedules.rules",
-    "Schedules": "schedules.schedules",
-    "Unique": "app.sending",
-    "UnknownScheduleError": "schedules.rules",
-    "send_many": "app.sending",
-    "unique": "app.sending",
+    name: place
+    for place, names in {
+        "app.sending": "Unique send_many unique",
+        "app.task": "Task TaskCenter",
+        "schedules.rules": "ScheduleError UnknownScheduleError",
+        "schedules.schedules": "Schedules",
+        "schedules.state": "Firing Listed Schedule SchedulesByName",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = ("__version__", "biz", "outbox", "timeout_center", *_PLACES)

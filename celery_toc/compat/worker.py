@@ -579,18 +579,36 @@ SOLO_HOOKS = CompatPart(
 )
 
 
-def replace_on_apply(pool: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace what a pool does with a task, once: not again after a reconnect."""
-    if not getattr(pool.on_apply, "is_ours", False):
-        on_apply: Any = wrap(pool.on_apply)
-        on_apply.is_ours = True
-        pool.on_apply = on_apply
+def replace_on_apply(pool: Any, change: Callable[[Any, Any, Any, Any], Any]) -> None:
+    """Replace what a pool does with a task, once: not again after a reconnect.
 
+    change: is called before the pool is given the task of one of our messages: with Celery's
+        request, and the target and the two callbacks, of which it returns what takes their place;
+        None: the task does not begin
+    """
+    on_apply = pool.on_apply
+    if getattr(on_apply, "is_ours", False):
+        return
 
-def request_of(callback: Any) -> Any:
-    """Celery's request whose method a callback is; None if its message is none of ours."""
-    request = getattr(callback, "__self__", None)
-    return request if isinstance(getattr(request, "message", None), Message) else None
+    def replaced(
+        target: Any,
+        args: Any = None,
+        kwargs: Any = None,
+        callback: Any = None,
+        accept_callback: Any = None,
+        **options: Any,
+    ) -> Any:
+        given = target, callback, accept_callback
+        request = getattr(callback, "__self__", None)
+        if isinstance(getattr(request, "message", None), Message):
+            given = change(request, *given)
+            if given is None:
+                return None
+        target, callback, accept_callback = given
+        return on_apply(target, args or (), kwargs, callback, accept_callback, **options)
+
+    replaced.is_ours = True  # type: ignore[attr-defined]
+    pool.on_apply = replaced
 
 
 # -- processes

@@ -40,58 +40,38 @@ def in_threads(pool: Any) -> bool:
 def watch_solo(pool: Any, took: Callable[[float], None]) -> None:
     """Tell how many seconds each task of a worker of one thread takes; and keep the worker from
     ending with a task."""
-    if not compat.SOLO_HOOKS.usable(pool):
-        return
 
-    def wrap(apply: Callable[..., Any]) -> Callable[..., Any]:
-        def on_apply(
-            target: Any, args: Any = None, kwargs: Any = None, callback: Any = None, **options: Any
-        ) -> Any:
-            request = compat.request_of(callback)
-            if request is not None:
-                began = time.monotonic()
-                told = request, target, callback, lambda: took(time.monotonic() - began)
-                target, callback = _failing(*told)
-            return apply(target, args or (), kwargs, callback, **options)
+    def change(request: Any, target: Any, callback: Any, accept: Any) -> tuple[Any, Any, Any]:
+        began = time.monotonic()
 
-        return on_apply
+        def end() -> None:
+            took(time.monotonic() - began)
 
-    compat.replace_on_apply(pool, wrap)
+        return *_failing(request, target, callback, end), accept
+
+    if compat.SOLO_HOOKS.usable(pool):
+        compat.replace_on_apply(pool, change)
 
 
 def watch(pool: Any, submitted: SubmittedRequests) -> None:
     """Keep account of what a pool of threads or greenlets is given. Raises CompatError."""
+
+    def change(request: Any, target: Any, callback: Any, accept: Any) -> Any:
+        # The pool has it from now on, and starts it when it can, whatever becomes of the
+        # connection.
+        def accepted(*when: Any) -> None:
+            if not submitted.accept(request):
+                raise CancelledError
+            accept(*when)
+
+        if request.message.given_back:  # it was waiting for its rate limit
+            return None
+        submitted.add(request, time.monotonic(), starts=pool.is_green)
+        end = partial(submitted.end, request)
+        return *_failing(request, target, callback, end), accepted
+
     compat.HOOKS.usable(pool)
-
-    def wrap(apply: Callable[..., Any]) -> Callable[..., Any]:
-        def on_apply(
-            target: Any,
-            args: Any = None,
-            kwargs: Any = None,
-            callback: Any = None,
-            accept_callback: Any = None,
-            **options: Any,
-        ) -> Any:
-            # The pool has it from now on, and starts it when it can, whatever becomes of the
-            # connection.
-            request = compat.request_of(callback)
-            if request is None:
-                return apply(target, args, kwargs, callback, accept_callback, **options)
-
-            def accepted(*when: Any) -> None:
-                if not submitted.accept(request):
-                    raise CancelledError
-                accept_callback(*when)
-
-            run, ended = _failing(request, target, callback, partial(submitted.end, request))
-            if request.message.given_back:  # it was waiting for its rate limit
-                return None
-            submitted.add(request, time.monotonic(), starts=pool.is_green)
-            return apply(run, args, kwargs, ended, accepted, **options)
-
-        return on_apply
-
-    compat.replace_on_apply(pool, wrap)
+    compat.replace_on_apply(pool, change)
 
 
 def _failing(
