@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
 import json
 import uuid
@@ -318,9 +317,8 @@ def delete(session: Session, names: tuple[str, ...]) -> None:
 
 def unknown(session: Session, name: str) -> cli.Failure:
     """There is no schedule of that name; a similar one is named."""
-    known = [one.name for one in islice(session.center.schedules.each(), 10_000)]
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"; do you mean {near[0]!r}?" if near else "; 'celery toc schedule list' shows all"
+    known = (one.name for one in islice(session.center.schedules.each(), 10_000))
+    hint = cli.meant(name, known, "; 'celery toc schedule list' shows all")
     return cli.Failure(f"there is no schedule {name!r}{hint}", cli.NOT_FOUND)
 
 

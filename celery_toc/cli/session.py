@@ -214,9 +214,7 @@ class Session:
         known = self.center.queues.names()
         for name in named:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"; do you mean {near[0]!r}?" if near else ""
-                raise Failure(f"there is no queue {name!r}{hint}", NOT_FOUND)
+                raise Failure(f"there is no queue {name!r}{meant(name, known)}", NOT_FOUND)
         return list(dict.fromkeys(named)) or known
 
     def queue(self, named: str | None) -> str | None:
@@ -491,6 +489,12 @@ class Failure(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         click.echo(f"Error: {self.format_message()}", file=file, err=True)
+
+
+def meant(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The end of an error: the name that is most like one that there is not."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"; do you mean {near[0]!r}?" if near else otherwise
 
 
 class Declined(Failure):

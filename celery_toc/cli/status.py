@@ -356,13 +356,9 @@ def metrics(session: Session, address: tuple[str, int] | None) -> None:
     celery -A shop toc metrics --serve :9808
     celery -A shop toc metrics --serve 127.0.0.1:9808
     """
-    try:
-        from .. import metrics as exporter
-    except ImportError as exc:
-        raise cli.Failure(
-            f"{exc}: this command needs prometheus-client; pip install 'celery-toc[metrics]'",
-            cli.USAGE,
-        ) from exc
+    kombu_toc.check_installed("this command", "metrics", "prometheus_client")
+    from .. import metrics as exporter
+
     session.center.client.ping()  # fails at once if the broker is down
     if session.as_json or address is None:
         registry = exporter.registry(session.center)

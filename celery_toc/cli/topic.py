@@ -246,26 +246,26 @@ def _show(session: Session, description: kombu_toc.Description) -> None:
     if session.as_json:
         session.json(described(description))
         return
-    fields: list[tuple[str, Any]] = [("queue", description.topic), ("slots", description.slots)]
-    if description.draining_counts:
-        fields.append(("former slots", ", ".join(map(str, description.draining_counts))))
-    fields += [
-        (name.replace("_", " "), _shown(name, limit))
-        for name, limit in description.limits.items()
-        if limit.value is not None or name not in _UNLESS_SAID
-    ]
-    if description.closed_steps:
-        fields.append(("closed steps", ",".join(map(str, description.closed_steps))))
-    if description.expires_ms is not None:
-        fields.append(("expires", f"{_exactly(description.expires_ms / 1000)} after its last use"))
-    if description.target_stopped is not None:
-        fields.append(("target stopped", description.target_stopped))
-    fields.append(("paused", "yes" if description.paused else "no"))
-    fields += [
-        (name.replace("_", " "), number) for name, number in description.counts._asdict().items()
-    ]
+    expires, closed = description.expires_ms, ",".join(map(str, description.closed_steps))
     consumers = sorted(consumer.name for consumer in description.consumers)
-    session.screen.fields([*fields, ("consumers", listed(consumers) if consumers else "none")])
+    session.screen.fields(
+        [
+            ("queue", description.topic),
+            ("slots", description.slots),
+            ("former slots", ", ".join(map(str, description.draining_counts)) or None),
+            *(
+                (name.replace("_", " "), _shown(name, limit))
+                for name, limit in description.limits.items()
+                if limit.value is not None or name not in _UNLESS_SAID
+            ),
+            ("closed steps", closed or None),
+            ("expires", expires and f"{_exactly(expires / 1000)} after its last use"),
+            ("target stopped", description.target_stopped),
+            ("paused", "yes" if description.paused else "no"),
+            *((name.replace("_", " "), n) for name, n in description.counts._asdict().items()),
+            ("consumers", listed(consumers) if consumers else "none"),
+        ]
+    )
 
 
 def _line(description: kombu_toc.Description) -> list[Any]:
@@ -403,15 +403,8 @@ def delete(session: Session, queue: str, force: bool) -> None:
     celery -A shop toc delete old-mail --force --yes
     """
     [queue] = session.queues([queue])
-    counts, held = session.center.counts(queue), []
-    for number, state in (
-        (counts.ready, "ready"),
-        (counts.scheduled, "scheduled"),
-        (counts.in_flight, "in flight"),
-        (counts.dead, "dead"),
-    ):
-        if number:
-            held.append(f"{number:,} {state}")
+    counts = session.center.counts(queue)
+    held = [f"{n:,} {state.replace('_', ' ')}" for state, n in counts._asdict().items() if n]
     consumers = session.center.queues.consumers().get(queue, [])
     if not force:
         if held:
@@ -435,18 +428,6 @@ def delete(session: Session, queue: str, force: bool) -> None:
 
 # -- celery toc reshard
 
-#: The possible numbers of slots.
-POWERS = tuple(2**exponent for exponent in range(10))
-
-
-def _power_of_two(ctx: click.Context, param: click.Parameter, slots: int) -> int:
-    """Check the number of slots before the server is asked anything."""
-    if slots not in POWERS:
-        raise click.UsageError(
-            f"--slots must be a power of two from 1 to {POWERS[-1]}, not {slots}"
-        )
-    return slots
-
 
 @cli.command
 @click.argument("queue", shell_complete=cli.complete_queue)
@@ -454,9 +435,8 @@ def _power_of_two(ctx: click.Context, param: click.Parameter, slots: int) -> int
     "--slots -s",
     "N",
     "How many: a power of two, up to 512.",
-    type=int,
+    type=_limit_type("slots", False),
     required=True,
-    callback=_power_of_two,
 )
 @cli.option(
     "--wait",

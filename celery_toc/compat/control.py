@@ -85,7 +85,7 @@ import re
 import time
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import Any
 
 from kombu import serialization
 
@@ -244,18 +244,12 @@ INSPECT = CompatPart(
 )
 
 
-class Commands(NamedTuple):
-    """Celery's own; each takes the worker's state, and arguments by name."""
-
-    scheduled: Callable[..., Any]
-    revoked: Callable[..., Any]
-
-
-def inspect_commands() -> Commands | None:
-    """The commands that are to be replaced; None if they stay."""
+def inspect_commands() -> Any:
+    """The module with the commands that are to be replaced: Celery's own, each of which takes the
+    worker's state, and arguments by name. None if they stay."""
     from celery.worker import control
 
-    return Commands(control.scheduled, control.revoked) if INSPECT.usable(control) else None
+    return control if INSPECT.usable(control) else None
 
 
 # -- command-line
