@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import time
-from abc import ABC, abstractmethod
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -191,8 +190,7 @@ class Broker:
         address = read_url(re.sub(r"^redis\+socket:", "unix:", url))
         options = dict(options)
         ssl = options.pop("ssl", None)
-        where = {k: options.pop(k, default) for k, default in _OPTIONS.items()}
-        where.update({k: address.query.pop(k) for k in _OPTIONS if k in address.query})
+        where = {k: address.query.pop(k, options.pop(k, v)) for k, v in _OPTIONS.items()}
         settings = read(address.query, options)
         self.client = connect(address, settings, ssl=ssl)
         self.db = address.db
@@ -279,7 +277,7 @@ class Migrated(NamedTuple):
 
 
 @dataclass(eq=False)
-class Move(ABC):
+class Move:
     """Moves messages between a timeout center and a broker, one way, and adds up what is moved and
     what stays.
 
@@ -337,7 +335,6 @@ class Move(ABC):
         Raises ConsumersError if somebody does.
         """
         refused = ""
-        self.check()
         if not force:
             try:
                 self.check_for_consumers()
@@ -350,17 +347,13 @@ class Move(ABC):
         self.center.metrics.send(self.center.runner)
         return found._replace(refused=refused)
 
-    @abstractmethod
-    def check(self) -> None:
-        """Make sure that both sides can be used; raises if not."""
-
-    @abstractmethod
     def check_for_consumers(self) -> None:
         """Raises ConsumersError if somebody consumes from where messages are taken."""
+        raise NotImplementedError
 
-    @abstractmethod
     def run(self, on_progress: OnProgress) -> Migrated:
         """Move everything."""
+        raise NotImplementedError
 
 
 @contextmanager
@@ -456,40 +449,6 @@ class _Row(NamedTuple):
     message: dict[str, Any]
 
 
-class _Bindings:
-    """What Kombu's exchanges are bound to in the source."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._client: Any = broker.client
-        self._prefix, self._sep = broker.prefix, broker.sep
-        self._of_exchange: dict[str, list[list[str]]] = {}
-        self._bound: set[str] = set()
-
-    def is_bound(self, queue: str) -> bool:
-        """Whether an exchange has that queue."""
-        if not self._bound:
-            pattern = f"{literally(self._prefix)}{_BINDINGS}*"
-            for key in self._client.scan_iter(pattern, count=1000, _type="set"):
-                for member in self._client.smembers(key):
-                    self._bound.add(member.decode("utf-8", "replace").split(self._sep)[-1])
-            self._bound.add("")
-        return queue in self._bound
-
-    def queues(self, exchange: str, routing_key: str) -> set[str]:
-        """The queues that a message with this routing key goes to."""
-        if exchange not in self._of_exchange:
-            members = self._client.smembers(f"{self._prefix}{_BINDINGS}{exchange}")
-            split = [
-                member.decode("utf-8", "surrogateescape").split(self._sep) for member in members
-            ]
-            self._of_exchange[exchange] = [parts for parts in split if len(parts) == 3]
-        return {
-            queue
-            for key, pattern, queue in self._of_exchange[exchange]
-            if (re.match(pattern, routing_key) if pattern else key == routing_key)
-        }
-
-
 @dataclass(eq=False)
 class _FromRedis(Move):
     fanout: Collection[str]
@@ -497,11 +456,13 @@ class _FromRedis(Move):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.now_us = time.time_ns() // 1000
-        self.bindings = _Bindings(self.broker)
+        #: exchange -> routing key, pattern and queue of what is bound to it in the source
+        self._bindings: dict[str, list[list[str]]] = {}
         #: queues that have a list
         self.seen: set[str] = set()
+        self._check_prefix()
 
-    def check(self) -> None:
+    def _check_prefix(self) -> None:
         """Make sure that somebody has used that prefix, if somebody has used any."""
         prefix = self.broker.prefix
         if not prefix:
@@ -547,6 +508,30 @@ class _FromRedis(Move):
             if queue not in self.seen and queue not in self.moved and not self._is_known(queue)
         )
 
+    # -- what exchanges are bound to
+
+    @cached_property
+    def _bound(self) -> set[str]:
+        """The queues that an exchange has."""
+        pattern = f"{literally(self.broker.prefix)}{_BINDINGS}*"
+        keys = self.client.scan_iter(pattern, count=1000, _type="set")
+        members = (member for key in keys for member in self.client.smembers(key))
+        return {one.decode("utf-8", "replace").split(self.broker.sep)[-1] for one in members}
+
+    def _bound_to(self, exchange: str, routing_key: str) -> set[str]:
+        """The queues that a message with this routing key goes to."""
+        if exchange not in self._bindings:
+            members = self.client.smembers(f"{self.broker.prefix}{_BINDINGS}{exchange}")
+            split = [
+                one.decode("utf-8", "surrogateescape").split(self.broker.sep) for one in members
+            ]
+            self._bindings[exchange] = [parts for parts in split if len(parts) == 3]
+        return {
+            queue
+            for key, pattern, queue in self._bindings[exchange]
+            if (re.match(pattern, routing_key) if pattern else key == routing_key)
+        }
+
     # -- what is ready
 
     def _lists(self) -> Iterator[tuple[bytes, str]]:
@@ -575,12 +560,12 @@ class _FromRedis(Move):
                     "global_keyprefix; else name it among the queues to move",
                     self.client.llen(raw),
                 )
-            elif self.bindings.is_bound(queue) or self.only is not None:
+            elif queue in self._bound or self.only is not None:
                 yield raw, queue  # nothing at its ends can be read: each will be named
 
     def _is_known(self, queue: str) -> bool:
         """Whether there is such a queue, although it is empty; or was, for it has been moved."""
-        return self.bindings.is_bound(queue) or self.center.registry.declared(queue) is not None
+        return queue in self._bound or self.center.registry.declared(queue) is not None
 
     def _one_of(self, key: bytes) -> dict[str, Any] | None:
         """A message of a list, which may be anybody's: one of its ends, if one is a message."""
@@ -676,7 +661,7 @@ class _FromRedis(Move):
             return [routing_key]
         if exchange in self.fanout:
             raise Unreadable("it is a broadcast, which reaches those who listen when it is sent")
-        found = self.bindings.queues(exchange, routing_key)
+        found = self._bound_to(exchange, routing_key)
         # Perhaps the app has declared its queues in the timeout center already.
         found = found or set(self.channel._lookup(exchange, routing_key))
         if not found:
@@ -823,8 +808,6 @@ class _ToRedis(Move):
         self.returned = self.broker.prefix + _RETURNED
         seconds, us = self.center.client.time()
         self.now_us = seconds * 1_000_000 + us
-
-    def check(self) -> None:
         self.client.ping()
 
     def check_for_consumers(self) -> None:
