@@ -227,12 +227,6 @@ class Counters:
                 changed.append(Change(None, added, partial(setattr, self, "_scripts_sent", now)))
         return changed
 
-    def all_sent(self) -> None:
-        """Consider all values sent."""
-        for counts in self.topics.values():
-            counts.sent = counts.values()
-        self._scripts_sent = self._script_values()
-
     def _script_values(self) -> dict[str, int]:
         values = {}
         for script, (timed, seconds, others) in list(self.scripts.items()):
@@ -290,7 +284,9 @@ class Metrics(Counters):
         self._last = time.monotonic()
         #: the outlet that was last used
         self._outlet: Callable[[], Outlet | None] = _nothing
-        self.all_sent()
+        for counts in self.topics.values():
+            counts.sent = counts.values()
+        self._scripts_sent = self._script_values()
 
     def pass_by(self, outlet: Outlet) -> None:
         """Send the changes if it is time to. Called by a process that has just used the server."""

@@ -454,7 +454,8 @@ class FailureWriter:
         self._sharing: set[str] = set()
         self._shared = float("-inf")
         self._waiting: deque[FailedTask] = deque()
-        self._pace = model.WritePace()
+        #: the second of the monotonic clock in which so many were to be written
+        self._second = self._written = 0
         self._lock = threading.Lock()
         self._bell = threading.Condition(self._lock)
         self._thread: tuple[int, threading.Thread] | None = None
@@ -466,8 +467,11 @@ class FailureWriter:
     def note(self, failed: FailedTask) -> None:
         """Have it kept, if there is room; any thread may call this."""
         self._failures.count(failed.topic)
+        second = int(time.monotonic())
         with self._bell:
-            if len(self._waiting) >= _WAITING or not self._pace.admits(time.monotonic()):
+            self._written = self._written + 1 if second == self._second else 1
+            self._second = second
+            if len(self._waiting) >= _WAITING or self._written > model.WRITES:
                 self._leave_out(1, "too many fail at once")
             else:
                 self._waiting.append(failed)

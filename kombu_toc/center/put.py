@@ -170,12 +170,6 @@ class PutMany(CenterPart):
         self._shortage: Exception | None = None
         self._refused: list[errors.RateLimitedError] = []
 
-    def admitted(self) -> list[tuple[str, str | None]]:
-        """An id and a slot basis of each kind of messages, for :meth:`.registry.Registry.admit`."""
-        others = (one for one in self._messages if one.basis not in (None, one.id))
-        found = [*self._messages[:1], *itertools.islice(others, 1)]
-        return [(message.id, message.basis) for message in found]
-
     @cached_property
     def _tokens(self) -> list[str | None]:
         """The token of each message; of a list with a token, those that follow from it."""
@@ -204,6 +198,9 @@ class PutMany(CenterPart):
     def run(self) -> list[Put]:
         """Put them; what became of each. Raises PutManyError, RateLimitedError or ReplicationError
         if not all are put for sure, or not on enough replicas."""
+        others = (one for one in self._messages if one.basis not in (None, one.id))
+        for one in (*self._messages[:1], *itertools.islice(others, 1)):  # one of each kind
+            self._registry.admit(self._topic, one.id, one.basis)
         recorder, rows = self._core.recorder, list[Any]()
         if recorder is not None:
             self._left_out = recorder.keep_far(self._topic, self.requests)
@@ -505,7 +502,6 @@ class Conflict(NamedTuple):
     outcome: str = KEPT
     now_us: None = None
     added: bool = False
-    is_new: bool = False
 
 
 class UniquePut(NamedTuple):
@@ -861,10 +857,7 @@ class Puts(CenterPart):
         """
         declared = self._registry.agreed(self._registry.topic(topic))
         names = self._names.take()
-        many = PutMany(self._core, declared, messages, names, token)
-        for id, basis in many.admitted():
-            self._registry.admit(declared, id, basis)
-        put = many.run()
+        put = PutMany(self._core, declared, messages, names, token).run()
         self._names.give(names)
         return put
 

@@ -200,7 +200,10 @@ def reshard_topic(
             for some, left in _move(center, found) if move else ():
                 moved += some
                 on_progress(moved, moved + left)
-            left = _beyond(center, found) or _misplaced(center, found)
+            left = _beyond(center, found) or sum(
+                unknown + sum(map(len, by_target.values()))
+                for _, by_target, unknown in _look(center, found)  # because of a smaller count
+            )
             state = Resharded(topic, slots, moved, left, False)
             if not left and found.declaration.unique:
                 move_claims(center.client, found)
@@ -349,14 +352,6 @@ def _move_all(
             moved, done = center.runner.run(_moving(center, topic, source, target, some))
         at += done
         yield moved
-
-
-def _misplaced(center: TimeoutCenter, topic: Topic) -> int:
-    """How many messages lie in another slot than the new count picks, because of a smaller one."""
-    return sum(
-        unknown + sum(map(len, by_target.values()))
-        for _, by_target, unknown in _look(center, topic)
-    )
 
 
 def _look(center: TimeoutCenter, topic: Topic) -> Iterator[tuple[Slot, dict[int, list[str]], int]]:

@@ -13,13 +13,12 @@ from redis.exceptions import RedisError
 from ..client.connection import pipelined
 from ..errors import ConfigurationError
 from ..model.keys import schedule_place
-from ..model.results import WAITING, Edition
+from ..model.results import Edition
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, load, parts_of, text, texts
 from .calls import Context, PutRequest, ScheduleChange, ScheduleFiring
 from .core import CenterPart, Core
 from .registry import AT_ONCE, names_between
-from .runner import Away
 
 # -- schedules
 #
@@ -116,112 +115,111 @@ class ScheduleOutlook(NamedTuple):
     next: float | None
 
 
-class RecurringCommands:
-    """The calls: arguments in, a :class:`ScriptCall` out. All keys are of a topic's slot 0."""
+# -- the calls: arguments in, a :class:`ScriptCall` out. All keys are of a topic's slot 0
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
 
-    def changing(self, topic: Topic, change: ScheduleChange) -> ScriptCall:
-        """Change a schedule. Result: :class:`ScheduleChanged`."""
-        slot = topic.slot(0)
-        put = change.put or ScheduleFiring("", b"", 0)
-        like = change.more[0] if change.more else put
-        # On a Cluster, what counts the whole queue has one slot.
-        said = topic.declaration
-        whole = bool(said.rate or said.concurrency) and not self._context.clustered
-        return self._context.announcing(
-            topic,
-            "recur",
-            (
-                *(slot.announced_times, slot.body, slot.tokens, slot.reasons),
-                *(*slot.of_schedules(), *slot.stores),
-            ),
-            (
-                len(topic.steps),
-                slot.number,
-                change.name,
-                change.record,
-                change.wanted,
-                change.template,
-                NEVER if change.next_us is None else change.next_us,
-                change.take_out,
-                put.id,
-                put.body,
-                put.at_us,
-                topic.step_index(like.priority),
-                like.traits,
-                "".join(f"{line}\n" for line in change.fired),
-                REMEMBERED,
-                int(change.replaces),
-                int(whole),
-                *(part for one in change.more for part in (one.id, one.body, one.at_us)),
-            ),
-            lambda raw: ScheduleChanged(
-                *(bool(raw[0]), change.wanted if raw[0] else text(raw[1]), raw[2]),
-                *(bool(raw[3]), bool(raw[4])),
-            ),
-            keys_recur=True,
-        )
+def changing(context: Context, topic: Topic, change: ScheduleChange) -> ScriptCall:
+    """Change a schedule. Result: :class:`ScheduleChanged`."""
+    slot = topic.slot(0)
+    put = change.put or ScheduleFiring("", b"", 0)
+    like = change.more[0] if change.more else put
+    # On a Cluster, what counts the whole queue has one slot.
+    said = topic.declaration
+    whole = bool(said.rate or said.concurrency) and not context.clustered
+    return context.announcing(
+        topic,
+        "recur",
+        (
+            *(slot.announced_times, slot.body, slot.tokens, slot.reasons),
+            *(*slot.of_schedules(), *slot.stores),
+        ),
+        (
+            len(topic.steps),
+            slot.number,
+            change.name,
+            change.record,
+            change.wanted,
+            change.template,
+            NEVER if change.next_us is None else change.next_us,
+            change.take_out,
+            put.id,
+            put.body,
+            put.at_us,
+            topic.step_index(like.priority),
+            like.traits,
+            "".join(f"{line}\n" for line in change.fired),
+            REMEMBERED,
+            int(change.replaces),
+            int(whole),
+            *(part for one in change.more for part in (one.id, one.body, one.at_us)),
+        ),
+        lambda raw: ScheduleChanged(
+            *(bool(raw[0]), change.wanted if raw[0] else text(raw[1]), raw[2]),
+            *(bool(raw[3]), bool(raw[4])),
+        ),
+        keys_recur=True,
+    )
 
-    def reading(
-        self,
-        topic: Topic,
-        rest: Iterable[str],
-        *,
-        limit: int = 0,
-        template: bool = False,
-        fired: bool = False,
-    ) -> ScriptCall:
-        """Read schedules. Result: the server's clock in microseconds, a list of
-        :class:`Scheduled`, and when a schedule of the topic was changed last.
 
-        rest: their names; with a limit, where it begins and how long ago they were to fire, or the
-            name behind which they are read by name
-        limit: how many of a page
-        """
-        slot = topic.slot(0)
+def reading(
+    topic: Topic,
+    rest: Iterable[str],
+    *,
+    limit: int = 0,
+    template: bool = False,
+    fired: bool = False,
+) -> ScriptCall:
+    """Read schedules. Result: the server's clock in microseconds, a list of
+    :class:`Scheduled`, and when a schedule of the topic was changed last.
 
-        def parse(raw: list[Any]) -> tuple[int, list[Scheduled], int]:
-            now, changed, *rows = raw
-            schedules = [
-                Scheduled(
-                    *(topic.name, text(name), text(record)),
-                    None if at in (b"inf", b"") else int(float(at)),
-                    *(template, tuple(text(lines).split("\n")[:-1])),
-                    *(_STATES[state], tuple(texts(in_flight))),
-                )
-                for name, at, record, template, lines, state, in_flight in rows
-            ]
-            return int(now), schedules, int(float(changed or 0))
+    rest: their names; with a limit, where it begins and how long ago they were to fire, or the
+        name behind which they are read by name
+    limit: how many of a page
+    """
+    slot = topic.slot(0)
 
-        return ScriptCall(
-            load("recurring"),
-            (*slot.of_schedules(), slot.prepare, slot.dead, *slot.stores),
-            (len(topic.steps), int(template), int(fired), limit, *rest),
-            parse,
-        )
+    def parse(raw: list[Any]) -> tuple[int, list[Scheduled], int]:
+        now, changed, *rows = raw
+        schedules = [
+            Scheduled(
+                *(topic.name, text(name), text(record)),
+                None if at in (b"inf", b"") else int(float(at)),
+                *(template, tuple(text(lines).split("\n")[:-1])),
+                *(_STATES[state], tuple(texts(in_flight))),
+            )
+            for name, at, record, template, lines, state, in_flight in rows
+        ]
+        return int(now), schedules, int(float(changed or 0))
 
-    def recheck(self, topic: Topic, names: Sequence[str], behind: int = 0) -> ScriptCall:
-        """Have schedules looked at whose next firing is gone: those of these names, or a page of
-        all. Result: how many were read, and the names of those."""
-        slot = topic.slot(0)
-        return ScriptCall(
-            load("recheck"),
-            (slot.schedules, slot.coming, slot.body),
-            (0 if names else NAMES_PER_CALL, behind, *names),
-            lambda raw: (raw[0], texts(raw[1:])),
-        )
+    return ScriptCall(
+        load("recurring"),
+        (*slot.of_schedules(), slot.prepare, slot.dead, *slot.stores),
+        (len(topic.steps), int(template), int(fired), limit, *rest),
+        parse,
+    )
 
-    def outlook(self, topic: Topic, late_us: int) -> ScriptCall:
-        """Tell how they stand. Result: :class:`ScheduleOutlook`."""
 
-        def parse(raw: list[Any]) -> ScheduleOutlook:
-            now, schedules, active, late, first = raw
-            left = None if first == b"" else (float(first) - now) / 1_000_000
-            return ScheduleOutlook(topic.name, schedules, active, late, left)
+def recheck(topic: Topic, names: Sequence[str], behind: int = 0) -> ScriptCall:
+    """Have schedules looked at whose next firing is gone: those of these names, or a page of
+    all. Result: how many were read, and the names of those."""
+    slot = topic.slot(0)
+    return ScriptCall(
+        load("recheck"),
+        (slot.schedules, slot.coming, slot.body),
+        (0 if names else NAMES_PER_CALL, behind, *names),
+        lambda raw: (raw[0], texts(raw[1:])),
+    )
 
-        return ScriptCall(load("outlook"), (topic.slot(0).coming,), (late_us,), parse)
+
+def outlook(topic: Topic, late_us: int) -> ScriptCall:
+    """Tell how they stand. Result: :class:`ScheduleOutlook`."""
+
+    def parse(raw: list[Any]) -> ScheduleOutlook:
+        now, schedules, active, late, first = raw
+        left = None if first == b"" else (float(first) - now) / 1_000_000
+        return ScheduleOutlook(topic.name, schedules, active, late, left)
+
+    return ScriptCall(load("outlook"), (topic.slot(0).coming,), (late_us,), parse)
 
 
 class Recurring(CenterPart):
@@ -231,7 +229,6 @@ class Recurring(CenterPart):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self._calls = RecurringCommands(core.context)
         self.places = Places(core)
 
     def count_firings(self, topic: str, fired: int, missed: int) -> None:
@@ -257,9 +254,7 @@ class Recurring(CenterPart):
         declared = self._registry.resolved(topic)
         us, found = 0, []
         for some in parts_of(names, NAMES_PER_CALL):
-            us, part, _ = self._runner.run(
-                self._calls.reading(declared, some, template=template, fired=fired)
-            )
+            us, part, _ = self._runner.run(reading(declared, some, template=template, fired=fired))
             found += [one for one in part if one.record]
         return us, found
 
@@ -287,9 +282,7 @@ class Recurring(CenterPart):
             for part in parts_of(some, NAMES_PER_CALL)
         ]
         calls = [
-            self._calls.reading(
-                self._registry.resolved(topic), some, template=template, fired=fired
-            )
+            reading(self._registry.resolved(topic), some, template=template, fired=fired)
             for topic, some in wanted
         ]
         found: dict[str, list[Scheduled]] = {name: [] for name in names}
@@ -347,7 +340,7 @@ class Recurring(CenterPart):
             if size:
                 most = min(left, NAMES_PER_CALL)
                 asked.append((number, most))
-                call = self._calls.reading(topic, [after], limit=most, template=template)
+                call = reading(topic, [after], limit=most, template=template)
                 calls.append(call)
                 # Of the first one it is not known how many are behind that name.
                 left -= 0 if after else size
@@ -371,16 +364,14 @@ class Recurring(CenterPart):
         template: bool = False,
     ) -> tuple[int, list[Scheduled], int]:
         """Read schedules, the one that fires next first, those that do not fire last; as
-        :meth:`RecurringCommands.reading`. If one was changed last ahead of the clock, the clock was
+        :func:`reading`. If one was changed last ahead of the clock, the clock was
         set back since.
 
         after: where the one is behind which it goes on, as :func:`schedule_position` gives it
         behind_us: only those that were to fire so many microseconds ago, or earlier
         """
         rest = [*(after or ("", "")), "" if behind_us is None else str(behind_us)]
-        call = self._calls.reading(
-            self._registry.resolved(topic), rest, limit=limit, template=template
-        )
+        call = reading(self._registry.resolved(topic), rest, limit=limit, template=template)
         found: tuple[int, list[Scheduled], int] = self._runner.run(call)
         return found
 
@@ -397,11 +388,11 @@ class Recurring(CenterPart):
         if ids is not None:
             names = sorted({name for name, at, _ in (id.rpartition("@") for id in ids) if at})
             for some in parts_of(names, NAMES_PER_CALL):
-                gone += self._runner.run(self._calls.recheck(declared, some))[1]
+                gone += self._runner.run(recheck(declared, some))[1]
             return gone
         behind = 0
         while True:
-            read, found = self._runner.run(self._calls.recheck(declared, [], behind))
+            read, found = self._runner.run(recheck(declared, [], behind))
             gone += found
             behind += read
             if read < NAMES_PER_CALL:
@@ -412,31 +403,13 @@ class Recurring(CenterPart):
         slot = self._registry.resolved(topic).slot(0)
         return int(self._runner.client.zcard(slot.coming))
 
-    def waiting(self, topic: str) -> dict[str, str]:
-        """The messages of next firings that wait in a topic: id -> schedule. Raises PartialError
-        while the node of a Cluster is away that has its schedules."""
-        found: dict[str, str] = {}
-        after: tuple[str, str] | None = None
-        declared, away = self._registry.resolved(topic), Away()
-        while True:
-            begin = [*(after or ("", "")), ""]
-            call = self._calls.reading(declared, begin, limit=NAMES_PER_CALL)
-            [read] = self._runner.run_there([call], away)
-            some = read[1] if read is not None else []
-            if not some:
-                return away.checked(found)
-            found |= {
-                one.record.partition("\n")[0]: one.name for one in some if one.state == WAITING
-            }
-            after = schedule_position(some[-1])
-
     def outlook(self, late: float = 5.0) -> list[ScheduleOutlook]:
         """How the schedules of each topic stand, with one short call for each topic.
 
         late: seconds by which a firing may be late
         """
         topics = [self._registry.resolved(topic) for topic in self.topics()]
-        calls = [self._calls.outlook(topic, int(late * 1_000_000)) for topic in topics]
+        calls = [outlook(topic, int(late * 1_000_000)) for topic in topics]
         found: list[ScheduleOutlook] = self._runner.run_all(calls)
         return found
 
@@ -457,7 +430,7 @@ class Recurring(CenterPart):
             self._admit(topic, new)
         declared = self._registry.resolved(topic)
         rows = [self._rows(declared, change) for change in changes]
-        calls = [self._calls.changing(declared, change) for change in changes]
+        calls = [changing(self._context, declared, change) for change in changes]
         found, shortage = self._runner.run_each_put(calls)
         done = []
         for change, changed, written in zip(changes, found, rows, strict=True):
@@ -480,7 +453,7 @@ class Recurring(CenterPart):
     ) -> ScriptCall:
         """A call that changes a schedule which stays, for a firing that was delivered: it is sent
         before that is acknowledged. `on_changed` is told what becomes of it, in any thread."""
-        call = self._calls.changing(self._registry.resolved(topic), change)
+        call = changing(self._context, self._registry.resolved(topic), change)
 
         def parse(raw: Any) -> None:
             changed = call.parse(raw)

@@ -20,7 +20,16 @@ from ..model.keys import Slot
 from ..model.message import FOR_A_TIME, Claim
 from ..model.results import OTHER_TYPE, Fault
 from ..model.topic import Topic, base_of
-from ..scripts.call import PageSize, ScriptCall, as_bytes, literal_pattern, load, rows, text
+from ..scripts.call import (
+    PageSize,
+    ScriptCall,
+    as_bytes,
+    literal_pattern,
+    load,
+    parts_of,
+    rows,
+    text,
+)
 from .calls import RECOVER, Context, terms_of
 from .clock import MAY, MAY_NOT, Watch
 from .core import CenterPart, Core
@@ -578,11 +587,7 @@ class Upkeep:
 
     def _parts_of(self, topic: Topic) -> list[Part]:
         size = 1 if self._context.clustered else SLOTS_PER_CALL
-        numbers = range(topic.slot_span)
-        return [
-            Part(topic, tuple(numbers[start : start + size]))
-            for start in range(0, topic.slot_span, size)
-        ]
+        return [Part(topic, tuple(some)) for some in parts_of(range(topic.slot_span), size)]
 
     def _due(self) -> list[Part]:
         """What this pass looks at."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from . import message
+from .timetext import eta_us
 
 #: Writes a second of one process.
 WRITES = 100
@@ -240,23 +240,6 @@ def traits_again(traits: str) -> str:
 def _has_passed(at: object, now: float) -> bool:
     """Whether a time has passed; one that cannot be read has."""
     try:
-        moment = datetime.fromisoformat(str(at).replace("Z", "+00:00"))
-    except ValueError:
+        return eta_us(at) <= now * 1_000_000
+    except (ValueError, TypeError, OverflowError):
         return True
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=timezone.utc)
-    return moment.timestamp() <= now
-
-
-class WritePace:
-    """How many records a process writes: so many in each second of the clock that it is given."""
-
-    def __init__(self) -> None:
-        self._second = 0
-        self._written = 0
-
-    def admits(self, now: float) -> bool:
-        if int(now) != self._second:
-            self._second, self._written = int(now), 0
-        self._written += 1
-        return self._written <= WRITES

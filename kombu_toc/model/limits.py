@@ -330,7 +330,7 @@ def check_limits(
     return {
         name: None
         if value is None and optional
-        else LIMITS[name].check(f"{what}: {_called(name)}", value)
+        else LIMITS[name].check(f"{what}: {LIMITS[name].called or name}", value)
         for name, value in limits
     }
 
@@ -354,10 +354,6 @@ def same(limit: str, one: Any, other: Any) -> bool:
     elif isinstance(LIMITS.get(limit), Rate):
         return interval_us(one) == interval_us(other)
     return bool(one == other)
-
-
-def _called(limit: str) -> str:
-    return LIMITS[limit].called or limit
 
 
 def check_steps(steps: object) -> tuple[int, ...]:

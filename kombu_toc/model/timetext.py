@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone, tzinfo
+from operator import methodcaller
 from typing import Any
 
 from ..errors import ActionTimeError
@@ -94,12 +95,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-def _naive_is_utc(moment: datetime) -> datetime:
-    return moment.replace(tzinfo=timezone.utc)
-
-
 #: Gives a time without time zone the zone that it is in.
-_aware: Callable[[datetime], datetime] = _naive_is_utc
+_aware: Callable[[datetime], datetime] = methodcaller("replace", tzinfo=timezone.utc)
 
 #: Reads an ``eta`` that datetime does not.
 _read: Callable[[str], datetime | None] = datetime.fromisoformat

@@ -192,13 +192,13 @@ class Chaos:
     def _purge(self) -> None:
         """All that waits goes, and the schedules that have lost their next firing go on."""
         center = self._center.center
-        lost = center.recurring.waiting("jobs")
+        lost = _waiting(center)
         planned = {name: self._center.schedules.get(name) for name in lost.values()}
         self._cancelled |= {one.id for one in center.scan("jobs", state=kombu_toc.WAITING).messages}
         told = center.queues.purge("jobs").schedules
         self._follow()
         self._purges += 1
-        waits = center.recurring.waiting("jobs")
+        waits = _waiting(center)
         for id, name in lost.items():
             noted = [(one.id, one.outcome) for one in self._center.schedules.history(name)[:1]]
             before, after = planned[name], self._center.schedules.get(name)
@@ -243,6 +243,12 @@ class Chaos:
             self._mortal.deaths,
             seconds,
         )
+
+
+def _waiting(center: TimeoutCenter) -> dict[str, str]:
+    """The messages of next firings that wait: id -> schedule."""
+    every = center.recurring.page("jobs", 1000)[1]
+    return {one.record.partition("\n")[0]: one.name for one in every if one.state == "waiting"}
 
 
 def chaos(url: str, firings: int, seed: int, seconds: float = 600.0) -> Verdict:

@@ -16,7 +16,7 @@ import redis
 
 from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter, Unique
 from kombu_toc.center.calls import read_call, written_call
-from kombu_toc.center.schedules import RecurringCommands
+from kombu_toc.center.schedules import changing
 from kombu_toc.metrics import Metrics
 
 from ..support.cases import each, night
@@ -70,18 +70,15 @@ def fill(center: TimeoutCenter, others: int, **limits: object) -> None:
         center.runner.run_all([put_call(center, topic, f"flying-{n}", b"") for n in numbers])
         flying = center.pop("mail", 500, recover=0).messages
         assert len(flying) == len(numbers)
-        half = flying[: len(flying) // 2]
-        center.runner.run_all(
-            [center.commands.reject(one, requeue=False, reason="test") for one in half]
-        )
+        reject = partial(center.commands.reject, requeue=False, reason="test")
+        center.runner.run_all([reject(one) for one in flying[: len(flying) // 2]])
         center.runner.run_all([put_call(center, topic, f"due-{n}", b"") for n in numbers])
         # What is in flight was put before what is due, and that stays.
-    commands = RecurringCommands(center.context)
     changes = [
         ScheduleChange(f"s{n}", "", f"s{n}@1", 10**15 + 10 * (n // 9), fired=[f"s{n}@{n}\tx"])
         for n in range(others)
     ]
-    center.runner.run_all([commands.changing(topic, one) for one in changes])
+    center.runner.run_all([changing(center.context, topic, one) for one in changes])
     center.recurring.places.note("mail", [one.name for one in changes])
     for id in ("cancelled", "moved", "seen"):
         center.put("mail", id, b"", delay=HOUR)

@@ -23,7 +23,7 @@ from kombu_toc.center.calls import (
 )
 from kombu_toc.center.pop import PickRequest, Wanted, bury_call, look_call, mark_calls, pick_call
 from kombu_toc.center.put import put_many_call, unique_call
-from kombu_toc.center.schedules import RecurringCommands
+from kombu_toc.center.schedules import changing, reading
 from kombu_toc.center.upkeep import sweep_call
 from kombu_toc.metrics import Counters
 from kombu_toc.model import scores
@@ -52,7 +52,6 @@ class Made:
         self.behind = Topic(NAME, behind, "toc:")
         self.commands = Commands(self.context, lambda delivery: self.topic)
         self.admin = AdminCommands(self.context)
-        self.recurring = RecurringCommands(self.context)
         self._numbers = count()
 
     def delivery(self, slot: int = 0, id: str = "", **more: Any) -> Delivery:
@@ -121,8 +120,8 @@ def every_call(made: Made) -> list[ScriptCall]:
         admin.coming(slot, [0]),
         admin.summary(slot),
         admin.usage(slot),
-        made.recurring.changing(topic, ScheduleChange("nightly", "", "x", template=b"y")),
-        made.recurring.reading(topic, ["nightly"]),
+        changing(made.context, topic, ScheduleChange("nightly", "", "x", template=b"y")),
+        reading(topic, ["nightly"]),
     ]
 
 
