@@ -105,10 +105,8 @@ def first_that_matches(
     subscriptions: Iterable[Subscription], exchange: str, routing_key: str
 ) -> Subscription | None:
     """The subscription by which a queue gets a broadcast: one, however many match."""
-    for one in subscriptions:
-        if one.exchange == exchange and matches(one.binding, routing_key):
-            return one
-    return None
+    of_it = (one for one in subscriptions if one.exchange == exchange)
+    return next((one for one in of_it if matches(one.binding, routing_key)), None)
 
 
 _memory: dict[Hashable, Subscription] = {}

@@ -18,7 +18,7 @@ from ..model.keys import Slot
 from ..model.limits import MAX_SLOTS
 from ..model.results import STATES, WAITING, Cancelled, Found, Page, Rescheduled
 from ..model.topic import Topic, base_of
-from ..scripts.call import ScriptCall, microseconds, parts_of, when_of
+from ..scripts.call import Countdown, ScriptCall, microseconds, parts_of, when_of
 from .admin_commands import CancelReply, Place, Position, SlotPage
 from .core import CenterPart, Core
 from .runner import Away
@@ -544,14 +544,7 @@ class Operations(CenterPart):
         far = self._far_of(topic)
         ahead = far.reschedule(named, topic, *times) if far is not None else []
 
-        def command(place: Place) -> ScriptCall:
-            [one] = place.ids
-            return self._admin.reschedule(place.topic, place.slot, one, when, copies=True)
-
-        def move(places: Iterator[Place]) -> list[results.Rescheduled]:
-            replies = self._lookup.run_at(places, command, away)
-            return [one for _, part in replies for one in part]
-
+        move = partial(self._moved, when=when, away=away, copies=True)
         moved = self._lookup.looked(move, named, topic, basis, away)
         if self._core.recorder is not None and (moved or not away):
             moved += self._core.recorder.rescheduled(named, moved, topic, *times)
@@ -564,19 +557,21 @@ class Operations(CenterPart):
         when = when_of(*times)
         far = [one for one in found if one.far]
         ahead = [] if self.far is None else self.far.reschedule(far, None, *times)
-        calls = []
-        for one in found:
-            topic = self._registry.resolved(one.topic)
-            slot = topic.slot(one.slot)
-            calls.append(self._admin.reschedule(topic, slot, one.id, when, copies=False))
-        moved, away = list[results.Rescheduled](), Away()
-        for some in parts_of(calls, CALLS_TOGETHER):
-            for part in self._runner.run_there(some, away):
-                moved += part or ()
-        self._runner.send_counters()
+        away, pairs = Away(), ((self._registry.resolved(one.topic), one) for one in found)
+        places = (Place(topic, topic.slot(one.slot), [one.id]) for topic, one in pairs)
+        moved = self._moved(places, when, away, copies=False)
         if self._core.recorder is not None:
             self._core.recorder.moved(moved, found)
         return away.checked(_with(ahead, moved))
+
+    def _moved(
+        self, places: Iterator[Place], when: str | Countdown, away: Away, *, copies: bool
+    ) -> list[results.Rescheduled]:
+        def command(place: Place) -> ScriptCall:
+            [one] = place.ids
+            return self._admin.reschedule(place.topic, place.slot, one, when, copies=copies)
+
+        return [one for _, part in self._lookup.run_at(places, command, away) for one in part]
 
     def run_now(
         self, id: str, *, topic: str | None = None, basis: str | None = None

@@ -76,7 +76,6 @@ class PickRequest(NamedTuple):
     early: also those that are not due yet
     visibility: seconds that they may stay unacknowledged and unrenewed; as each message says, or
         its topic, unless given
-    remember: seconds for which :meth:`.calls.Commands.recall` delivers them once more
     """
 
     name: str
@@ -85,7 +84,6 @@ class PickRequest(NamedTuple):
     budget: int
     early: bool = False
     visibility: float | None = None
-    remember: int = 0
 
 
 class Picked(NamedTuple):
@@ -118,11 +116,7 @@ def pick_call(context: Context, topic: Topic, slot: Slot, request: PickRequest) 
     call = context.announcing(
         topic,
         "pick",
-        (
-            *slot.script_keys,
-            *(slot.copies(one.id) for one in wanted),
-            slot.given(name.rpartition(".")[0]),
-        ),
+        (*slot.script_keys, *(slot.copies(one.id) for one in wanted)),
         (
             len(slot.stores),
             slot.number,
@@ -133,7 +127,6 @@ def pick_call(context: Context, topic: Topic, slot: Slot, request: PickRequest) 
             terms_of(limits, own_of(request.visibility, limits)),
             topic.declaration.retries,
             name,
-            request.remember,
             *(value for one in wanted for value in one),
         ),
         parse,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
@@ -568,15 +567,10 @@ class Places:
         """Schedules of a topic are gone, or were never there. What somebody has put again
         meanwhile is noted again."""
         coming = self._registry.resolved(topic).slot(0).coming
-        left = iter(names)
-        some = list(islice(left, AT_ONCE))
-        while True:
+        for some in [*parts_of([*names], AT_ONCE)] or [()]:
             is_empty = not self._client.exists(coming)
             self.remove(topic, some, is_empty=is_empty)
             self._note_again(topic, coming, some, is_empty)
-            some = list(islice(left, AT_ONCE))
-            if not some:
-                return
 
     def remove(self, topic: str, names: Sequence[str], *, is_empty: bool) -> None:
         """Take away what was noted.

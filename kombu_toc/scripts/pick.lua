@@ -3,7 +3,6 @@
 -- KEYS[1] armed   KEYS[2] prepare   KEYS[3] body   KEYS[4] dead   KEYS[5] reasons
 -- KEYS[6] tokens   KEYS[7...] store (one per priority step)
 -- then, per message: the copies set of its id
--- then what was given to the consumer last
 -- then the wake index, if it is on this node
 -- ARGV[1] number of priority steps   ARGV[2] slot number
 -- ARGV[3] how many messages at most
@@ -12,8 +11,7 @@
 -- ARGV[6] visibility timeout in milliseconds   ARGV[7] what else holds for them, see deliver.lua
 -- ARGV[8] retries of a message that has not been tried
 -- ARGV[9] name of this pick, as no pop and no other pick has ever had
--- ARGV[10] seconds for which what it gives is remembered, or 0: see recall.lua
--- ARGV[11...] per message: id; then '' and '', or score and SHA-1 of its envelope: then just this
+-- ARGV[10...] per message: id; then '' and '', or score and SHA-1 of its envelope: then just this
 -- message is delivered, if it is still as it was, and no copies
 -- Returns {now in microseconds, how many of the messages were looked at,
 --          1 if one that could have been delivered was left since there were enough,
@@ -25,11 +23,10 @@
 -- the next one, and announces it.
 --@ clock admitted wake failure token lease sorted deliver push unlimited
 
-local steps, count = tonumber(ARGV[1]), (#ARGV - 10 - (limited and limited.args or 0)) / 3
+local steps, count = tonumber(ARGV[1]), (#ARGV - 9 - (limited and limited.args or 0)) / 3
 local limit, budget, early = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
 local terms, untried = read_terms(ARGV[6], ARGV[7]), tonumber(ARGV[8])
-local name, remember = ARGV[9], ARGV[10]
-local given, wake = KEYS[7 + steps + count], KEYS[8 + steps + count + (limited and limited.keys or 0)]
+local name, wake = ARGV[9], KEYS[7 + steps + count + (limited and limited.keys or 0)]
 local now = clock()
 local now_ms, horizon = math.floor(now / 1000), due_score(now)
 local messages, bare, expired = {}, {}, {}
@@ -39,33 +36,21 @@ if limited then
   terms.place = limited.places
 end
 
-if remember ~= '0' then
-  local known = redis.call('GET', given)
-  if known and string.sub(known, 1, #name + 1) == name .. '\n' then
-    -- It has run already, or its consumer waits for it no more.
-    return {now, count, 0, messages, bare, expired, said, unsaid}
-  end
-end
-
-local function place(id) -- step and score of what waits and may be delivered
-  local step, score = waits_at(stores, id)
-  return step and (early or score <= horizon) and step, score
-end
-
 -- Messages that one call delivers, whatever the caller allows.
 local MOST = 1000
 
-local taken, left, looked, seen = {}, 0, 0, {} -- taken: slot, step, id, score, ..., as pop.lua has it
+local taken, left, looked, seen = {}, 0, 0, {} -- taken: 1, step, id, score, ...
 local full = false
 for number = 1, count do
-  local id, as_it_was = ARGV[8 + 3 * number], ARGV[9 + 3 * number]
+  local id, as_it_was = ARGV[7 + 3 * number], ARGV[8 + 3 * number]
   local ids = as_it_was == '' and redis.call('HKEYS', KEYS[6 + steps + number]) or {}
   table.insert(ids, 1, id)
   for i = 1, #ids do
-    local step, score = place(ids[i])
+    local step, score = waits_at(stores, ids[i])
+    if step and not early and score > horizon then step = nil end
     if step and as_it_was ~= '' then
       local body = score == tonumber(as_it_was) and redis.call('HGET', KEYS[3], ids[i])
-      if not body or redis.sha1hex(body) ~= ARGV[10 + 3 * number] then step = nil end
+      if not body or redis.sha1hex(body) ~= ARGV[9 + 3 * number] then step = nil end
     end
     if step and limited and not seen[ids[i]] and #taken < 4 * limit
         and not limited.may_start(ids[i], redis.call('HGET', KEYS[6], ids[i]), score, now) then
@@ -103,7 +88,6 @@ end
 if #taken == 0 then return {now, looked, left, messages, bare, expired, said, unsaid} end
 
 -- Out of the stores first: a full server refuses what takes memory, but not after a first write.
-local again = {}
 for i = 1, #taken, 4 do redis.call('ZREM', KEYS[6 + taken[i + 1]], taken[i + 2]) end
 for i = 1, #taken, 4 do
   local step, id, score = taken[i + 1], taken[i + 2], taken[i + 3]
@@ -118,7 +102,6 @@ for i = 1, #taken, 4 do
       redis.call('ZADD', KEYS[2], ends * 1000 + low, id)
       redis.call('HSET', KEYS[6], id, birth)
       if terms.far then note_longest(KEYS[6], terms.visibility) end
-      if birth ~= name then again[#again + 1], again[#again + 2] = i, birth end
       push(messages, 0, step - 1, birth == name and id or {id, birth}, score, envelope)
     else
       expire(slot_from(1, steps), id, now_ms * 1000 + low, terms.drop)
@@ -128,9 +111,6 @@ for i = 1, #taken, 4 do
     forget(KEYS[3], KEYS[5], KEYS[6], id)
     bare[#bare + 1] = id
   end
-end
-if remember ~= '0' and #messages > 0 then
-  redis.call('SET', given, name .. '\n' .. cmsgpack.pack({taken, again}), 'EX', remember)
 end
 if limited then limited.announce(wake, now) end
 settle_if_empty(wake, KEYS[1], ARGV[2], stores)

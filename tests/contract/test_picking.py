@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, ConfigurationError, Found, TimeoutCenter
-from kombu_toc.center.pop import LOOK, Picked, PickRequest, Wanted, pick_call
+from kombu_toc.center.pop import LOOK, Picked
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.scripts.call import ScriptCall
 
@@ -460,31 +460,3 @@ def test_what_is_picked_is_counted_as_what_is_popped(center: TimeoutCenter, reco
     assert (counts.delivered, counts.empty, counts.lateness.count) == (3, 0, 3)
     center.pop("mail", where=lambda found: False, recover=recover)
     assert (counts.delivered, counts.empty) == (3, 1)
-
-
-# -- when its reply is lost
-
-
-def test_a_pick_whose_reply_is_lost_is_asked_for_again_by_its_name(center: TimeoutCenter) -> None:
-    topic = center.queues.declare("mail", slots=1)
-    for id in "ab":
-        center.put("mail", id, id.encode(), delay=HOUR)
-    name = center.deliveries.names.next()
-    wanted = [Wanted("a"), Wanted("b")]
-    request = PickRequest(name, wanted, 10, 10**6, early=True, remember=60)
-    call = pick_call(center.context, topic, topic.slot(0), request)
-    first = center.runner.run(call).popped.messages
-    assert [message.id for message in first] == ["a", "b"]
-    center.ack(first[:1])
-    center.put("mail", "a", b"another", delay=HOUR)
-    # It arrives once more, and gives nothing; its name tells what is still in flight by it.
-    assert center.runner.run(call).popped.messages == []
-    recalled = center.runner.run(center.commands.recall(topic, (0,), name))
-    assert recalled.messages == first[1:]
-    # One whose consumer waits for it no more gives nothing, when it arrives at last.
-    late = request._replace(name=center.deliveries.names.next(), wanted=[Wanted("a")])
-    assert center.runner.run(center.commands.recall(topic, (0,), late.name)).messages == []
-    call = pick_call(center.context, topic, topic.slot(0), late)
-    assert center.runner.run(call).popped.messages == []
-    assert states(center) == {"a": WAITING, "b": IN_FLIGHT}
-    check_slots(center, "mail")
