@@ -37,6 +37,9 @@ class PackingClient(redis.Redis):
     A subclass says how packed commands are sent; its replies have errors among them.
     """
 
+    #: how it waits, and who uses it, between two attempts
+    sleep = staticmethod(time.sleep)
+
     def _replies(self, packed: list[bytes], commands: Sequence[tuple[Any, Any]]) -> list[Any]:
         raise NotImplementedError
 
@@ -69,9 +72,6 @@ class PackingClient(redis.Redis):
 class Client(PackingClient):
     """redis-py's client. A reply that a server cannot run a command for now is raised as a
     ServerError, which is a ConnectionError: callers retry as after a lost connection."""
-
-    #: how who uses this client waits between two attempts
-    sleep = staticmethod(time.sleep)
 
     def __init__(self, connection_pool: redis.ConnectionPool) -> None:
         super().__init__(connection_pool=connection_pool)
@@ -361,9 +361,6 @@ class ClusterClient(PackingClient):
 
     Raises the errors of the nodes' clients, and ServerError if no node lists the hash slots.
     """
-
-    #: how it waits, and who uses it, between two attempts
-    sleep = staticmethod(time.sleep)
 
     #: seconds for which a command is repeated while its hash slot moves or changes its node
     patience = PATIENCE

@@ -118,6 +118,7 @@ class LeaseKeeper:
         self.drop = self.leases.drop
         self._thread = thread = BeatThread(self._run, lock)
         self._log = DeferredLog(logger, lambda: thread.patched)
+        self.flush_deferred_logs = self._log.flush
         #: queues that could not be refreshed
         self._unrefreshed: set[str] = set()
         self._swept = 0.0
@@ -259,13 +260,6 @@ class LeaseKeeper:
         """Run these as soon as the server can be reached."""
         self.calls += calls
         self._thread.beat_within(holdings.RETRY_INTERVAL)
-
-    def flush_deferred_logs(self) -> None:
-        """Log what the thread has to log, where it may not do so by itself.
-
-        For any thread but that one, now and then.
-        """
-        self._log.flush()
 
     def finish(self, deadline: float) -> None:
         """The process ends: wait until the calls that are owed have run, and nobody reads any more

@@ -160,9 +160,8 @@ class PendingTopics:
         """Ask nothing of paused topics."""
         for topic in self.paused:
             self.slots.pop(topic, None)
-            self.sure.discard(topic)
-            self.late.discard(topic)
-            self.backlog.discard(topic)
+            for some in (self.sure, self.late, self.backlog):
+                some.discard(topic)
 
     def unknown(self) -> list[str]:
         """Topics of which it is not known whether they hold something while others have more than

@@ -527,7 +527,7 @@ class Channel(virtual.Channel):
 
     def get_table(self, exchange: str) -> list[tuple[str, str, str]]:
         """(routing key, pattern, queue) of each binding of an exchange."""
-        table = self.exchanges.table(exchange)
+        table = self.transport.routes.of(exchange)
         self.queues.note_transient(table.transient)
         return table.rows
 

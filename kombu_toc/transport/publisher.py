@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -167,13 +167,11 @@ class PublishBatch:
 UNTIL, CONFLICT, AT_MOST = "x-unique-until", "x-unique-conflict", "x-unique-at-most"
 
 
+@dataclass(slots=True)
 class UniqueAnswer:
     """What became of a message of this id."""
 
-    __slots__ = ("id",)
-
-    def __init__(self, id: str) -> None:
-        self.id = id  #: the id that it has now: of the one whose place it has taken
+    id: str  #: that it has now: of the one whose place it has taken
 
 
 _awaited: ContextVar[UniqueAnswer | None] = ContextVar("awaited", default=None)

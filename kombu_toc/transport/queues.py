@@ -388,10 +388,6 @@ class Exchanges:
 
     # -- routing
 
-    def table(self, exchange: str) -> exchanges.Table:
-        """The bindings of an exchange, as they are now."""
-        return self._routes.of(exchange)
-
     def queues_for(
         self, exchange: str, routing_key: str
     ) -> tuple[list[str], exchanges.Table] | None:
@@ -464,9 +460,10 @@ class BroadcastQueues:
         if any((one.exchange, one.binding) == (exchange, routing_key) for one in reading):
             return None
         known = exchanges.recall(self._identity, queue, exchange, routing_key)
-        last = exchanges.begin(
-            self._center, self._streams(exchange, member), known.last if known is not None else {}
-        )
+        keys = self._center.keys
+        parts = (keys.part(exchange, part) for part in json.loads(member)[4:5])
+        streams = [keys.fanout(exchange), *parts]
+        last = exchanges.begin(self._center, streams, {} if known is None else known.last)
         subscription = exchanges.Subscription(queue, exchange, routing_key, last)
         if reading:
             subscription.returned = reading[0].returned
@@ -475,11 +472,6 @@ class BroadcastQueues:
             known.returned.clear()
         reading.append(subscription)
         return subscription
-
-    def _streams(self, exchange: str, member: str) -> list[str]:
-        """The streams that are read for a binding."""
-        keys = self._center.keys
-        return [keys.fanout(exchange), *(keys.part(exchange, p) for p in json.loads(member)[4:5])]
 
     def read_no_more(self, of: Callable[[exchanges.Subscription], bool]) -> None:
         """Read no more for the subscriptions of which `of` is true: they are unbound."""

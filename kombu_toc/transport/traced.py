@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any
 
@@ -98,25 +99,21 @@ class TracedBatch(PublishBatch):
 
     def __init__(self, channel: Any, max_size: int) -> None:
         super().__init__(channel, max_size)
-        self._contexts: list[SpanContext] = []
-        self._queues: list[str] = []
+        #: the context and the queue of each message
+        self._made: list[tuple[SpanContext, str]] = []
 
     def note(self, context: SpanContext, queue: str) -> None:
         """A message was made."""
-        self._contexts.append(context)
-        self._queues.append(queue)
+        self._made.append((context, queue))
 
     def flush(self) -> None:
-        contexts, self._contexts = self._contexts, []
-        queues, self._queues = self._queues, []
-        if not contexts:
-            super().flush()
-            return
-        with self.channel.tracing.flushing(contexts, queues):
+        made, self._made = self._made, []
+        tracing = self.channel.tracing
+        with tracing.flushing(*zip(*made, strict=True)) if made else nullcontext():
             super().flush()
 
     def discard(self) -> None:
-        self._contexts, self._queues = [], []
+        self._made = []
         super().discard()
 
 
