@@ -168,7 +168,7 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
     where = server_of((client_for() if client_for else client).connection_pool)
     try:
         info = client.info("server")
-    except (exceptions.AuthenticationError, exceptions.AuthorizationError):
+    except (exceptions.AuthenticationError, exceptions.AuthorizationError, ConfigurationError):
         raise
     except redis.ConnectionError as exc:
         if not _speaks_tls(client) and re.search("closed|reset", str(exc)):
@@ -180,8 +180,6 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
     except exceptions.NoPermissionError:
         client.ping()  # an ACL user without INFO; the scripts will show whether the server will do
         return {}
-    except ConfigurationError:
-        raise
     except (
         exceptions.InvalidResponse,
         exceptions.ResponseError,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty
 from typing import TYPE_CHECKING, Any
@@ -42,22 +41,15 @@ if TYPE_CHECKING:
 REREAD = 4.0
 
 
-@dataclass(eq=False)
 class Rereading:
-    """Reads it along with what is sent anyway.
+    """Reads it along with what is sent anyway. The poller is told of topics that are paused no
+    more, and the lease keeper when one is gone that is consumed here."""
 
-    states: the consumers
-    on_resumed: told the topics that are paused no more
-    on_lost: called when a topic is gone that is consumed here
-    """
-
-    _center: TimeoutCenter
-    _work: Connection
-    _states: Mapping[Any, ConsumerState]
-    _on_resumed: Callable[[set[str]], None]
-    _on_lost: Callable[[], None]
-
-    def __post_init__(self) -> None:
+    def __init__(self, poller: Any) -> None:
+        self._poller = poller
+        self._center: TimeoutCenter = poller.center
+        self._work: Connection = poller.work
+        self._states: Mapping[Any, ConsumerState] = poller.states
         self._paused: set[str] = set()
         self._at = 0.0
         #: the limits of topics as they were last read
@@ -91,7 +83,7 @@ class Rereading:
         for state in self._states.values():
             resumed |= state.pending.pause(self._paused)
         if resumed:
-            self._on_resumed(resumed)
+            self._poller.on_resumed(resumed)
 
     def _learn(self, names: list[str], raws: Iterable[bytes | None]) -> None:
         registry = self._center.registry
@@ -107,7 +99,7 @@ class Rereading:
                 call = None if known is None else registry.declare_again_call(known)
                 if call is not None:
                     self._work.send([(call, None)])
-                    self._on_lost()
+                    self._poller.leases.refresh()
 
     def _compare(self, name: str, gates: str) -> None:
         """Look into a topic whose limits are others now: they may let something start."""
@@ -170,9 +162,7 @@ class Poller:
         self.dispatcher = Dispatcher(self.loop, self.clock, self.states, center.metrics)
         self.outbox = Outbox(center, leases, self.loop, self.work)
         self._reader = BroadcastReader(self, wiring)
-        self._rereading = Rereading(
-            center, self.work, self.states, self._on_resumed, leases.refresh
-        )
+        self._rereading = Rereading(self)
         self._popper = popper = Popper(self, identity)
         passed_on = None if popper.fetcher.preferred is None else popper.passed_on
         self._listener = WakeListener(self, wiring, passed_on)
@@ -599,6 +589,7 @@ class Poller:
         if not self._listener.stopping:
             self._listen()
 
-    def _on_resumed(self, topics: set[str]) -> None:
+    def on_resumed(self, topics: set[str]) -> None:
+        """These topics are paused no more."""
         if any(topic not in self._listener.topics for topic in topics):
             self._listener.stop()

@@ -28,7 +28,7 @@ def test_a_queue_whose_limits_are_others_is_looked_into() -> None:
     keys = SimpleNamespace(topics="topics", paused="paused")
     center: Any = SimpleNamespace(registry=registry, keys=keys, paused=set)
     work, state = Work(), consumer("a", "b")
-    rereading = Rereading(center, work, {1: state}, print, print)  # type: ignore[arg-type]
+    rereading = Rereading(SimpleNamespace(center=center, work=work, states={1: state}))
     now = 100.0
 
     def read(**limits: Any) -> list[str]:
