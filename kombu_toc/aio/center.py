@@ -6,7 +6,7 @@
         await center.put("mail", "order-7", b"remind", delay=3600)
 
 The parts of the center run as they are, in a greenlet (:func:`.client.run`). Their calls leave over
-connections of redis.asyncio (:mod:`.links`).
+connections of redis.asyncio (:class:`.client.Links`).
 """
 
 from __future__ import annotations

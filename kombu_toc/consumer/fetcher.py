@@ -68,11 +68,6 @@ class PreferredSlots:
         #: topic, number of its slots -> the preferred ones; none if all are alike
         self._own: dict[tuple[str, int], frozenset[int]] = {}
 
-    @classmethod
-    def of(cls, preference: Preference) -> PreferredSlots | None:
-        """None if nothing is preferred."""
-        return cls(preference) if preference else None
-
     def own(self, topic: Topic) -> frozenset[int]:
         """The slots of a topic that are taken first; none if all are alike. They are where what may
         start of one depends on the others."""
@@ -223,7 +218,8 @@ class Fetcher:
         in_turns = self._settings.queue_order_strategy == ROUND_ROBIN
         self._stale_after = OTHERS_STALE if in_turns else ASK_OTHERS
         #: the slots that are taken first; None if all are alike
-        self.preferred = PreferredSlots.of(self._settings.toc_prefer_slots)
+        prefer = self._settings.toc_prefer_slots
+        self.preferred = PreferredSlots(prefer) if prefer else None
         #: which slots of a Cluster's topic come first, of those that nothing sets apart
         self._rotation = 0
 

@@ -743,10 +743,11 @@ class UnansweredPops:
         self._lock = lock()
         self._clock = clock
         self._flying: dict[str, UnansweredPop] = {}
-        self._lost: dict[str, UnansweredPop] = {}
+        #: those whose replies were lost
+        self.lost: dict[str, UnansweredPop] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._flying or self._lost)
+        return bool(self._flying or self.lost)
 
     def expect(self, flight: UnansweredPop) -> None:
         """It is on its way."""
@@ -767,12 +768,8 @@ class UnansweredPops:
                 flight.again = now + AGAIN
             if now > flight.lost + REMEMBER:
                 return False
-            self._lost[flight.name] = flight
+            self.lost[flight.name] = flight
             return True
-
-    @property
-    def any_lost(self) -> bool:
-        return bool(self._lost)
 
     def take(self, topics: Collection[str]) -> list[UnansweredPop]:
         """Those that were lost of these topics: the caller asks for what they gave."""
@@ -783,15 +780,15 @@ class UnansweredPops:
         """Those that nobody has asked for, each when the caller comes to it: the caller gives back
         what it gave, and may end before it comes to all."""
         now = self._clock()
-        for flight in list(self._lost.values()):
+        for flight in list(self.lost.values()):
             if now >= flight.lost + KEPT:
                 yield from self._take(partial(is_, flight))
 
     def _take(self, which: Callable[[UnansweredPop], bool]) -> list[UnansweredPop]:
         with self._lock:
-            taken = [one for one in self._lost.values() if which(one)]
+            taken = [one for one in self.lost.values() if which(one)]
             for one in taken:
-                del self._lost[one.name]
+                del self.lost[one.name]
         return taken
 
     def flying(self) -> list[UnansweredPop]:
@@ -802,7 +799,7 @@ class UnansweredPops:
 
     def kept_until(self) -> float:
         """Monotonic seconds when the first of those that nobody asks for is to be given back."""
-        return min((one.lost + KEPT for one in list(self._lost.values())), default=float("inf"))
+        return min((one.lost + KEPT for one in list(self.lost.values())), default=float("inf"))
 
     def shortest(self) -> float:
         """Seconds of the shortest lease of any."""

@@ -101,15 +101,13 @@ class Outbox:
     Acknowledgements and rejections may come from any thread.
     """
 
-    def __init__(
-        self, center: TimeoutCenter, leases: LeaseKeeper, loop: Loop, work: Connection
-    ) -> None:
+    def __init__(self, poller: Any) -> None:
         self.settlements = Settlements()
-        self._center = center
-        self._leases = leases
-        self._loop = loop
-        self._work = work
-        self._alarm = Alarm(loop, self._on_alarm)
+        self._center: TimeoutCenter = poller.center
+        self._leases: LeaseKeeper = poller.leases
+        self._loop: Loop = poller.loop
+        self._work: Connection = poller.work
+        self._alarm = Alarm(self._loop, self._on_alarm)
 
     # -- what settles messages
 

@@ -160,7 +160,7 @@ class Poller:
         self.loop = wiring.loop(self._on_nudged)
         self.work = wiring.work(self.loop)
         self.dispatcher = Dispatcher(self.loop, self.clock, self.states, center.metrics)
-        self.outbox = Outbox(center, leases, self.loop, self.work)
+        self.outbox = Outbox(self)
         self._reader = BroadcastReader(self, wiring)
         self._rereading = Rereading(self)
         self._popper = popper = Popper(self, identity)
@@ -449,7 +449,7 @@ class Poller:
             if not clustered:
                 # The connection broke, and whoever drains this one goes on with it.
                 state.pending.look_at_all()
-        if self.leases.flights.any_lost and (items := self._popper.recalls(state)):
+        if self.leases.flights.lost and (items := self._popper.recalls(state)):
             state.left_at = now
             self.outbox.send(items)
             return

@@ -141,13 +141,9 @@ class BeatThread:
         self._lock = lock
         self._native = unpatched_threading()
         self._bell = WakeEvent(self._native.lock)
-        self._running = False
+        self.running = False
         #: monotonic seconds of the next beat
         self.due = float("inf")
-
-    @property
-    def running(self) -> bool:
-        return self._running
 
     @property
     def patched(self) -> bool:
@@ -159,15 +155,15 @@ class BeatThread:
         due = time.monotonic() + seconds
         # The lock in any case: a thread that found nothing to do may be about to end.
         with self._lock:
-            if self._running and due >= self.due:
+            if self.running and due >= self.due:
                 return
             self.due = min(self.due, due)
-            if self._running:
+            if self.running:
                 self._bell.ring()
             else:
                 self._native = unpatched_threading()  # patched since, perhaps
                 self._native.start(self._run)
-                self._running = True
+                self.running = True
 
     def pause(self, seconds: float) -> None:
         """Wait in another thread than this one, although that may be a greenlet's."""
@@ -199,7 +195,7 @@ class BeatThread:
             if not idle():
                 self.due = otherwise
                 return False
-            self._running = False
+            self.running = False
             self.due = float("inf")
             on_end()
             return True
@@ -207,7 +203,7 @@ class BeatThread:
     def has_ended(self) -> None:
         """The thread ends by an error."""
         with self._lock:
-            self._running = False
+            self.running = False
 
     def leave(self) -> None:
         """To be called by the thread at its end, if it has used sockets."""

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from kombu_toc import AsyncTaken, AsyncTimeoutCenter, TimeoutCenter
-from kombu_toc.aio.links import Link
+from kombu_toc.aio.client import Link
 
 from ..meta.test_readme import named
 from ..support.inspection import announced, blocked

@@ -29,7 +29,7 @@ from kombu_toc import (
     TimeoutCenter,
     pack,
 )
-from kombu_toc.aio.links import Link
+from kombu_toc.aio.client import Link
 from kombu_toc.center.reshard import reshard_topic
 from kombu_toc.notify import Notifier, new_secret
 from kombu_toc.notify.targets import LEASE, Keeper, Settler

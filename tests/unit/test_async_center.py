@@ -11,8 +11,7 @@ import redis
 from redis.exceptions import NoScriptError, ResponseError
 
 from kombu_toc import AsyncTimeoutCenter, ConfigurationError, TimeoutCenter
-from kombu_toc.aio.client import _patience, run, wait_for
-from kombu_toc.aio.links import ReplyReader
+from kombu_toc.aio.client import ReplyReader, _patience, run, wait_for
 from kombu_toc.center.center import Delegate
 
 from ..support.cases import each

@@ -68,8 +68,9 @@ def test_a_topic_that_is_resharded_has_other_slots() -> None:
 
 
 def test_without_the_option_there_is_none() -> None:
-    assert PreferredSlots.of(()) is None
-    assert PreferredSlots.of({}) is None
+    for nothing in ((), {}):
+        settings = Settings(toc_prefer_slots=nothing)
+        assert Fetcher(settings, False, topic_of).preferred is None
 
 
 # -- what is asked
