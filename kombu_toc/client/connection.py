@@ -38,7 +38,7 @@ class PackingClient(redis.Redis):
     """
 
     #: how it waits, and who uses it, between two attempts
-    sleep = staticmethod(time.sleep)
+    sleep: Callable[[float], None] = staticmethod(time.sleep)
 
     def _replies(self, packed: list[bytes], commands: Sequence[tuple[Any, Any]]) -> list[Any]:
         raise NotImplementedError

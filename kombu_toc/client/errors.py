@@ -108,7 +108,11 @@ def translated(reply: Any, pool: Any) -> Any:
     if is_refused(reply):
         return explained(reply, pool)
     if _NO_DATABASE.search(str(reply)):
-        return _no_database(reply, pool)
+        text = (
+            f"{server_of(pool)} has no database {pool.connection_kwargs.get('db')}; use a number "
+            "that its setting 'databases' allows: 0 to 15 unless it is set"
+        )
+        return caused(ConfigurationError(text), reply)
     if not is_temporary(reply):
         told = str(reply)
         return reply if len(told) > 2 else type(reply)(f"the server's error says only {told!r}")
@@ -123,16 +127,6 @@ def refusal(exc: BaseException, pool: Any) -> str:
             f"which they do all the same, or raise its maxmemory; then try again: {exc}"
         )
     return f"Redis refused a command: {exc}"
-
-
-def _no_database(exc: Exception, pool: Any) -> ConfigurationError:
-    return caused(
-        ConfigurationError(
-            f"{server_of(pool)} has no database {pool.connection_kwargs.get('db')}; use a number "
-            "that its setting 'databases' allows: 0 to 15 unless it is set"
-        ),
-        exc,
-    )
 
 
 def server_of(pool: Any) -> str:
@@ -154,10 +148,6 @@ OLDEST = (6, 2)
 _HIDDEN = (exceptions.ResponseError, exceptions.NoPermissionError)
 
 
-def _speaks_tls(client: redis.Redis) -> bool:
-    return issubclass(client.connection_pool.connection_class, redis.SSLConnection)
-
-
 def check_server(client: redis.Redis) -> dict[str, Any]:
     """Make sure that a usable Redis or Valkey answers; return its ``INFO server``.
 
@@ -171,7 +161,8 @@ def check_server(client: redis.Redis) -> dict[str, Any]:
     except (exceptions.AuthenticationError, exceptions.AuthorizationError, ConfigurationError):
         raise
     except redis.ConnectionError as exc:
-        if not _speaks_tls(client) and re.search("closed|reset", str(exc)):
+        is_tls = issubclass(client.connection_pool.connection_class, redis.SSLConnection)
+        if not is_tls and re.search("closed|reset", str(exc)):
             raise ServerError(
                 f"{where} closes the connection ({exc}): if it speaks TLS there, use "
                 "toc+rediss://, or toc+sentinel://...&ssl=true"

@@ -242,18 +242,11 @@ class Subscriptions:
         for some in pages.values():
             for entry in exchanges.in_order(some):
                 for sink, subscription in followers[entry.key]:
-                    if self._reads(sink, subscription, entry):
+                    last = subscription.last[entry.key]
+                    is_new = exchanges.order(entry.id) > exchanges.order(last)
+                    if is_new and self.has(sink, subscription):
+                        subscription.last[entry.key] = entry.id
                         yield sink, subscription, entry
-
-    def _reads(
-        self, sink: Sink, subscription: exchanges.Subscription, entry: exchanges.Entry
-    ) -> bool:
-        if exchanges.order(entry.id) <= exchanges.order(subscription.last[entry.key]):
-            return False
-        if not self.has(sink, subscription):
-            return False
-        subscription.last[entry.key] = entry.id
-        return True
 
     def looks_for_restarts(self, now: float) -> list[tuple[exchanges.Subscription, str, str]]:
         """Streams that may be new: (subscription, stream, id of the last entry that was read).
@@ -358,7 +351,9 @@ class BroadcastReader(BlockingReader):
 
     def _deliver(self, reply: Any) -> None:
         if not reply:
-            self._look_for_restarts()
+            for subscription, key, last in self.subscriptions.looks_for_restarts(self._loop.now()):
+                look = ("XREVRANGE", key, "+", "-", "COUNT", 1)
+                self._work.send([(look, partial(restart, subscription, key, last))])
             return
         for sink, subscription, entry in self.subscriptions.entries(reply):
             if not sink.wants(subscription, entry.routing_key):
@@ -367,8 +362,3 @@ class BroadcastReader(BlockingReader):
                 subscription.returned.append((entry.routing_key, entry.envelope))
             elif sink.receive_broadcast(subscription, entry.routing_key, entry.envelope):
                 self._dispatcher.delivered += 1
-
-    def _look_for_restarts(self) -> None:
-        for subscription, key, last in self.subscriptions.looks_for_restarts(self._loop.now()):
-            look = ("XREVRANGE", key, "+", "-", "COUNT", 1)
-            self._work.send([(look, partial(restart, subscription, key, last))])

@@ -17,7 +17,7 @@ from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
-from ..center.exchanges import remember
+from ..center.exchanges import Table, remember
 from ..compat import check_channel
 from ..consumer.connections import BROKEN
 from ..consumer.holdings import task_of
@@ -527,7 +527,7 @@ class Channel(virtual.Channel):
 
     def get_table(self, exchange: str) -> list[tuple[str, str, str]]:
         """(routing key, pattern, queue) of each binding of an exchange."""
-        table = self.transport.routes.of(exchange)
+        table: Table = self.transport.routes.of(exchange)
         self.queues.note_transient(table.transient)
         return table.rows
 

@@ -58,7 +58,12 @@ class RecordedPublisher(Publisher):
             super().put(queue, message, batch)
             return
         away = topic is None
-        topic = topic or self._center.registry.known(queue) or self._provisional(queue)
+        topic = topic or self._center.registry.known(queue)
+        if topic is None:
+            # Nobody can be asked about it. One of replies is known by its binding, which was read
+            # just before: put later, they would stay for ever.
+            declaration = Declaration(expires=self._channel.queues.lifetime(queue))
+            topic = Topic(queue, declaration, self._settings.prefix)
         declared, mode = topic.declaration, topic.declaration.library
         behind = mode == BEHIND and connection is None
         if declared.expires:
@@ -135,12 +140,6 @@ class RecordedPublisher(Publisher):
             raise
         except BROKEN:
             return None
-
-    def _provisional(self, queue: str) -> Topic:
-        """Stands for a topic that nobody can be asked about. One of replies is known by its
-        binding, which was read just before: put later, they would stay for ever."""
-        declaration = Declaration(expires=self._channel.queues.lifetime(queue))
-        return Topic(queue, declaration, self._settings.prefix)
 
     def run_unique(self, topic: Topic, put: UniquePut) -> Any:
         run = partial(super().run_unique, topic, put)
