@@ -450,8 +450,8 @@ MUTANTS = [
     Mutant(
         "a token that is removed goes on",
         "kombu_toc/http/tokens.py",
-        "        if found is not None:\n            # What",
-        "        if False:\n            # What",
+        "tuple(before.get(one.said, one) for one in self._reread())",
+        "self.tokens",
         "tests/contract/test_http_security.py::"
         "test_a_token_that_is_removed_ends_and_one_that_is_added_counts_without_a_restart",
     ),

@@ -23,6 +23,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -127,8 +129,7 @@ class Tokens:
     tokens: all of them; empty: everybody may do everything, which is for loopback only
     anonymous_read: whether who has no token may read
     clock: monotonic seconds
-    reread: gives those that there are by now, if they have changed since it was asked last; None
-        if they have not. It is asked once a second at most
+    reread: gives those that there are by now; it is asked once a second at most
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Tokens:
         *,
         anonymous_read: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        reread: Callable[[], list[Token] | None] | None = None,
+        reread: Callable[[], Iterable[Token]] | None = None,
     ) -> None:
         self.tokens = tuple(tokens)
         #: also when all have been removed: then nobody may do anything
@@ -145,6 +146,7 @@ class Tokens:
         self._clock = clock
         self._reread = reread
         self._read_at = clock()
+        self._trouble = ""
         self._anonymous = None
         if anonymous_read:
             self._anonymous = Token("", b"", ("read",), ("*",), is_anonymous=True)
@@ -163,11 +165,15 @@ class Tokens:
         if self._reread is None or now - self._read_at < REREAD:
             return
         self._read_at = now
-        found = self._reread()
-        if found is not None:
+        before, trouble = {one.said: one for one in self.tokens}, self._trouble
+        self._trouble = ""
+        try:
             # What was not changed goes on, with what it has used of its rate.
-            before = {one.said: one for one in self.tokens}
-            self.tokens = tuple(before.get(one.said, one) for one in found)
+            self.tokens = tuple(before.get(one.said, one) for one in self._reread())
+        except (OSError, ValueError, ConfigurationError) as exc:
+            self._trouble = str(exc)
+            if self._trouble != trouble:
+                logger.error("the tokens stay as they were: %s", exc)
 
     def has(self, token: Token) -> bool:
         """Whether a token that was known before is known now."""
@@ -277,42 +283,11 @@ def tokens_of(path: str | None, anonymous_read: bool) -> Tokens:
     always = read_tokens(os.environ.get(TOKENS, ""), TOKENS)
     if path is None:
         return Tokens(always, anonymous_read=anonymous_read)
-    file = _File(path)
-    found = [*file.read(), *always]
 
-    def reread() -> list[Token] | None:
-        changed = file.changed()
-        return None if changed is None else [*changed, *always]
+    def read() -> list[Token]:
+        return [*read_tokens(Path(path).read_text("utf-8"), path), *always]
 
-    return Tokens(found, anonymous_read=anonymous_read, reread=reread)
-
-
-class _File:
-    """A file of tokens, which may change."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._text = ""
-        self._trouble = ""
-
-    def read(self) -> list[Token]:
-        """Raises ConfigurationError and OSError."""
-        with open(self._path, encoding="utf-8") as file:
-            self._text = file.read()
-        return read_tokens(self._text, self._path)
-
-    def changed(self) -> list[Token] | None:
-        """The tokens, if the file has changed. One that cannot be used is told, once."""
-        before = self._text
-        try:
-            found = self.read()
-        except (OSError, ValueError, ConfigurationError) as exc:
-            if str(exc) != self._trouble:
-                self._trouble = str(exc)
-                logger.error("the tokens stay as they were: %s", exc)
-            return None
-        self._trouble = ""
-        return found if self._text != before else None
+    return Tokens(read(), anonymous_read=anonymous_read, reread=read)
 
 
 def new_token(name: str, roles: str, queues: str) -> tuple[str, str]:
@@ -632,17 +607,6 @@ class Entry(NamedTuple):
     number: int
 
 
-class Doing:
-    """Something that is being done.
-
-    number: how many messages it was done to; -1: it is not about messages, or nobody knows
-    """
-
-    def __init__(self, queue: str) -> None:
-        self.queue = queue
-        self.number = -1
-
-
 class Audit:
     """Writes and reads the log.
 
@@ -681,10 +645,11 @@ class Audit:
     @asynccontextmanager
     async def doing(
         self, who: str, act: str, queue: str = "", what: str = ""
-    ) -> AsyncIterator[Doing]:
+    ) -> AsyncIterator[SimpleNamespace]:
         """Note what is done within, also if it fails on the way: it may be done then, in part or
-        as a whole. A Problem says that nothing was done."""
-        doing = Doing(queue)
+        as a whole. A Problem says that nothing was done. What it yields is told the `queue`, and
+        the `number` of messages."""
+        doing = SimpleNamespace(queue=queue, number=-1)
         try:
             yield doing
         except Problem:
