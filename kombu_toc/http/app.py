@@ -326,24 +326,24 @@ class HttpApi:
                 return
 
     async def _serve(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-        found = request = None
+        request, is_admitted = None, False
         connection = asgi.current()
         try:
-            found = self._read(scope, receive)
-            self._admit(scope, *found)
-            request = found[0]
-            made = await self._answer(*found)
+            request = self._read(scope, receive)
+            self._admit(scope, request)
+            is_admitted = True
+            made = await self._answer(request)
         except asgi.Gone:
             if connection is None:
                 return
             made = asgi.Answer(b"", 408)  # for nobody; but the server wants one
         except Exception as exc:
             problem = fields.problem_of(exc)
-            if found is not None and found[1].is_shown and problem.kind in _REFUSALS:
-                self._note_refused(scope, found[0], found[1], problem)
+            if request and request.operation.is_shown and problem.kind in _REFUSALS:
+                self._note_refused(scope, request, problem)
             made = as_answer(problem)
         is_unread = asgi.has_body(scope) and (
-            request is None or made.status == TOO_LARGE or scope["method"] not in WITH_BODY
+            not is_admitted or made.status == TOO_LARGE or scope["method"] not in WITH_BODY
         )
         if made.undo is not None and request is not None and await _has_gone(request):
             await made.undo()
@@ -380,10 +380,8 @@ class HttpApi:
         if gone and made.undo is not None:  # the client has gone away meanwhile
             await made.undo()
 
-    def _read(
-        self, scope: asgi.Scope, receive: asgi.Receive
-    ) -> tuple[asgi.Request, asgi.Operation, str]:
-        """The request, its operation, and its path below where this is mounted. Raises Problem."""
+    def _read(self, scope: asgi.Scope, receive: asgi.Receive) -> asgi.Request:
+        """The request, which knows its operation and its path. Raises Problem."""
         if sum(len(name) + len(said) for name, said in scope["headers"]) > asgi.MAX_HEADERS:
             raise fields.Problem("headers-too-large", f"headers may have {asgi.MAX_HEADERS} bytes")
         if (
@@ -394,20 +392,20 @@ class HttpApi:
         parts, verb = asgi.path_of(scope, self.router.verbs)
         operation = self.router.find(scope["method"], parts, verb)
         request = asgi.Request(scope, receive, asgi.read_parameters(operation, parts))
-        request.operation = operation
-        return request, operation, f"{'/'.join(parts)}:{verb}"
+        request.operation, request.path = operation, f"{'/'.join(parts)}:{verb}"
+        return request
 
-    def _admit(
-        self, scope: asgi.Scope, request: asgi.Request, operation: asgi.Operation, path: str
-    ) -> None:
+    def _admit(self, scope: asgi.Scope, request: asgi.Request) -> None:
         """Raises Problem for a request that may not be answered, or that says what nobody knows."""
+        operation = request.operation
         if len(request.headers) != len(scope["headers"]):
             asgi.check_single(scope)
         if not self.tokens:
             asgi.check_local(scope, request)
         if operation.role:
             request.token = self.tokens.check(request.header(b"authorization"))
-            _check_role(request, operation)
+            if not (operation.many_queues and operation.role in request.token.roles):
+                check_role(request.token, operation.role, _queue_of(request))
             if request.token.is_anonymous:
                 asgi.check_name(request, self.names)
         if operation.is_shown:
@@ -416,44 +414,37 @@ class HttpApi:
                 raise fields.invalid("body", f"a {request.method} takes none; say it in the URL")
 
     def _note_refused(
-        self,
-        scope: asgi.Scope,
-        request: asgi.Request,
-        operation: asgi.Operation,
-        problem: fields.Problem,
+        self, scope: asgi.Scope, request: asgi.Request, problem: fields.Problem
     ) -> None:
         """Log who may not do what."""
         who = "" if request.token is None else _name_of(request.token)
         if not who:
             who = f"somebody at {(scope.get('client') or ['an unknown address'])[0]}"
-        act = f"{request.method} {operation.shown_path}"
-        self.audit.refused(who, act, _queue_of(request, operation) or "", problem.detail)
+        act = f"{request.method} {request.operation.shown_path}"
+        self.audit.refused(who, act, _queue_of(request) or "", problem.detail)
 
-    async def _answer(
-        self, request: asgi.Request, operation: asgi.Operation, path: str
-    ) -> asgi.Answer:
+    async def _answer(self, request: asgi.Request) -> asgi.Answer:
+        operation = request.operation
         if request.method in WITH_BODY and not operation.reads:
             await request.read_body(self.max_body)
             if operation.is_shown and operation.request is None:
                 request.fields()
         if b"idempotency-key" in request.headers and operation.idempotent_by_key:
-            key = request.header(b"idempotency-key")
-            made = await self._idempotency.run(
-                key, request, path, lambda: self._run(operation, request)
-            )
+            made = await self._idempotency.run(request, partial(self._run, request))
             if operation.again is not None and REPLAYED in made.headers and made.status == 200:
-                return await operation.again(self, made, *request.segments)
+                made = await operation.again(self, made, *request.segments)
             return made
-        return await self._run(operation, request)
+        return await self._run(request)
 
-    async def _run(self, operation: asgi.Operation, request: asgi.Request) -> asgi.Answer:
+    async def _run(self, request: asgi.Request) -> asgi.Answer:
         """Do it, and note what was done if that is for the audit log."""
-        if not operation.act:
-            return await operation.run(self, request, *request.segments)
-        who, queue = _name_of(request.token), _queue_of(request, operation)
-        what = _said(request, operation)
-        async with self.audit.doing(who, operation.act, queue or "", what) as doing:
-            made = await operation.run(self, request, *request.segments)
+        act, asked = request.operation.act, (self, request, *request.segments)
+        run: Callable[[], Awaitable[Answer]] = partial(request.operation.run, *asked)
+        if not act:
+            return await run()
+        who, queue = _name_of(request.token), _queue_of(request) or ""
+        async with self.audit.doing(who, act, queue, _said(request)) as doing:
+            made = await run()
             doing.number = made.number
             return made
 
@@ -538,26 +529,19 @@ def _name_of(token: Token) -> str:
     return "this machine" if token is NOBODY else token.name
 
 
-def _queue_of(request: asgi.Request, operation: asgi.Operation) -> str | None:
+def _queue_of(request: asgi.Request) -> str | None:
     """The queue that a request is about; None: it is about none, or about all."""
-    return request.segments[0] if "{queue}" in operation.path else None
+    return request.segments[0] if "{queue}" in request.operation.path else None
 
 
-def _said(request: asgi.Request, operation: asgi.Operation) -> str:
+def _said(request: asgi.Request) -> str:
     """What a request says beside its queue, for the audit log. Of a schedule, which has arguments,
     only the name."""
-    queue = _queue_of(request, operation)
-    if queue is None:
+    if _queue_of(request) is None:
         return " ".join(request.segments)
     asked = [f"{name}={said}" for name, said in request.query.items()]
     body = " ".join(request.body[: 4 * MOST].decode("utf-8", "replace").split())
     return " ".join(filter(None, [*request.segments[1:], *asked, body]))
-
-
-def _check_role(request: asgi.Request, operation: asgi.Operation) -> None:
-    """Raises Problem if a token does not allow this."""
-    if not (operation.many_queues and operation.role in request.token.roles):
-        check_role(request.token, operation.role, _queue_of(request, operation))
 
 
 # -- what is of no queue
@@ -711,20 +695,19 @@ class Idempotency:
         #: claims that may be in Redis although nobody is at it, because it was away: name -> owner
         self._left: dict[str, str] = {}
 
-    async def run(
-        self, key: str, request: Request, path: str, run: Callable[[], Awaitable[Answer]]
-    ) -> Answer:
+    async def run(self, request: Request, run: Callable[[], Awaitable[Answer]]) -> Answer:
         """Do what is asked for, unless it was done under this key: then what was answered.
 
         Raises Problem if the key was used for something else, or if that is being done just now.
         """
+        key = request.header(b"idempotency-key")
         if not 0 < len(key) <= MAX_KEY or not key.isascii() or not key.isprintable():
             raise fields.invalid(
                 "idempotency-key", f"it must have 1 to {MAX_KEY} characters of printable ASCII"
             )
         claim = _Claim(
             self._center.center.keys.answer(_hash(request.token.name, key)),
-            _fingerprint(request, path),
+            _fingerprint(request),
             time.monotonic() + HELD,
             secrets.token_hex(8),
         )
@@ -851,7 +834,7 @@ def _hash(*texts: str) -> str:
     return hashlib.sha256("\n".join(texts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _fingerprint(request: Request, path: str) -> str:
+def _fingerprint(request: Request) -> str:
     """Tells a request from another one."""
     digest = hashlib.sha256(request.body)
     events = sorted(
@@ -860,5 +843,5 @@ def _fingerprint(request: Request, path: str) -> str:
         if name.startswith(b"ce-") or name == b"content-type"
     )
     query = sorted(request.query.items())
-    digest.update(json.dumps([request.method, path, query, events]).encode())
+    digest.update(json.dumps([request.method, request.path, query, events]).encode())
     return digest.hexdigest()

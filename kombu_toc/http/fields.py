@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
@@ -101,6 +102,12 @@ _ATTRIBUTES = {
 }
 
 
+@cache
+def _attribute(name: str) -> str:
+    snake = re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name)
+    return _ATTRIBUTES.get(name, snake)
+
+
 def members(result: Any, names: Iterable[str], **attributes: str) -> dict[str, Any]:
     """Members of an answer, as a result has them: ``maxRuns`` is its `max_runs`, and what is a time
     or a number of seconds is counted in microseconds there.
@@ -109,8 +116,7 @@ def members(result: Any, names: Iterable[str], **attributes: str) -> dict[str, A
     """
     shown = {}
     for name in names:
-        snake = re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name)
-        value = getattr(result, attributes.get(name) or _ATTRIBUTES.get(name, snake))
+        value = getattr(result, attributes.get(name) or _attribute(name))
         if isinstance(value, datetime):
             value = value.isoformat().replace("+00:00", "Z")
         elif value is not None and name.endswith("Time"):
@@ -291,7 +297,7 @@ class Anything:
         return described({**made, **self.also}, self.about)
 
     def read(self, value: Any, at: str) -> Any:
-        kind = _type_of(value)
+        kind = _TYPES.get(type(value), "object")
         if kind == "number" and "integer" in self.of and value == int(value):
             return value
         if self.of and kind not in self.of:
@@ -299,16 +305,9 @@ class Anything:
         return value
 
 
-def _type_of(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, (int, float)):
-        return "number"
-    if isinstance(value, str):
-        return "string"
-    return "array" if isinstance(value, list) else "object"
+#: Types of Python -> those of JSON.
+_TYPES = {type(None): "null", bool: "boolean", str: "string", list: "array"}
+_TYPES.update({int: "number", float: "number"})
 
 
 @dataclass(frozen=True)
@@ -543,13 +542,15 @@ def retry_after(seconds: float) -> tuple[tuple[bytes, bytes], ...]:
     return ((b"retry-after", str(max(1, math.ceil(seconds))).encode()),)
 
 
-#: Errors of a caller -> the field that they are about, where an error does not say itself
-_INVALID: tuple[tuple[type[Exception], str], ...] = (
-    (errors.ActionTimeError, "scheduleTime"),
-    (errors.TraitError, ""),
-    (errors.ReceiptError, "receipts"),
+#: Errors of a caller, the kind of problem that each is, and the field that it is about.
+_MISTAKES: tuple[tuple[type[Exception], str, str], ...] = (
+    (errors.AlreadyThereError, "conflict", "id"),
+    (errors.UnknownTopicError, "not-found", ""),
+    (errors.ActionTimeError, "invalid-field", "scheduleTime"),
+    (errors.ReceiptError, "invalid-field", "receipts"),
+    (errors.TraitError, "invalid-field", ""),
+    (errors.ConfigurationError, "invalid-field", ""),
 )
-
 
 #: The broker refuses what this server is: no retry mends that.
 _REFUSALS = (errors.NotPermittedError, NoPermissionError, AuthenticationError, AuthorizationError)
@@ -563,15 +564,9 @@ def problem_of(exc: BaseException) -> Problem:
         return Problem("rate-limited", str(exc), headers=retry_after(exc.retry_after))
     if isinstance(exc, errors.UniqueError):
         return Problem("conflict", str(exc), "unique", id=exc.id, hasStarted=exc.has_started)
-    if isinstance(exc, errors.AlreadyThereError):
-        return Problem("conflict", str(exc), "id")
-    if isinstance(exc, errors.UnknownTopicError):
-        return not_found(str(exc))
-    for kind, at in _INVALID:
-        if isinstance(exc, kind):
-            return Problem("invalid-field", str(exc), at)
-    if isinstance(exc, errors.ConfigurationError):
-        return Problem("invalid-field", str(exc))
+    for mistake, kind, at in _MISTAKES:
+        if isinstance(exc, mistake):
+            return Problem(kind, str(exc), at)
     if isinstance(exc, (errors.ReplicationError, errors.PutManyError)):
         return Problem("broker", str(exc), headers=retry_after(1))
     if isinstance(exc, _REFUSALS):

@@ -82,22 +82,8 @@ class Request:
     root: where the application is mounted, such as ``/toc``; empty if it is not
     token: who asks: see :mod:`.tokens`
     operation: what is asked for
+    path: below where the application is mounted, decoded, with its verb
     """
-
-    __slots__ = (
-        "_receive",
-        "_scheme",
-        "asked",
-        "body",
-        "gone",
-        "headers",
-        "method",
-        "operation",
-        "query",
-        "root",
-        "segments",
-        "token",
-    )
 
     def __init__(self, scope: Scope, receive: Receive, segments: list[str]) -> None:
         self.method: str = scope["method"]
@@ -108,7 +94,8 @@ class Request:
         self.asked: dict[str, Any] = {}
         self.body = b""
         self.token: Any = None
-        self.operation: Operation | None = None
+        self.operation: Any = None
+        self.path = ""
         #: whether the client has gone away
         self.gone = False
         self._receive = receive
@@ -174,18 +161,15 @@ class Request:
 
     def json(self) -> Any:
         """The body. Raises Problem."""
-        if not self.body:
-            return None
-        return read_json(self.body)
+        return read_json(self.body) if self.body else None
 
     def fields(self) -> dict[str, Any]:
         """The fields of the body, as its operation takes them. Raises Problem."""
-        operation = self.operation
-        assert operation is not None
-        if operation.request is None:
+        known: Object | None = self.operation.request
+        if known is None:
             return _NOTHING.read(self.json(), "") if self.body else {}
-        if not self.body and not operation.required:
-            return operation.request.read({}, "")
+        if not self.body and not self.operation.required:
+            return known.read({}, "")
         check_encoding(self)
         if self.media_type != "application/json":
             raise Problem(
@@ -193,7 +177,7 @@ class Request:
                 "send the body as application/json: curl -H 'content-type: application/json'",
                 "content-type",
             )
-        return operation.request.read(self.json(), "")
+        return known.read(self.json(), "")
 
 
 #: The connection of the requests that a task deals with: a :class:`.serving.Guarded`.
@@ -381,7 +365,6 @@ class Operation:
     media: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     about: str = ""
     text: str = ""  #: the type of its answers, if they are not JSON
-    kept: bool = True  #: whether an Idempotency-Key counts; of POST only
     #: whether it looks at several queues, and shows of each only what the token may see
     many_queues: bool = False
     reads: bool = False  #: whether it reads its body itself: who asks decides how much it may be
@@ -402,7 +385,7 @@ class Operation:
 
     @property
     def idempotent_by_key(self) -> bool:
-        return self.kept and self.method == "POST"
+        return self.is_shown and self.method == "POST"
 
 
 class Operations(list[Operation]):
@@ -486,12 +469,11 @@ class Router:
 
 def read_parameters(operation: Operation, parts: list[str]) -> list[str]:
     """The parameters of a path. Raises Problem."""
-    found = []
-    for wanted, part in zip(operation.path, parts, strict=True):
-        if wanted[:1] == "{":
-            name = wanted[1:-1]
-            found.append(PARAMETERS[name].read(part, name))
-    return found
+    return [
+        PARAMETERS[wanted[1:-1]].read(part, wanted[1:-1])
+        for wanted, part in zip(operation.path, parts, strict=True)
+        if wanted[:1] == "{"
+    ]
 
 
 def read_query_of(operation: Operation, query: Mapping[str, str]) -> dict[str, Any]:
@@ -601,7 +583,7 @@ def check_name(request: Request, names: frozenset[str]) -> None:
     a page in a browser can have its own name lead here, and read what its user can reach. By an
     address no page can."""
     named = host_of(request.header(b"host"))
-    if named and named not in names and not is_loopback(named) and not _is_address(named):
+    if named and named not in names and not is_loopback(named) and _address(named) is None:
         raise Problem(
             "forbidden",
             f"without a token, this server answers to its address or to a name of its own, and "
@@ -610,12 +592,11 @@ def check_name(request: Request, names: frozenset[str]) -> None:
         )
 
 
-def _is_address(host: str) -> bool:
+def _address(host: str) -> Any:
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _not_local(why: str) -> Problem:
@@ -628,11 +609,6 @@ def _not_local(why: str) -> Problem:
 
 def is_loopback(host: str) -> bool:
     """Whether a name or an address is of this machine only."""
-    if host.lower() in _LOCAL_NAMES:
-        return True
-    try:
-        found = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(found, "ipv4_mapped", None)
-    return (mapped or found).is_loopback
+    found = _address(host)
+    found = getattr(found, "ipv4_mapped", None) or found
+    return host.lower() in _LOCAL_NAMES or (found is not None and found.is_loopback)

@@ -50,9 +50,10 @@ class Center:
         self.kept.pop(name, None)
 
 
-def request() -> Request:
-    made = Request({"method": "POST", "headers": []}, None, [])  # type: ignore[arg-type]
-    made.token = NOBODY
+def request(path: str = "p") -> Request:
+    headers = [(b"idempotency-key", b"k")]
+    made = Request({"method": "POST", "headers": headers}, None, [])  # type: ignore[arg-type]
+    made.token, made.path = NOBODY, path
     return made
 
 
@@ -70,11 +71,11 @@ def test_what_was_done_is_answered_although_the_answer_cannot_be_kept(
     async def use() -> None:
         center, work = Center(), Work()
         center.fails["keep"] = 1
-        made = await Idempotency(center, 60).run("k", request(), "p", work)  # type: ignore[arg-type]
+        made = await Idempotency(center, 60).run(request(), work)  # type: ignore[arg-type]
         assert (made.body, work.done) == (b"1", 1)
         assert "not kept under its Idempotency-Key" in caplog.text
         with pytest.raises(Problem) as caught:  # nobody knows any more; it ends by itself
-            await Idempotency(center, 60).run("k", request(), "p", work)  # type: ignore[arg-type]
+            await Idempotency(center, 60).run(request(), work)  # type: ignore[arg-type]
         assert (caught.value.status, work.done) == (409, 1)
 
     in_loop(use())
@@ -85,7 +86,7 @@ def test_if_a_key_cannot_be_claimed_nothing_is_done() -> None:
         center, work = Center(), Work()
         center.fails["claim"] = 1
         with pytest.raises(ConnectionError):
-            await Idempotency(center, 60).run("k", request(), "p", work)  # type: ignore[arg-type]
+            await Idempotency(center, 60).run(request(), work)  # type: ignore[arg-type]
         assert work.done == 0
 
     in_loop(use())
@@ -105,23 +106,23 @@ def test_what_failed_because_the_broker_was_away_may_be_repeated_at_once(how: st
             raise ConnectionError("no reply")
 
         with pytest.raises(ConnectionError):
-            await kept.run("k", request(), "p", fail)
+            await kept.run(request(), fail)
         assert len(center.kept) == 1
         center.seconds.update(dict.fromkeys(center.kept, CLAIM + 30 * 86400))
         for other, path, status in ((kept, "q", 422), (Idempotency(center, 60), "p", 409)):  # type: ignore[arg-type]
             with pytest.raises(Problem) as caught:
-                await other.run("k", request(), path, work)
+                await other.run(request(path), work)
             assert caught.value.status == status
         assert list(center.seconds.values()) == [CLAIM]
 
         async def again() -> Answer:
             with pytest.raises(Problem) as caught:  # one goes on, and no other
-                await kept.run("k", request(), "p", work)
+                await kept.run(request(), work)
             assert caught.value.status == 409
             return await work()
 
-        assert (await kept.run("k", request(), "p", again)).body == b"1"
-        repeated = await kept.run("k", request(), "p", work)
+        assert (await kept.run(request(), again)).body == b"1"
+        repeated = await kept.run(request(), work)
         assert (repeated.body, work.done) == (b"1", 1)
 
     in_loop(use())
@@ -131,7 +132,7 @@ def test_a_claim_whose_reply_was_lost_is_ones_own() -> None:
     async def use() -> None:
         center, work = Center(), Work()
         center.fails["reply"] = 1
-        made = await Idempotency(center, 60).run("k", request(), "p", work)  # type: ignore[arg-type]
+        made = await Idempotency(center, 60).run(request(), work)  # type: ignore[arg-type]
         assert (made.body, made.headers) == (b"1", ())
         [kept] = center.kept.values()
         assert "body" in json.loads(kept)
@@ -157,7 +158,7 @@ def test_who_took_longer_than_a_claim_lasts_touches_nobody_elses(
             return Answer(b"late")
 
         with pytest.raises(ValueError) if fails else nullcontext():
-            made = await Idempotency(center, 60).run("k", request(), "p", slow)  # type: ignore[arg-type]
+            made = await Idempotency(center, 60).run(request(), slow)  # type: ignore[arg-type]
             assert made.body == b"late"
         assert list(center.kept.values()) == ["another one's"]
 

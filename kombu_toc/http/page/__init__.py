@@ -90,7 +90,7 @@ class Page:
         """What the application is asked for; none is in the OpenAPI document."""
 
         def made(method: str, path: tuple[str, ...], run: Any) -> Operation:
-            return Operation(method, path, run, "The page", role="", kept=False, is_shown=False)
+            return Operation(method, path, run, "The page", role="", is_shown=False)
 
         async def to_page(api: Any, request: Request) -> Answer:
             return Answer(b"", 303, HTML, (*HEADERS, (b"location", b"page/")))
