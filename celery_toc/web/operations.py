@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -650,16 +651,13 @@ def schedule_operations(allowed: Allowed) -> http.Operations:
         with refusals(name):
             return http.answer({"ids": await signed(request).backfill(name, *bounds, **rates)})
 
-    def change(method: str) -> Any:
-        async def run(api: Any, request: http.Request, name: str) -> http.Answer:
-            with refusals(name):
-                await getattr(signed(request), method)(name)
-            after = await _schedules().get(name)
-            if after is None:
-                return http.answer({"deleted": True})
-            return http.answer(shown(after, api.masking_for(request.token)))
-
-        return run
+    async def change(method: str, api: Any, request: http.Request, name: str) -> http.Answer:
+        with refusals(name):
+            await getattr(signed(request), method)(name)
+        after = await _schedules().get(name)
+        if after is None:
+            return http.answer({"deleted": True})
+        return http.answer(shown(after, api.masking_for(request.token)))
 
     table.add(
         "DELETE /v1/schedules/{schedule}",
@@ -668,7 +666,7 @@ def schedule_operations(allowed: Allowed) -> http.Operations:
         act="delete schedule",
         returns=("It is gone.", http.record("deleted", deleted=http.FLAG)),
         problems=("not-found",),
-    )(change("delete"))
+    )(partial(change, "delete"))
     for verb, method, summary in (
         ("pause", "pause", "Have a schedule fire no more until it is resumed"),
         ("resume", "resume", "Have a schedule fire again"),
@@ -682,7 +680,7 @@ def schedule_operations(allowed: Allowed) -> http.Operations:
             act=f"{verb} schedule",
             returns=("The schedule as it is then.", _SCHEDULE),
             problems=("not-found", "conflict"),
-        )(change(method))
+        )(partial(change, method))
     return table
 
 

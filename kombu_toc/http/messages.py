@@ -147,22 +147,18 @@ def arguments_of(task: Mapping[str, Any], request: Request, place: int = 0) -> d
     made: dict[str, Any] = {
         "id": id_of(task, request, place),
         "body": bytes_of(task, trace_of(request)),
-        "priority": task.get("priority", 0),
+        **{argument: task[name] for name, argument in _ARGUMENTS.items() if name in task},
     }
     if (token := token_of(request)) is not None:
         made["token"] = token
-    for name, argument in (
-        ("scheduleTime", "at"),
-        ("delay", "delay"),
-        ("visibility", "visibility"),
-        ("maxLease", "max_lease"),
-        ("expiration", "expiration"),
-        ("key", "key"),
-    ):
-        if name in task:
-            made[argument] = task[name]
     return made
 
+
+#: Fields that a message is put with -> what they are called there.
+_ARGUMENTS = {
+    **{name: name for name in ("delay", "priority", "visibility", "expiration", "key")},
+    **{"scheduleTime": "at", "maxLease": "max_lease"},
+}
 
 #: What ifExists is called elsewhere.
 _CONFLICTS = {"keep": "keep", "replace": "replace", "pushBack": "push_back", "refuse": "raise"}
@@ -253,6 +249,11 @@ EXPANDED = 16 << 20
 LEASED = 64 << 20
 
 
+#: Bytes that the bodies of a page have, from which on it ends; messages that are read at a time.
+PAGE_BYTES = 8 << 20
+_STEP = 50
+
+
 class DecompressionBudget:
     """What the compressed messages of one answer may still expand to.
 
@@ -300,6 +301,34 @@ class DecompressionBudget:
         return content
 
 
+async def read_page(
+    center: Any,
+    queue: str,
+    *,
+    limit: int,
+    after: str | None = None,
+    size: int = PAGE_BYTES,
+    step: int = _STEP,
+    **how: Any,
+) -> results.Page:
+    """A page of messages, bounded in number and in bytes. Raises Problem for an `after` that no
+    page has.
+
+    size: bytes that the bodies of a page have, from which on it ends
+    step: messages that are read at a time
+    """
+    found: list[results.Found] = []
+    while True:
+        some = min(step, limit - len(found))
+        with schema.going_on():
+            page = await center.scan(queue, limit=some, after=after, size=size, **how)
+        found += page.messages
+        size -= sum(len(one.body) for one in page.messages)
+        after = page.after
+        if after is None or len(found) >= limit or size <= 0:
+            return results.Page(found, after)
+
+
 def content_of(raw: bytes, id: str, budget: DecompressionBudget) -> dict[str, Any]:
     """The bytes of a message, as they are shown."""
     shown: dict[str, Any] = {}
@@ -315,6 +344,15 @@ def content_of(raw: bytes, id: str, budget: DecompressionBudget) -> dict[str, An
     return shown
 
 
+#: What the time of a message of each state is called; and what it has as attributes.
+_TIMES = {
+    results.WAITING: "scheduleTime",
+    results.IN_FLIGHT: "leaseExpireTime",
+    results.DEAD: "deadTime",
+}
+_OF_FOUND = ("retriesLeft", "key", "unique", "visibility", "maxLease", "reason", "error")
+
+
 def shown_found(
     found: results.Found, *, with_body: bool = True, budget: DecompressionBudget | None = None
 ) -> dict[str, Any]:
@@ -325,23 +363,12 @@ def shown_found(
         "queue": found.topic,
         "state": STATES[found.state],
     }
-    times = {
-        results.WAITING: "scheduleTime",
-        results.IN_FLIGHT: "leaseExpireTime",
-        results.DEAD: "deadTime",
-    }
     more = {
-        times[found.state]: schema.shown_time(found.time_us),
+        _TIMES[found.state]: schema.shown_time(found.time_us),
         "expireTime": schema.shown_time(found.expires_us or 0),
-        "retriesLeft": found.retries_left,
-        "key": found.key,
-        "unique": found.unique,
-        "visibility": found.visibility,
-        "maxLease": found.max_lease,
-        "reason": found.reason or None,
-        "error": found.error or None,
+        **schema.members(found, _OF_FOUND),
     }
-    shown.update((name, value) for name, value in more.items() if value is not None)
+    shown.update((name, value) for name, value in more.items() if value not in (None, ""))
     if with_body:
         shown.update(content_of(found.body, found.id, budget or DecompressionBudget()))
     return shown
@@ -441,11 +468,6 @@ def arguments_of_event(request: Request) -> dict[str, Any]:
                 stem + ascii(name)[1:-1][:40],
                 "names of attributes are lower-case letters and digits",
             )
-    made = _arguments(event, stem, trace_of(request))
-    return made if (token := token_of(request)) is None else {**made, "token": token}
-
-
-def _arguments(event: dict[str, Any], stem: str, trace: Mapping[str, str]) -> dict[str, Any]:
     made: dict[str, Any] = {"id": event["id"]}
     if "scheduletime" in event and "delayseconds" in event:
         raise invalid(f"{stem}delayseconds", "say at most one of scheduletime and delayseconds")
@@ -456,8 +478,9 @@ def _arguments(event: dict[str, Any], stem: str, trace: Mapping[str, str]) -> di
         # In headers everything is text.
         made["delay"] = _DELAY.read_text(said, at) if stem else _DELAY.read(said, at)
     # The extension for distributed tracing: what the event says goes before the request.
-    made["body"] = json.dumps({**trace, **event}, separators=(",", ":")).encode()
-    return made
+    event = {**trace_of(request), **event}
+    made["body"] = json.dumps(event, separators=(",", ":")).encode()
+    return made if (token := token_of(request)) is None else {**made, "token": token}
 
 
 def _binary(request: Request) -> dict[str, Any]:

@@ -6,9 +6,9 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -126,15 +126,15 @@ async def lease(api: Any, request: Request, queue: str) -> Answer:
         keep, kept = KEEP_LEASES, None
         if b"idempotency-key" in request.headers:
             keep = min(keep, await _shortest(api, queue, messages, asked[3]))
-            kept = answer({"tasks": [_without_content(one) for one in document["tasks"]]}).body
+            bare = [
+                {name: said for name, said in one.items() if name not in CONTENT}
+                for one in document["tasks"]
+            ]
+            kept = answer({"tasks": bare}).body
         return answer(document, keep=keep, kept=kept, undo=partial(long_polls.give_back, messages))
     except BaseException:
         await long_polls.give_back(messages)
         raise
-
-
-def _without_content(task: dict[str, Any]) -> dict[str, Any]:
-    return {name: said for name, said in task.items() if name not in CONTENT}
 
 
 async def _shortest(
@@ -158,7 +158,7 @@ async def _unless_gone(request: Request, long_polls: Any, asked: tuple[Any, ...]
     connection = current()
     if connection is not None:
         connection.hold()
-        leaving.append(asyncio.ensure_future(connection.wait_until_lost()))
+        leaving.append(asyncio.ensure_future(connection.lost.wait()))
     waiting = asyncio.ensure_future(long_polls.lease(*asked))
     try:
         await asyncio.wait({waiting, *leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -187,14 +187,11 @@ def receipts_of(fields: dict[str, Any], queue: str) -> list[str]:
     return list(dict.fromkeys(receipts))
 
 
-def _settling(verb: str, done: str) -> Callable[..., Awaitable[Answer]]:
-    async def run(api: Any, request: Request, queue: str) -> Answer:
-        """Acknowledge messages, or give them back unhandled, which spends no retry."""
-        receipts = receipts_of(request.fields(), queue)
-        settled = await getattr(api.center, verb)(receipts)
-        return answer({done: int(settled), "stale": list(settled.stale)})
-
-    return run
+async def _settle(verb: str, done: str, api: Any, request: Request, queue: str) -> Answer:
+    """Acknowledge messages, or give them back unhandled, which spends no retry."""
+    receipts = receipts_of(request.fields(), queue)
+    settled = await getattr(api.center, verb)(receipts)
+    return answer({done: int(settled), "stale": list(settled.stale)})
 
 
 for _verb, _done, _summary, _returns, _about in (
@@ -207,7 +204,7 @@ for _verb, _done, _summary, _returns, _about in (
         role="write",
         request=SETTLE,
         returns=(_returns, _settled(_done, f"How many are {_about}.")),
-    )(_settling(_verb, _done))
+    )(partial(_settle, _verb, _done))
 
 
 @OPERATIONS.add(
@@ -307,95 +304,31 @@ class Ask:
         return True
 
 
+@dataclass(eq=False)
 class Line:
     """Those who wait for one queue, and the pop that waits for them.
 
     opened_by: who began it, and whose share it is of
     """
 
-    def __init__(self, center: AsyncTimeoutCenter, queue: str, opened_by: str) -> None:
-        self.opened_by = opened_by
-        self._center = center
-        self._queue = queue
-        self._asks: deque[Ask] = deque()
-        self.task: asyncio.Task[None] | None = None
+    opened_by: str
+    asks: deque[Ask] = field(default_factory=deque)
+    task: asyncio.Task[None] | None = None
 
-    def __len__(self) -> int:
-        return sum(not ask.answer.done() for ask in self._asks)
-
-    def add(self, ask: Ask) -> None:
-        self._asks.append(ask)
-
-    def _waiting(self) -> deque[Ask]:
-        """Those who still wait."""
-        asks = self._asks
-        while asks and asks[0].answer.done():
-            asks.popleft()
-        return asks
-
-    async def run(self) -> None:
-        """Pop for those who wait, until nobody does."""
-        while asks := self._waiting():
-            limit, until = 0, 0.0
-            for ask in asks:
-                if not ask.answer.done():
-                    limit += ask.limit
-                    until = max(until, ask.until)
-                    if limit >= TOGETHER:
-                        break
-            visibility = asks[0].visibility
-            # No longer than somebody waits: the queue counts among those that are waited for.
-            wait = until - asyncio.get_running_loop().time()
-            popped = await self._center.pop(
-                [self._queue],
-                min(limit, TOGETHER),
-                wait=min(max(wait, _SHORTEST), SPELL),
-                visibility=visibility,
-            )
-            if popped.messages:
-                await self._hand_out(popped.messages, visibility)
-
-    async def _hand_out(self, messages: list[Delivery], visibility: float | None) -> None:
-        left = deque(messages)
-        extended: set[int] = set()
-        try:
-            while left and (asks := self._waiting()):
-                # It stays at the head of the line, where an error finds it as all others.
-                ask = asks[0]
-                some = [left[place] for place in range(min(ask.limit, len(left)))]
-                given = some
-                if ask.visibility != visibility or not extended.isdisjoint(map(id, some)):
-                    extended.update(map(id, some))
-                    lost = {id(one) for one in await self._center.extend(some, ask.visibility)}
-                    given = [one for one in some if id(one) not in lost]
-                if not given or ask.give(given):
-                    for _ in some:
-                        left.popleft()
-                # Otherwise it has gone meanwhile, and they are for the next one.
-        finally:
-            if left:
-                await give_back(self._center, left)
+    def waiting(self) -> deque[Ask]:
+        """Those who wait, from the first one that still does."""
+        while self.asks and self.asks[0].answer.done():
+            self.asks.popleft()
+        return self.asks
 
     def end(self, error: BaseException | None = None) -> None:
         """Answer all who wait: with an error, or that nothing has come."""
-        for ask in self._asks:
-            if ask.answer.done():
-                continue
+        for ask in self.asks:
             if error is None:
-                ask.answer.set_result([])
-            else:
+                ask.give([])
+            elif not ask.answer.done():
                 ask.answer.set_exception(error)
-        self._asks.clear()
-
-
-async def give_back(center: AsyncTimeoutCenter, messages: Iterable[Delivery]) -> None:
-    """Release messages that nobody has got."""
-    some = list(messages)
-    try:
-        if some:
-            await center.release(some)
-    except Exception as exc:
-        logger.warning("%d messages come back when their leases end: %s", len(some), exc)
+        self.asks.clear()
 
 
 class LongPolls:
@@ -413,7 +346,7 @@ class LongPolls:
     @property
     def waiting(self) -> int:
         """How many clients wait."""
-        return sum(map(len, self._lines.values()))
+        return sum(not ask.answer.done() for line in self._lines.values() for ask in line.asks)
 
     @property
     def lines(self) -> int:
@@ -452,7 +385,12 @@ class LongPolls:
 
     async def give_back(self, messages: Iterable[Delivery]) -> None:
         """Release what nobody has got. If that fails, it comes back when the leases end."""
-        await give_back(self._center, messages)
+        some = list(messages)
+        try:
+            if some:
+                await self._center.release(some)
+        except Exception as exc:
+            logger.warning("%d messages come back when their leases end: %s", len(some), exc)
 
     def _stand_in_line(self, queue: str, ask: Ask, who: str) -> None:
         line = self._lines.get(queue)
@@ -465,16 +403,31 @@ class LongPolls:
                     "without wait, or later",
                     headers=schema.retry_after(SPELL),
                 )
-            line = self._lines[queue] = Line(self._center, queue, who)
-        line.add(ask)
+            line = self._lines[queue] = Line(who)
+        line.asks.append(ask)
         if line.task is None:
             # It is for all who wait: of the request that came first, it knows nothing.
             make = asyncio.get_running_loop().create_task
             line.task = Context().run(make, self._serve(queue, line))
 
     async def _serve(self, queue: str, line: Line) -> None:
+        """Pop for those who wait, until nobody does."""
         try:
-            await line.run()
+            while asks := line.waiting():
+                limit, until = 0, 0.0
+                for ask in asks:
+                    if not ask.answer.done():
+                        limit += ask.limit
+                        until = max(until, ask.until)
+                        if limit >= TOGETHER:
+                            break
+                visibility = asks[0].visibility
+                # No longer than somebody waits: the queue counts among those that are waited for.
+                wait = min(max(until - asyncio.get_running_loop().time(), _SHORTEST), SPELL)
+                popped = await self._center.pop(
+                    [queue], min(limit, TOGETHER), wait=wait, visibility=visibility
+                )
+                await self._hand_out(line, deque(popped.messages), visibility)
         except Exception as exc:
             line.end(exc)
         except BaseException:
@@ -483,6 +436,25 @@ class LongPolls:
         finally:
             # Nothing is awaited between the last look at the line and this.
             del self._lines[queue]
+
+    async def _hand_out(self, line: Line, left: deque[Delivery], visibility: float | None) -> None:
+        extended: set[int] = set()
+        try:
+            while left and (asks := line.waiting()):
+                # It stays at the head of the line, where an error finds it as all others.
+                ask = asks[0]
+                some = [left[place] for place in range(min(ask.limit, len(left)))]
+                given = some
+                if ask.visibility != visibility or not extended.isdisjoint(map(id, some)):
+                    extended.update(map(id, some))
+                    lost = {id(one) for one in await self._center.extend(some, ask.visibility)}
+                    given = [one for one in some if id(one) not in lost]
+                if not given or ask.give(given):
+                    for _ in some:
+                        left.popleft()
+                # Otherwise it has gone meanwhile, and they are for the next one.
+        finally:
+            await self.give_back(left)
 
     async def aclose(self) -> None:
         """Answer all who wait, and wait for nothing any more."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ..center.center import TimeoutCenter
@@ -18,8 +19,9 @@ from ..model.topic import Topic
 from . import fields as schema
 from .fields import Problem, invalid
 from .library import FAR_WITHIN, far_of
+from .messages import read_page
 from .request import Answer, Operations, Request, answer
-from .tasks import CANCELLING, PAGE, read_page, shown_page
+from .tasks import CANCELLING, PAGE, shown_page
 from .tokens import Token
 
 # -- which queues a token may see, page by page
@@ -336,14 +338,11 @@ async def usage(api: Any, request: Request, queue: str) -> Answer:
     return answer(shown)
 
 
-def _pausing(verb: str) -> Callable[..., Awaitable[Answer]]:
-    async def run(api: Any, request: Request, queue: str) -> Answer:
-        """Have workers take nothing from a queue, or let them take again."""
-        await api.known_queue(queue)
-        await getattr(api.center.queues, verb)(queue)
-        return answer({"paused": verb == "pause"})
-
-    return run
+async def _pause(verb: str, api: Any, request: Request, queue: str) -> Answer:
+    """Have workers take nothing from a queue, or let them take again."""
+    await api.known_queue(queue)
+    await getattr(api.center.queues, verb)(queue)
+    return answer({"paused": verb == "pause"})
 
 
 for _verb, _summary in (
@@ -352,7 +351,7 @@ for _verb, _summary in (
 ):
     OPERATIONS.add(
         f"POST /v1/queues/{{queue}}:{_verb}", _summary, role="operate", act=_verb, returns=_PAUSED
-    )(_pausing(_verb))
+    )(partial(_pause, _verb))
 
 
 @OPERATIONS.add(
@@ -383,22 +382,22 @@ async def purge(api: Any, request: Request, queue: str) -> Answer:
 )
 async def list_dead(api: Any, request: Request, queue: str) -> Answer:
     """Dead messages, the oldest first."""
-    asked = request.asked
     await api.known_queue(queue)
-    limit, after = asked.get("limit", 100), asked.get("after")
-    page = await read_page(api, queue, state=DEAD, limit=limit, after=after)
+    page = await read_page(api.center, queue, state=DEAD, **{"limit": 100, **request.asked})
     return answer(await shown_page(api, request, page))
 
 
-def _changing_dead(verb: str, done: str) -> Callable[..., Awaitable[Answer]]:
-    async def run(api: Any, request: Request, queue: str) -> Answer:
-        """Deliver dead messages again, or delete them."""
-        ids, more = await _dead(api, request, queue)
-        change = getattr(api.acting.dead, verb)
-        number = await change(queue, ids=ids) if ids else 0
-        return answer({done: number, "more": more}, number=number)
-
-    return run
+async def _change_dead(verb: str, done: str, api: Any, request: Request, queue: str) -> Answer:
+    """Deliver dead messages again, or delete them: those that a request names, or the oldest. What
+    is meant is said in the body: one that got lost on the way means nothing."""
+    await api.known_queue(queue)
+    fields, more = request.fields(), False
+    ids = list(dict.fromkeys(fields.get("ids", ())))
+    if not ids:
+        page = await read_page(api.center, queue, state=DEAD, limit=fields["limit"])
+        ids, more = [one.id for one in page.messages], page.after is not None
+    number = await getattr(api.acting.dead, verb)(queue, ids=ids) if ids else 0
+    return answer({done: number, "more": more}, number=number)
 
 
 for _verb, _done, _summary in (
@@ -413,18 +412,7 @@ for _verb, _done, _summary in (
         request=_DEAD,
         required=False,
         returns=("How many.", schema.record(_done, wholes=_done, more=_MORE)),
-    )(_changing_dead(_verb, _done))
-
-
-async def _dead(api: Any, request: Request, queue: str) -> tuple[list[str], bool]:
-    """The ids that a request names, or the oldest; and whether there are more. What is meant is
-    said in the body: one that got lost on the way means nothing."""
-    await api.known_queue(queue)
-    fields = request.fields()
-    if "ids" in fields:
-        return list(dict.fromkeys(fields["ids"])), False
-    page = await read_page(api, queue, state=DEAD, limit=fields["limit"], after=None)
-    return [one.id for one in page.messages], page.after is not None
+    )(partial(_change_dead, _verb, _done))
 
 
 # -- how much work a queue has, for an autoscaler

@@ -160,10 +160,6 @@ class Guarded(asyncio.Protocol):
         if self._held is None:
             self._held = bytearray()
 
-    async def wait_until_lost(self) -> None:
-        """Return when the connection is closed, by whichever side."""
-        await self.lost.wait()
-
     async def wait_until_sent(self) -> bool:
         """Return when what was written has left, or when the connection is lost; whether it has
         left before. A write to a connection that is broken leaves nothing that has to wait."""

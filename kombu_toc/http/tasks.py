@@ -9,10 +9,10 @@ from typing import Any
 from urllib.parse import quote
 
 from ..errors import MessageError, PutManyError, RateLimitedError, ReplicationError
-from ..model.results import DEAD, IN_FLIGHT, WAITING, Found, Page, Put
+from ..model.results import IN_FLIGHT, Found, Page, Put
 from . import fields as schema
 from . import messages
-from .fields import TEXT, WHOLE, Problem, described, going_on, invalid, not_found, problem_of
+from .fields import TEXT, WHOLE, Problem, described, invalid, not_found, problem_of
 from .messages import (
     LISTED_TASK,
     NEW_TASK,
@@ -21,6 +21,7 @@ from .messages import (
     TASK,
     DecompressionBudget,
     arguments_of,
+    read_page,
     shown_put,
     token_of,
     unique_of,
@@ -33,10 +34,6 @@ from .tokens import check_role
 #: Messages of one page, and of one request, at most.
 MAX_PAGE = 1000
 MAX_LIST = 1000
-
-#: Bytes that the bodies of a page have, from which on it ends; messages that are read at a time.
-PAGE_BYTES = 8 << 20
-_STEP = 50
 
 _WHEN = ("scheduleTime", "delay")
 BATCH = schema.Object(
@@ -54,7 +51,7 @@ CANCELLING = schema.Object(
 )
 
 #: States in a URL -> those of a center.
-STATES = {"waiting": WAITING, "inFlight": IN_FLIGHT, "dead": DEAD}
+STATES = {name: state for state, name in messages.STATES.items()}
 
 _CANCELLED = schema.record(
     "cancelled schedules tasks",
@@ -217,19 +214,10 @@ async def get(api: Any, request: Request, queue: str, id: str) -> Answer:
 )
 async def list_tasks(api: Any, request: Request, queue: str) -> Answer:
     """Read messages by state and time, in the order of their times."""
-    asked = request.asked
     await api.known_queue(queue)
-    state = asked.get("state")
-    page = await read_page(
-        api,
-        queue,
-        state=None if state is None else STATES[state],
-        since=asked.get("since"),
-        until=asked.get("until"),
-        limit=asked.get("limit", 100),
-        after=asked.get("after"),
-    )
-    with_body = asked.get("bodies", True)
+    asked = {"limit": 100, "bodies": True, **request.asked}
+    with_body, state = asked.pop("bodies"), STATES.get(asked.pop("state", ""))
+    page = await read_page(api.center, queue, state=state, **asked)
     return answer(await shown_page(api, request, page, with_body=with_body))
 
 
@@ -243,24 +231,6 @@ async def shown_page(
         return [api.shown(token, one, with_body=with_body, budget=budget) for one in page.messages]
 
     return {"tasks": await asyncio.to_thread(show), "nextPageToken": page.after}
-
-
-async def read_page(api: Any, queue: str, *, limit: int, after: str | None, **how: Any) -> Page:
-    """A page of messages, bounded in number and in bytes. Raises Problem for an `after` that no
-    page has."""
-    found: list[Found] = []
-    size = 0
-    while True:
-        step = min(_STEP, limit - len(found))
-        with going_on():
-            page = await api.center.scan(
-                queue, limit=step, after=after, size=PAGE_BYTES - size, **how
-            )
-        found += page.messages
-        size += sum(len(one.body) for one in page.messages)
-        after = page.after
-        if after is None or len(found) >= limit or size >= PAGE_BYTES:
-            return Page(found, after)
 
 
 async def cancel(api: Any, request: Request, queue: str, id: str) -> Answer:
@@ -308,8 +278,10 @@ async def cancel_many(api: Any, request: Request, queue: str) -> Answer:
 
 
 def _cancelled(found: Sequence[Any]) -> dict[str, Any]:
-    names = {value: name for name, value in STATES.items()}
-    tasks = [{"id": one.id, "state": names[one.state], "cancelled": one.deleted} for one in found]
+    tasks = [
+        {"id": one.id, "state": messages.STATES[one.state], "cancelled": one.deleted}
+        for one in found
+    ]
     schedules = sorted({one.schedule for one in found if one.schedule})
     number = sum(one.deleted for one in found)
     return {"cancelled": number, "schedules": schedules, "tasks": tasks}

@@ -8,6 +8,7 @@ time.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -16,10 +17,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from ...aio.center import AsyncTimeoutCenter
 from ...center.center import TimeoutCenter
 from ...metrics import Lateness, lateness_of, read_minutes
-from ...model.keys import Slot
-from ...model.results import DEAD, Consumer, Counts, Found
+from ...model.results import DEAD, Consumer, Counts, Found, Page
 from ...model.topic import Topic
 from ..fields import Problem, problem_of, retry_after
+from ..messages import read_page
 from ..request import end
 from .jobs import PAGE_BYTES, Listing, Selection, find, likeness
 from .reading import Reader
@@ -233,29 +234,20 @@ def _held(
     """How much each of some topics holds, for how many seconds its oldest due message has been due,
     and how much is due by some times. Only slots in which something is scheduled are asked when."""
     admin, run_all = center.admin_commands, center.runner.run_all
-    slots = [(one.name, slot) for one in topics for slot in one.all_slots()]
-    held = run_all([admin.summary(slot) for _, slot in slots])
-    totals = {one.name: [0, 0, 0, 0] for one in topics}
-    oldest = dict.fromkeys(totals, 0)
-    later: list[tuple[str, Slot]] = []
-    ready = dict.fromkeys(totals, 0)
-    for (name, slot), (counts, late) in zip(slots, held, strict=True):
-        totals[name] = [have + more for have, more in zip(totals[name], counts, strict=True)]
-        oldest[name] = max(oldest[name], late)
-        if counts.scheduled:
-            later.append((name, slot))
-        else:
-            ready[name] += counts.ready
+    slots = [slot for one in topics for slot in one.all_slots()]
+    held = run_all([admin.summary(slot) for slot in slots])
+    later = [slot for slot, (counts, _) in zip(slots, held, strict=True) if counts.scheduled]
     times = [round(edge * 1e6) for edge in edges]
-    due: dict[str, dict[float, int]] = {name: {} for name in totals}
-    for (name, _), numbers in zip(
-        later, run_all([admin.coming(slot, times) for _, slot in later]), strict=True
-    ):
-        known = due[name] or dict.fromkeys(edges, ready[name])
-        due[name] = {
-            edge: known[edge] + number for edge, number in zip(edges, numbers, strict=True)
-        }
-    return {name: (Counts(*totals[name]), oldest[name] / 1e6, due[name]) for name in totals}
+    coming = iter(run_all([admin.coming(slot, times) for slot in later]))
+    made, parts = {}, iter(held)
+    for one in topics:
+        every, oldest = zip(*itertools.islice(parts, one.slot_span), strict=True)
+        ready = sum(counts.ready for counts in every if not counts.scheduled)
+        numbers = [next(coming) for counts in every if counts.scheduled]
+        sums = map(sum, zip(*numbers, strict=True))
+        due = {edge: ready + number for edge, number in zip(edges, sums, strict=False)}
+        made[one.name] = (Counts(*map(sum, zip(*every, strict=True))), max(oldest) / 1e6, due)
+    return made
 
 
 def edges_of(spans: frozenset[str]) -> list[float]:
@@ -509,42 +501,30 @@ class DeadLetterGroups(Looks[Seen]):
         now: by Redis's clock
         """
         if total <= most:
-            found, is_all = await self._read(queue, most, None)
-            if is_all:
+            found, after = await self._read(queue, most, None)
+            if after is None:
                 return found, ""
         chosen: list[Found] = []
         said = ""
         for seconds, window in WINDOWS:
-            found, is_all = await self._read(queue, most, now - seconds)
+            found, after = await self._read(queue, most, now - seconds)
             if found:
-                first = "" if is_all else "first "
+                first = "" if after is None else "first "
                 chosen = found
                 said = (
                     f"These are the {first}{len(found):,} that died within {window}, of {total:,}."
                 )
-            if is_all:
+            if after is None:
                 break
         if chosen:
             return chosen, said
         found, _ = await self._read(queue, most, None)
         return found, f"These are the oldest {len(found):,} of {total:,}."
 
-    async def _read(self, queue: str, most: int, since: float | None) -> tuple[list[Found], bool]:
-        """The first dead letters since a time, and whether these are all."""
-        found: list[Found] = []
-        size = 0
-        after: str | None = None
-        while len(found) < most and size < PAGE_BYTES:
-            step = min(STEP, most - len(found))
-            page = await self._center.scan(
-                queue, state=DEAD, since=since, limit=step, after=after, size=PAGE_BYTES - size
-            )
-            found += page.messages
-            size += sum(len(one.body) for one in page.messages)
-            after = page.after
-            if after is None:
-                return found, True
-        return found, False
+    async def _read(self, queue: str, most: int, since: float | None) -> Page:
+        """The first dead letters since a time."""
+        how: dict[str, Any] = {"limit": most, "size": PAGE_BYTES, "step": STEP}
+        return await read_page(self._center, queue, state=DEAD, since=since, **how)
 
     async def _groups(self, queue: str, found: Sequence[Found], now_us: int) -> list[Group]:
         """Dead letters that are alike, the largest group first."""
