@@ -11,23 +11,11 @@ of it, and importing this nothing of aiohttp.
 from __future__ import annotations
 
 from .message import SecretsFile, new_secret
-from .notifier import (
-    BACKOFF,
-    CONCURRENCY,
-    TIMEOUT,
-    Notifier,
-    beside,
-    check_needs,
-    notifier_options,
-    notify,
-)
+from .notifier import Notifier, beside, check_needs, notifier_options, notify
 
 __all__ = (
-    "BACKOFF",
-    "CONCURRENCY",
     "Notifier",
     "SecretsFile",
-    "TIMEOUT",
     "beside",
     "check_needs",
     "new_secret",

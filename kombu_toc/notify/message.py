@@ -49,13 +49,6 @@ def signature(keys: Sequence[bytes], id: str, timestamp: int, body: bytes) -> st
     return " ".join("v1," + b64encode(one).decode() for one in made)
 
 
-class _Line(NamedTuple):
-    """The targets that a line is for, and the keys of their secrets."""
-
-    fits: re.Pattern[str]
-    keys: tuple[bytes, ...]
-
-
 class Secrets:
     """The secrets of targets.
 
@@ -66,7 +59,8 @@ class Secrets:
     """
 
     def __init__(self, lines: Iterable[str], source: str = "the secrets") -> None:
-        self._lines: list[_Line] = []
+        #: of each line, what the targets are like that it is for, and the keys of their secrets
+        self._lines: list[tuple[re.Pattern[str], tuple[bytes, ...]]] = []
         #: the keys that sign what is sent to a URL: those of the first line that fits; None if none
         #: does
         self.of = lru_cache(maxsize=MAX_KNOWN)(self._keys_of)
@@ -86,7 +80,7 @@ class Secrets:
                     "signs every request"
                 )
             keys = tuple(_key_of(one, where) for one in said)
-            self._lines.append(_Line(_pattern(target, where), keys))
+            self._lines.append((_pattern(target, where), keys))
 
     def __bool__(self) -> bool:
         return bool(self._lines)
@@ -96,7 +90,7 @@ class Secrets:
 
     def _keys_of(self, target: str) -> tuple[bytes, ...] | None:
         place = _place(target)
-        return next((line.keys for line in self._lines if line.fits.fullmatch(place)), None)
+        return next((keys for fits, keys in self._lines if fits.fullmatch(place)), None)
 
 
 def _key_of(secret: str, where: str) -> bytes:

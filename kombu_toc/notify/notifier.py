@@ -192,9 +192,7 @@ class Notifier:
                 lanes[name] = targets.Lane(name, target.url, 0)
             lane = lanes[name]
             lane.limit = min(self._concurrency, share)
-            lane.own_backoff = target.retry_backoff
-            lane.longest_backoff = target.retry_backoff_max
-            lane.spacing = target.spacing
+            lane.terms = target
         every = list(lanes.values())
         parts = [every[number::MAX_GROUPS] for number in range(MAX_GROUPS)]
         parts = [part for part in parts if part]
@@ -226,12 +224,9 @@ class Notifier:
             task.add_done_callback(partial(self._ended, origin))
 
     def _ended(self, origin: Origin, task: asyncio.Task[bool]) -> None:
-        if self._keeper.is_unsure() and _has_taken(task):
-            # It may have been fetched again before it was acknowledged.
-            loop = asyncio.get_running_loop()
-            loop.call_later(self._keeper.unsure_for, self._forget, origin, task)
-        else:
-            self._forget(origin, task)
+        # While it is unsure, it may have been fetched again before it was acknowledged.
+        keeps = self._keeper.unsure_for if self._keeper.is_unsure() and _has_taken(task) else 0.0
+        asyncio.get_running_loop().call_later(keeps, self._forget, origin, task)
 
     def _forget(self, origin: Origin, task: asyncio.Task[bool]) -> None:
         if self._deliveries.get(origin) is task:
@@ -258,27 +253,18 @@ class Notifier:
                     return True
             if ahead:
                 await asyncio.sleep(ahead)
-            if lane.spacing and (left := lane.turn(asyncio.get_running_loop().time())):
+            if lane.terms.spacing and (left := lane.turn(asyncio.get_running_loop().time())):
                 await asyncio.sleep(left)
-            if not lane.wants(asyncio.get_running_loop().time()):  # any more
-                await self._settler.release(message)
-            elif await self._keeper.has(message):
-                return await self._deliver(lane, message)
+            host = host_of(message)
+            async with lane.hosts.visit(host, lane.limit) if host else nullcontext():
+                if not lane.wants(asyncio.get_running_loop().time()):  # any more
+                    await self._settler.release(message)
+                elif await self._keeper.has(message):
+                    return await self._attempt(lane, message)
             return False
         finally:
             self._keeper.drop(message)
             lane.end(len(message.body))
-
-    async def _deliver(self, lane: targets.Lane, message: Delivery) -> bool:
-        host = host_of(message)
-        if not host:
-            return await self._attempt(lane, message)
-        async with lane.hosts.visit(host, lane.limit):
-            if not lane.wants(asyncio.get_running_loop().time()):  # any more
-                await self._settler.release(message)
-            elif await self._keeper.has(message):
-                return await self._attempt(lane, message)
-        return False
 
     async def _attempt(self, lane: targets.Lane, message: Delivery) -> bool:
         try:
@@ -349,8 +335,9 @@ class Notifier:
         if verdict.rest and target == lane.target:
             lane.rest(now + verdict.rest)
         backoff = verdict.backoff
-        if backoff is None and not lane.own_backoff:
-            backoff = targets.backoff_of(message.failures, self._backoff, lane.longest_backoff)
+        if backoff is None and not lane.terms.retry_backoff:
+            longest = lane.terms.retry_backoff_max
+            backoff = targets.backoff_of(message.failures, self._backoff, longest)
         state = await self._settler.reject(
             message,
             requeue=verdict.what != targets.GONE,

@@ -70,12 +70,6 @@ class AnswerHandler(ResponseHandler):
             body.set_exception(aiohttp.ClientPayloadError(str(exc)))
 
 
-def read_heads_first(connector: aiohttp.TCPConnector) -> None:
-    """Have a connector's connections read answers so."""
-    make = partial(AnswerHandler, loop=asyncio.get_running_loop())
-    use_protocol(connector, AnswerHandler, make)
-
-
 # -- sends requests to targets, over connections of aiohttp
 
 #: Bytes of an answer that are read: what is longer ends its connection.
@@ -201,7 +195,8 @@ class Poster:
                 socket_factory=open_socket,
                 keepalive_timeout=KEEP_ALIVE,
             )
-            read_heads_first(connector)
+            make = partial(AnswerHandler, loop=asyncio.get_running_loop())
+            use_protocol(connector, AnswerHandler, make)
             session = self._sessions[encrypted] = aiohttp.ClientSession(
                 connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),

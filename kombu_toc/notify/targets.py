@@ -379,9 +379,8 @@ class Keeper:
     def __init__(self, center: AsyncTimeoutCenter, lease: float) -> None:
         self._center = center
         self._lease = lease
-        #: what is under way, by its identity: since the latest beat, and for longer
-        self._new: dict[int, Delivery] = {}
-        self._old: dict[int, Delivery] = {}
+        #: what is under way, by its identity, and since when it is
+        self._held: dict[int, tuple[Delivery, float]] = {}
         self._beat_at = inf
         #: until when what is fetched may have been fetched before this process stood still
         self._unsure_until = -inf
@@ -389,12 +388,11 @@ class Keeper:
 
     def hold(self, message: Delivery) -> None:
         """Renew its lease from now on."""
-        self._new[id(message)] = message
+        self._held[id(message)] = message, asyncio.get_running_loop().time()
 
     def drop(self, message: Delivery) -> None:
         """Renew it no more."""
-        if self._new.pop(id(message), None) is None:
-            self._old.pop(id(message), None)
+        self._held.pop(id(message), None)
 
     async def run(self) -> None:
         """Renew leases until it is cancelled."""
@@ -402,11 +400,9 @@ class Keeper:
         self._beat_at = loop.time()
         while True:
             await asyncio.sleep(self._lease / TIMES)
-            if self.is_unsure():
-                self._old.update(self._new)  # what is new may be as old as the others
-            old = list(self._old.values())
-            self._old.update(self._new)
-            self._new.clear()
+            # What is new is renewed later, unless it may be as old as the others.
+            since = inf if self.is_unsure() else self._beat_at
+            old = [message for message, held_at in self._held.values() if held_at < since]
             if old:
                 await self._renew(old)
             self._notice(loop.time())
@@ -665,13 +661,11 @@ class Lane:
         any more
     """
 
-    def __init__(
-        self, queue: str, target: str, room: int, on_room: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, queue: str, target: str, room: int) -> None:
         self.queue = queue
         self.target = target
         self.limit = room
-        self.on_room = on_room
+        self.on_room: Callable[[], None] = lambda: None
         self.under_way = 0
         #: those that messages name; what waits for these leaves its room to others
         self.hosts = Hosts(self._tell)
@@ -683,19 +677,14 @@ class Lane:
         self.closed = False
         #: whether it was left out of a fetch
         self.left_out = False
-        #: seconds for which its topic has its messages wait after a failure; 0: it does not say
-        self.own_backoff = 0.0
-        self.longest_backoff = 0.0
-        #: seconds that are between two messages at least; and when the next may be sent
-        self.spacing = 0.0
+        #: what else its topic says
+        self.terms = Target(target, 0.0, 0.0)
+        #: when the next message may be sent, if there are seconds between two
         self._next_at = -inf
         self._rests_until = -inf
         self._short_since = -inf
         self._failed = self._dead = 0
         self._says_again = -inf
-
-    def __repr__(self) -> str:
-        return f"<Lane of {self.queue!r}, {self.under_way} under way>"
 
     @property
     def room(self) -> int:
@@ -760,7 +749,7 @@ class Lane:
         """Seconds until the next message may be sent, which has its turn then: nothing makes up
         for a moment in which the process stood still."""
         at = max(now, min(self._next_at, now + MOST_TURN))
-        self._next_at = at + self.spacing
+        self._next_at = at + self.terms.spacing
         return at - now
 
     def rest(self, until: float) -> None:

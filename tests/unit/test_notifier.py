@@ -677,8 +677,8 @@ def test_a_lane_with_room_may_be_fetched_for_at_once() -> None:
 
 
 def test_a_lane_that_was_left_out_says_when_it_has_room() -> None:
-    rung: list[str] = []
-    lane = Lane("mail", HOOK, 2, lambda: rung.append("bell"))
+    lane, rung = Lane("mail", HOOK, 2), list[str]()
+    lane.on_room = lambda: rung.append("bell")
     lane.begin(1.0)
     lane.begin(1.0)
     lane.end()
@@ -728,8 +728,8 @@ def test_what_is_expanded_waits_until_others_have_left_memory_for_it() -> None:
 
 
 def test_a_lane_rests_and_a_closed_one_is_never_fetched_for() -> None:
-    rung: list[str] = []
-    lane = Lane("mail", HOOK, 8, lambda: rung.append("bell"))
+    lane, rung = Lane("mail", HOOK, 8), list[str]()
+    lane.on_room = lambda: rung.append("bell")
     assert lane.wants(0.0)
     lane.rest(30.0)
     lane.rest(20.0)
@@ -1070,7 +1070,7 @@ def test_an_answer_that_takes_a_message_and_never_ends_holds_nothing_up(
 def test_nothing_of_a_queue_with_a_rate_makes_up_for_a_moment_of_standing_still() -> None:
     lane = Lane("mail", HOOK, 10)
     assert [lane.turn(1.0), lane.turn(1.0)] == [0.0, 0.0]  # without a rate
-    lane.spacing = 0.25
+    lane.terms = lane.terms._replace(spacing=0.25)
     assert [lane.turn(1.0), lane.turn(1.25), lane.turn(1.5)] == [0.0, 0.0, 0.0]
     # What was to be sent then is all due at once.
     assert [lane.turn(5.0), lane.turn(5.0), lane.turn(5.0)] == [0.0, 0.25, 0.5]
@@ -1079,9 +1079,9 @@ def test_nothing_of_a_queue_with_a_rate_makes_up_for_a_moment_of_standing_still(
 
 def test_a_rate_that_was_a_slow_one_holds_nothing_up_when_it_is_another() -> None:
     lane = Lane("mail", HOOK, 10)
-    lane.spacing = 3600.0
+    lane.terms = lane.terms._replace(spacing=3600.0)
     assert lane.turn(1.0) == 0.0
-    lane.spacing = 0.25
+    lane.terms = lane.terms._replace(spacing=0.25)
     assert [lane.turn(2.0), lane.turn(3.25)] == [MOST_TURN, 0.0]
 
 
