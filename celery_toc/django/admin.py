@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import datetime
 from typing import Any
 
 from django.contrib import admin
@@ -128,7 +127,7 @@ class TaskAdmin(ReadOnlyAdmin):
     """Finds tasks by id, business id, status and time. The arguments of tasks are not shown."""
 
     list_display: tuple[str, ...] = (
-        *("id", "name", "topic", "business", "status", "due", "attempts", "changed"),
+        *("id", "name", "topic", "business", "status", "due", "attempts", "modified"),
     )
     #: words of which each is an id, a business id or a business type, one of the first two among
     #: them: an index serves these
@@ -142,7 +141,7 @@ class TaskAdmin(ReadOnlyAdmin):
     sortable_by = ()
     shown: tuple[str, ...] = (
         *("id", "token", "topic", "name", "status", "due", "biz_type", "biz_id", "attempts"),
-        *("worker", "error", "sent", "changed"),
+        *("worker", "error", "created", "modified"),
     )
 
     def get_changelist(self, request: Any, **kwargs: Any) -> type:
@@ -190,18 +189,6 @@ class TaskAdmin(ReadOnlyAdmin):
     @admin.display(description="business")
     def business(self, row: Any) -> str | None:
         return " ".join(part for part in (row.biz_type, row.biz_id) if part) or None
-
-    @admin.display(description="due", ordering="action_us")
-    def due(self, row: Any) -> datetime | None:
-        return row.due
-
-    @admin.display(description="sent", ordering="created_us")
-    def sent(self, row: Any) -> datetime | None:
-        return row.created
-
-    @admin.display(description="changed", ordering="modified_us")
-    def changed(self, row: Any) -> datetime | None:
-        return row.modified
 
 
 class PendingAdmin(TaskAdmin):

@@ -7,13 +7,14 @@ A library that has several tables of each kind (``toc_library_tables``) needs th
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import Any
 
 from django.conf import settings
+from django.contrib.admin import display
 from django.db import NotSupportedError, models
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+from ..schedules.rules import to_us, utc
 
 
 class Status(models.IntegerChoices):
@@ -56,16 +57,6 @@ class NameField(models.CharField):
         return found.encode() if in_bytes else found
 
 
-def time_of(us: int | None) -> datetime | None:
-    """A moment that the library has as microseconds since the epoch."""
-    return None if us is None else _EPOCH + timedelta(microseconds=us)
-
-
-def us_of(moment: datetime) -> int:
-    """The same the other way round. A moment without a zone is one of this machine's."""
-    return (moment.astimezone(timezone.utc) - _EPOCH) // timedelta(microseconds=1)
-
-
 def _refuse(*_: Any, **__: Any) -> Any:
     raise NotSupportedError(
         "the task library writes its tables itself: send, cancel and move tasks by Celery, or by "
@@ -82,12 +73,13 @@ class TaskQuerySet(models.QuerySet):
         return found if biz_type is None else found.filter(biz_type=biz_type)
 
     def due(self, since: datetime | None = None, until: datetime | None = None) -> TaskQuerySet:
-        """Those with an action time from `since` on, and before `until`."""
+        """Those with an action time from `since` on, and before `until`; without a zone, each is in
+        this machine's."""
         found = self
         if since is not None:
-            found = found.filter(action_us__gte=us_of(since))
+            found = found.filter(action_us__gte=to_us(since.astimezone()))
         if until is not None:
-            found = found.filter(action_us__lt=us_of(until))
+            found = found.filter(action_us__lt=to_us(until.astimezone()))
         return found
 
     create = bulk_create = bulk_update = update = delete = _refuse
@@ -140,19 +132,48 @@ class Task(models.Model):
     save = delete = _refuse
 
     @property
+    @display(description="due", ordering="action_us")
     def due(self) -> datetime | None:
         """When it is to run."""
-        return time_of(self.action_us)
+        return utc(self.action_us)
 
     @property
+    @display(description="sent", ordering="created_us")
     def created(self) -> datetime | None:
         """When it was sent."""
-        return time_of(self.created_us)
+        return utc(self.created_us)
 
     @property
+    @display(description="changed", ordering="modified_us")
     def modified(self) -> datetime | None:
         """When something has become of it last."""
-        return time_of(self.modified_us)
+        return utc(self.modified_us)
+
+
+class Pending(Task):
+    """A task that has not ended."""
+
+    objects = PendingManager()
+    place = models.SmallIntegerField(choices=Place.choices)
+    priority = models.SmallIntegerField()
+
+    class Meta(Task.Meta):
+        abstract = True
+        # As an index has it: a page of ten million rows costs what a page of ten costs.
+        ordering = ("place", "action_us", "id")
+
+
+class Ended(Task):
+    """A task that has ended."""
+
+    day = models.BigIntegerField(help_text="on which it has ended, since the epoch")
+    KEY = (*Task.KEY, "day")
+
+    class Meta(Task.Meta):
+        abstract = True
+        # What has failed before what is done, the latest first. An index has them so; of a table
+        # with partitions, no index has one more column.
+        ordering = ("-status", "-action_us")
 
 
 class Center(models.Model):
@@ -174,49 +195,18 @@ def _models(number: int) -> tuple[type[Task], type[Task]]:
     """The models of the tables with that number."""
     which, shown = str(number or ""), f" (table {number})" if number else ""
 
-    def meta(kind: str, name: str) -> type:
-        values = {
-            "db_table": f"toc_{kind}_{number}",
+    def made(base: type[Task], table: str, name: str) -> type[Task]:
+        meta = {
+            "db_table": f"toc_{table}_{number}",
             "verbose_name": f"{name} task{shown}",
             "verbose_name_plural": f"{name} tasks{shown}",
             "abstract": False,
         }
-        return type("Meta", (Task.Meta,), values)
+        values = {"__module__": __name__, "Meta": type("Meta", (base.Meta,), meta)}
+        return type(f"{base.__name__}Task{which}", (base,), {**values, "__doc__": base.__doc__})
 
-    of = {"__module__": __name__}
-    pending = type(
-        f"PendingTask{which}",
-        (Task,),
-        {
-            **of,
-            "__doc__": "A task that has not ended.",
-            "objects": PendingManager(),
-            "place": models.SmallIntegerField(choices=Place.choices),
-            "priority": models.SmallIntegerField(),
-            # As an index has it: a page of ten million rows costs what a page of ten costs.
-            "Meta": type("Meta", (meta("pending", "pending"),), {"ordering": ORDER}),
-        },
-    )
-    ended = type(
-        f"EndedTask{which}",
-        (Task,),
-        {
-            **of,
-            "__doc__": "A task that has ended.",
-            "day": models.BigIntegerField(help_text="on which it has ended, since the epoch"),
-            "KEY": (*Task.KEY, "day"),
-            "Meta": type("Meta", (meta("history", "ended"),), {"ordering": ENDED_ORDER}),
-        },
-    )
-    return pending, ended
+    return made(Pending, "pending", "pending"), made(Ended, "history", "ended")
 
-
-#: The order of what is pending.
-ORDER = ("place", "action_us", "id")
-
-#: The order of what has ended: what has failed before what is done, the latest first. An index has
-#: them so; of a table with partitions, no index has one more column.
-ENDED_ORDER = ("-status", "-action_us")
 
 #: How many tables of each kind there are.
 TABLES = getattr(settings, "TOC_LIBRARY_TABLES", 1)
