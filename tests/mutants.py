@@ -443,7 +443,7 @@ MUTANTS = [
     Mutant(
         "a token may do it to any queue",
         "kombu_toc/http/tokens.py",
-        "return self._may(queue) if queue is not None else",
+        "return self.sees(queue) if queue is not None else",
         "return True if queue is not None else",
         "tests/contract/test_http_security.py",
     ),
@@ -480,8 +480,8 @@ MUTANTS = [
     Mutant(
         "what the server cannot parse counts as no task",
         "celery_toc/web/operations.py",
-        "    except (ValueError, RecursionError):\n        pass\n    return True",
-        "    except (ValueError, RecursionError):\n        return False\n    return True",
+        "    except (ValueError, RecursionError):\n        return None\n",
+        "    except (ValueError, RecursionError):\n        return False\n",
         "tests/e2e/test_web.py::test_what_this_server_cannot_parse_is_not_let_in",
     ),
     Mutant(

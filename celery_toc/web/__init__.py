@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import DisabledBackend
@@ -79,19 +80,15 @@ class AppExtras(http.PageExtras):
     has_workers = True
 
     def __init__(self, allowed: over_http.Allowed) -> None:
-        self._app, self._allowed = allowed.app, allowed
+        self._app, self.allowed = allowed.app, allowed
         #: tasks that workers have registered, and until when that is not asked again
         self._registered: set[str] = set()
         self._registered_until = 0.0
         self._registering = asyncio.Lock()
-        self._parameters: dict[str, Sequence[str] | None] = {}
-        self._workers: list[http.WorkerRow] | None = None
-        self._asked_at = 0.0
-        self._asking: asyncio.Task[None] | None = None
-        #: one asks the workers, whose replies go to a queue for each thread; one the result
-        #: backend, which need not be safe for threads
+        self._names = cache(self._names_of)
+        #: asks the workers, whose replies go to a queue for each thread
         self._asks = ThreadPoolExecutor(1, "toc-page-workers")
-        self._marks = ThreadPoolExecutor(1, "toc-page-results")
+        self._workers = _Workers(self._app, self._asks)
 
     # -- messages
 
@@ -113,19 +110,12 @@ class AppExtras(http.PageExtras):
 
     def parameters(self, task: str) -> Sequence[str] | None:
         """Names of the parameters of a task that is registered here."""
-        if task in self._parameters:
-            return self._parameters[task]
-        if task not in self._app.tasks:
-            return None
-        return self._parameters.setdefault(task, self._names_of(task))
+        return self._names(task) if task in self._app.tasks else None
 
     def _names_of(self, name: str) -> Sequence[str] | None:
-        task = self._app.tasks.get(name)
         try:
-            signature = None if task is None else inspect.signature(task.run)
-        except (TypeError, ValueError):
-            signature = None
-        if signature is None:
+            signature = inspect.signature(self._app.tasks[name].run)
+        except (KeyError, TypeError, ValueError):
             return None
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         return [one.name for one in signature.parameters.values() if one.kind in kinds]
@@ -136,7 +126,7 @@ class AppExtras(http.PageExtras):
             return
         try:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._marks, self._mark, cancelled)
+            await loop.run_in_executor(self.allowed.results, self._mark, cancelled)
         except Exception as exc:  # whatever a result backend raises
             logger.warning("results of cancelled tasks are not marked REVOKED: %s", exc)
 
@@ -156,38 +146,12 @@ class AppExtras(http.PageExtras):
     async def workers(self) -> list[http.WorkerRow] | None:
         """What workers have said lately; None until the first have answered. They are asked while
         somebody wants to know, for all viewers together."""
-        now = time.monotonic()
-        if self._asking is None and now - self._asked_at >= ASK_EVERY:
-            self._asked_at = now
-            self._asking = asyncio.get_running_loop().create_task(self._ask())
-        return self._workers
-
-    async def _ask(self) -> None:
-        try:
-            loop = asyncio.get_running_loop()
-            self._workers = await loop.run_in_executor(self._asks, self._answers)
-        except Exception as exc:  # the broker is away
-            logger.info("the workers cannot be asked what they hold: %s", exc)
-        finally:
-            self._asked_at = time.monotonic()
-            self._asking = None
+        return await self._workers.read()
 
     async def aclose(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.wait((self._asking,))
+        await self._workers.aclose()
         self._asks.shutdown(wait=False)
-        self._marks.shutdown(wait=False)
-
-    def _answers(self) -> list[http.WorkerRow]:
-        running = self._told("active")
-        reports = self._told("toc") if running else {}
-        return [_worker(name, said, reports.get(name)) for name, said in sorted(running.items())]
-
-    def _told(self, command: str) -> dict[str, Any]:
-        """What workers answer, by their names."""
-        replies = self._app.control.broadcast(command, reply=True, timeout=ANSWER_WITHIN)
-        return {name: said for reply in replies or () for name, said in reply.items()}
+        self.allowed.results.shutdown(wait=False)
 
     # -- tasks that are sent
 
@@ -204,13 +168,13 @@ class AppExtras(http.PageExtras):
             names = {name for name in self._app.tasks if not name.startswith("celery.")}
             about = "No worker has answered: these are the tasks that this process has loaded."
         if not may_any:
-            names = {name for name in names if self._allowed.allows(name)}
+            names = {name for name in names if self.allowed.allows(name)}
             about += " The server allows some tasks only: celery toc web --allow NAME allows more."
         return sorted(names), about.strip()
 
     def _ask_tasks(self) -> set[str]:
         try:
-            answers = self._told("registered").values()
+            answers = _told(self._app, "registered").values()
         except Exception as exc:  # the broker is away
             logger.info("the workers cannot be asked what they have registered: %s", exc)
             return set()
@@ -220,16 +184,20 @@ class AppExtras(http.PageExtras):
 
     async def _check_task(self, name: str, may_any: bool) -> None:
         if not may_any:
-            self._allowed.check(name)
+            self.allowed.check(name)
         names, _ = await self.tasks(may_any)
         if name not in names:
-            raise http.invalid(
+            raise http.fields.invalid(
                 "task", f"no worker has registered {name[:100]!r}: choose from the list"
             )
 
     async def send(
         self, body: dict[str, Any], token: http.Token, request: http.Request, may_any: bool
     ) -> str:
+        """Send a task; return its queue. Raises Problem.
+
+        body: as the HTTP API takes it
+        """
         fields = over_http.NEW_TASK.read(body, "")
         await self._check_task(fields["task"], may_any)
         _, queue = await over_http.send(self._app, fields, token, request)
@@ -237,24 +205,27 @@ class AppExtras(http.PageExtras):
 
     # -- schedules
 
-    def _schedules(self) -> Any:
-        return aio.timeout_center(self._app).schedules
-
     async def schedules(
         self, token: http.Token, limit: int, after: str
     ) -> tuple[list[Schedule], str | None]:
-        return await over_http.page_of_schedules(self._schedules(), token, limit, after)
+        """A page of the schedules that a token may see, and where the next one begins. Raises
+        Problem.
+
+        after: where this one begins; empty: at the first one
+        """
+        return await over_http.page_of_schedules(self.allowed.recurring, token, limit, after)
 
     async def schedule(self, name: str) -> tuple[Schedule, list[Firing]]:
-        found = await self._schedules().get(name)
+        """A schedule and its latest firings. Raises Problem if there is none."""
+        found = await self.allowed.recurring.get(name)
         if found is None:
             raise over_http.unknown(name)
-        return found, await self._schedules().history(name)
+        return found, await self.allowed.recurring.history(name)
 
     async def schedule_fields(self, name: str) -> dict[str, Any]:
-        found = await self._schedules().get(name)
-        if found is None:
-            raise over_http.unknown(name)
+        """A schedule by the names of the fields of its form: text, but for `args` and `kwargs`.
+        Raises Problem if there is none, or if no form can have it."""
+        found, _ = await self.schedule(name)
         await self._kept(found)
         return {
             "task": found.task,
@@ -288,7 +259,7 @@ class AppExtras(http.PageExtras):
         kept = {rule: getattr(found, rule) for rule in _RULES}
         kept.update(args=found.args or (), kwargs=found.kwargs or {})
         kept["either_day"] = getattr(found.timing, "either_day", False)
-        plan = await self._schedules().plan(found.name, found.task, found.schedule, **kept)
+        plan = await self.allowed.recurring.plan(found.name, found.task, found.schedule, **kept)
         # Its queue was named, unless its route leads to just that message.
         is_routed = plan.record.fingerprint == found.fingerprint
         return {**kept, "queue": None if is_routed else found.queue}
@@ -296,12 +267,19 @@ class AppExtras(http.PageExtras):
     async def put_schedule(
         self, name: str, body: dict[str, Any], by: str, *, is_new: bool, may_any: bool
     ) -> None:
+        """Put a schedule. Raises Problem.
+
+        body: as the HTTP API takes it. Of one that is not new, what it lacks of ``every`` and
+            ``cron``, ``args`` and ``kwargs`` stays
+        by: who does it
+        may_any: whether the task may be any that a worker has registered
+        """
         schedules = self._signed(by)
         found = await schedules.get(name)
         if not is_new and found is None:
             raise over_http.unknown(name)
         if is_new and found is not None:
-            raise http.invalid("name", "there is a schedule of this name")
+            raise http.fields.invalid("name", "there is a schedule of this name")
         more: dict[str, Any] = {}
         when = None
         if found is not None:
@@ -321,18 +299,47 @@ class AppExtras(http.PageExtras):
             try:
                 check(said)
             except ScheduleError as exc:
-                raise http.invalid(field, str(exc)) from None
+                raise http.fields.invalid(field, str(exc)) from None
         await over_http.keep(
             schedules, name, fields, when or over_http.when_of(fields), found, **more
         )
 
     def _signed(self, by: str) -> Any:
-        return self._schedules().signed(f"{by or 'this machine'} (page)")
+        return self.allowed.recurring.signed(f"{by or 'this machine'} (page)")
 
     async def change_schedule(self, name: str, act: str, by: str, *given: float) -> Any:
+        """Pause, resume, skip, run, delete or back-fill a schedule. Raises Problem.
+
+        by: who does it
+        given: of a back-fill, the first and the last moment, in seconds since the epoch
+        """
         schedules = self._signed(by)
         with over_http.refusals(name):
             return await getattr(schedules, _CHANGES.get(act, act))(name, *given)
+
+
+class _Workers(http.Background[list[http.WorkerRow] | None]):
+    """What the workers of an app hold."""
+
+    EVERY = ASK_EVERY
+    latest = None
+
+    def __init__(self, app: Celery, asks: ThreadPoolExecutor) -> None:
+        self._app, self._asks = app, asks
+
+    async def ask(self) -> list[http.WorkerRow] | None:
+        return await asyncio.get_running_loop().run_in_executor(self._asks, self._answers)
+
+    def _answers(self) -> list[http.WorkerRow]:
+        running = _told(self._app, "active")
+        reports = _told(self._app, "toc") if running else {}
+        return [_worker(name, said, reports.get(name)) for name, said in sorted(running.items())]
+
+
+def _told(app: Celery, command: str) -> dict[str, Any]:
+    """What workers answer, by their names."""
+    replies = app.control.broadcast(command, reply=True, timeout=ANSWER_WITHIN)
+    return {name: said for reply in replies or () for name, said in reply.items()}
 
 
 def _worker(name: str, running: Sequence[Any], report: Any) -> http.WorkerRow:
@@ -389,7 +396,6 @@ def api_for_app(
     """
     url, ssl, options = broker_of(app)
     allowed = over_http.Allowed(app, allow)
-    operations = [*over_http.task_operations(allowed), *over_http.schedule_operations(allowed)]
 
     async def close() -> None:
         await aio.aclose(app)
@@ -397,7 +403,7 @@ def api_for_app(
     return http.api_for(
         url,
         tokens=tokens,
-        operations=operations,
+        operations=(*over_http.TASKS, *over_http.SCHEDULES),
         on_close=(close,),
         check_message=allowed.check_message,
         names=names,

@@ -31,22 +31,25 @@ from ..schedules.rules import ScheduleError, UnknownScheduleError, read_cron
 if TYPE_CHECKING:
     from celery import Celery
 
-    from ..schedules.state import Firing, Schedule
+    from ..schedules.state import Schedule
+
+#: The kinds of fields, and of answers.
+schema = http.fields
 
 # -- tasks
 
-NEW_TASK = http.Object(
+NEW_TASK = schema.Object(
     {
-        "task": http.Text("The name of a task that may be sent.", most=500),
-        "args": http.Anything("Its arguments.", of=("array",)),
-        "kwargs": http.Anything("Its arguments by name.", of=("object",)),
-        "id": http.Text("Its id; one is made unless given.", most=500),
-        "eta": http.Time("When it is to run."),
-        "countdown": http.Number("Instead of eta: seconds from now.", most=7e9),
-        "queue": http.Text("Its queue, unless its routes say it.", most=500),
-        "priority": http.Number("0 goes first.", most=255, whole=True),
-        "expires": http.Number("Seconds after which no worker starts it.", least=0.001, most=7e9),
-        "headers": http.Headers("Headers of its message; their names begin with x-."),
+        "task": schema.Text("The name of a task that may be sent.", most=500),
+        "args": schema.Anything("Its arguments.", of=("array",)),
+        "kwargs": schema.Anything("Its arguments by name.", of=("object",)),
+        "id": schema.Text("Its id; one is made unless given.", most=500),
+        "eta": schema.Time("When it is to run."),
+        "countdown": schema.Number("Instead of eta: seconds from now.", most=7e9),
+        "queue": schema.Text("Its queue, unless its routes say it.", most=500),
+        "priority": schema.Number("0 goes first.", most=255, whole=True),
+        "expires": schema.Number("Seconds after which no worker starts it.", least=0.001, most=7e9),
+        "headers": schema.Headers("Headers of its message; their names begin with x-."),
     },
     needed=("task",),
     at_most_one=("eta", "countdown"),
@@ -65,12 +68,17 @@ class Allowed:
         self.name = app.main or "celery"
         self._allow = tuple(allow)
         #: a result backend need not be safe for threads: one asks it
-        self._asks = ThreadPoolExecutor(1, "toc-web-results")
+        self.results = ThreadPoolExecutor(1, "toc-web-results")
+
+    @property
+    def recurring(self) -> Any:
+        """The schedules of the app, awaited."""
+        return aio.timeout_center(self.app).schedules
 
     def check_app(self, name: str) -> None:
         """Raises Problem for the name of another app."""
         if name != self.name:
-            raise http.not_found(f"the app is {self.name!r}, not {name!r}")
+            raise schema.not_found(f"the app is {self.name!r}, not {name!r}")
 
     def allows(self, task: str) -> bool:
         return http.matches(task, self._allow)
@@ -104,9 +112,9 @@ class Allowed:
         masking: what hides it from who asks; None: nothing is hidden
         """
         if isinstance(self.app.backend, DisabledBackend):
-            raise http.not_found("the app has no result backend")
+            raise schema.not_found("the app has no result backend")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._asks, self._ask, id, masking)
+        return await loop.run_in_executor(self.results, self._ask, id, masking)
 
     def _ask(self, id: str, masking: Any) -> dict[str, Any]:
         found = self.app.AsyncResult(id)
@@ -158,12 +166,13 @@ _DEFLATED = (b"\x01", b"\x02")
 def _is_task(id: str, raw: bytes) -> bool:
     """Whether a worker might read a message as a task, of protocol 2 or 1."""
     line, newline, _ = raw.partition(b"\n")
-    if not newline or not _may_be_json(line):
+    if not newline or _parses(line) is False:
         return False  # no envelope to any worker
     try:
         message = unpack(raw, id)
     except EnvelopeError:
-        return _may_be_envelope(line)
+        # It may be one to a worker: it parses more, or knows a type that is registered there.
+        return b'"__type__"' in line or _parses(line) is None
     headers, kind = message["headers"], message["content-type"]
     if "task" in headers or "compression" in headers or message["properties"]:
         return True
@@ -175,32 +184,20 @@ def _is_task(id: str, raw: bytes) -> bool:
     try:
         body = kombu_json.loads(message["body"])
     except Exception:
-        return _may_be_json(message["body"])
+        return _parses(message["body"]) is not False
     return isinstance(body, Mapping) and isinstance(body.get("task"), str)
 
 
-def _may_be_json(text: bytes) -> bool:
-    """Whether some Python may read a text as JSON. How deep it may be nested, and how long an
-    integer may be, differs; what is no JSON to one is none to all."""
+def _parses(text: bytes) -> bool | None:
+    """Whether a text is JSON; None: another Python may read it. How deep it may be nested, and how
+    long an integer may be, differs; what is no JSON to one is none to all."""
     try:
         json.loads(text)
     except (json.JSONDecodeError, UnicodeDecodeError):
         return False
     except (ValueError, RecursionError):
-        pass
+        return None
     return True
-
-
-def _may_be_envelope(line: bytes) -> bool:
-    """Whether what no envelope can be read of here may be one to a worker: it parses more, or
-    knows a type that is registered there."""
-    if b'"__type__"' in line:
-        return True
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return True
-    return False
 
 
 async def send(
@@ -224,12 +221,12 @@ async def send(
         with _traced(request):
             await aio.send(signature, **options)
     except (TypeError, EncodeError) as exc:  # arguments that the task does not take
-        raise http.invalid("args", str(exc)) from None
+        raise schema.invalid("args", str(exc)) from None
     except ActionTimeError as exc:
-        raise http.invalid("countdown" if "countdown" in fields else "eta", str(exc)) from None
+        raise schema.invalid("countdown" if "countdown" in fields else "eta", str(exc)) from None
     except OperationalError as exc:
         detail = "the broker cannot be reached or refuses this for now; try again later"
-        raise http.Problem("broker", detail, headers=http.retry_after(1)) from exc
+        raise http.Problem("broker", detail, headers=schema.retry_after(1)) from exc
     return options["task_id"], queue
 
 
@@ -263,12 +260,14 @@ def _options(app: Celery, fields: Mapping[str, Any], request: http.Request) -> d
         try:
             options["eta"] = datetime.fromtimestamp(fields["eta"], timezone.utc)
         except ValueError:  # no calendar of Python's has it; far too late for a broker, too
-            raise http.invalid("eta", "it is beyond the year 9999; choose an earlier eta") from None
+            raise schema.invalid(
+                "eta", "it is beyond the year 9999; choose an earlier eta"
+            ) from None
     headers = fields.get("headers", {})
     for name in headers:
         # What Celery writes there says which task it is: nobody else shall.
         if not name.startswith("x-") or name == "x-schedule":
-            raise http.invalid(f"headers.{name[:100]}", "names of headers begin with x-")
+            raise schema.invalid(f"headers.{name[:100]}", "names of headers begin with x-")
     if headers := {**http.trace_of(request), **headers}:
         options["headers"] = headers
     task = app.tasks.get(fields["task"])
@@ -291,7 +290,7 @@ def queue_of(
     try:
         routed = app.amqp.router.route(given, name, args, kwargs, task)
     except QueueNotFound as exc:
-        raise http.invalid("queue", str(exc)) from None
+        raise schema.invalid("queue", str(exc)) from None
     queue, key, exchange = (routed.get(part) for part in ("queue", "routing_key", "exchange"))
     # As Celery does: with an exchange of type direct, what lacks one of them goes to the queue.
     if queue is None and exchange is not None:
@@ -302,48 +301,44 @@ def queue_of(
     return str(key or queue.routing_key), False
 
 
-_SENT = http.record("name id task queue", texts="name id task queue")
-_RESULT = http.record("id state", texts="id state error doneTime", result=http.ANYTHING)
+_SENT = schema.record("name id task queue", texts="name id task queue")
+_RESULT = schema.record("id state", texts="id state error doneTime", result=schema.ANYTHING)
 
 
-def task_operations(allowed: Allowed) -> http.Operations:
-    """The operations of an app's tasks."""
-    table = http.Operations("tasks")
+TASKS = http.Operations("tasks", problems=("not-found",))
 
-    @table.add(
-        "POST /v1/apps/{app}/tasks",
-        "Send a task of Celery",
-        role="write",
-        many_queues=True,
-        request=NEW_TASK,
-        returns=("It is sent.", _SENT),
-        status=201,
-        problems=("not-found",),
-        about="The message is what apply_async sends, in JSON. Only tasks that were allowed are "
-        "sent.",
-    )
-    async def run_send(api: Any, request: http.Request, app: str) -> http.Answer:
-        allowed.check_app(app)
-        fields = request.fields()
-        name = fields["task"]
-        allowed.check(name)
-        id, queue = await send(allowed.app, fields, request.token, request)
-        path = f"apps/{quote(allowed.name, safe='')}/tasks/{quote(id, safe='')}"
-        return http.answer({"name": path, "id": id, "task": name, "queue": queue}, 201)
 
-    @table.add(
-        "GET /v1/apps/{app}/tasks/{id}",
-        "Read the result of a task",
-        returns=("What the result backend knows.", _RESULT),
-        problems=("not-found",),
-        about="A task that the backend does not know is PENDING.",
-    )
-    async def run_result(api: Any, request: http.Request, app: str, id: str) -> http.Answer:
-        allowed.check_app(app)
-        masking = api.masking_for(request.token)
-        return http.answer(await allowed.result(id, masking))
+@TASKS.add(
+    "POST /v1/apps/{app}/tasks",
+    "Send a task of Celery",
+    role="write",
+    many_queues=True,
+    request=NEW_TASK,
+    returns=("It is sent.", _SENT),
+    status=201,
+    about="The message is what apply_async sends, in JSON. Only tasks that were allowed are sent.",
+)
+async def run_send(api: Any, request: http.Request, app: str) -> http.Answer:
+    allowed: Allowed = api.extras.allowed
+    allowed.check_app(app)
+    fields = request.fields()
+    name = fields["task"]
+    allowed.check(name)
+    id, queue = await send(allowed.app, fields, request.token, request)
+    path = f"apps/{quote(allowed.name, safe='')}/tasks/{quote(id, safe='')}"
+    return http.answer({"name": path, "id": id, "task": name, "queue": queue}, 201)
 
-    return table
+
+@TASKS.add(
+    "GET /v1/apps/{app}/tasks/{id}",
+    "Read the result of a task",
+    returns=("What the result backend knows.", _RESULT),
+    about="A task that the backend does not know is PENDING.",
+)
+async def run_result(api: Any, request: http.Request, app: str, id: str) -> http.Answer:
+    api.extras.allowed.check_app(app)
+    masking = api.masking_for(request.token)
+    return http.answer(await api.extras.allowed.result(id, masking))
 
 
 # -- pages of schedules, by queue and name
@@ -383,12 +378,8 @@ async def page_of_schedules(
     return found, None if more is None else _written(more)
 
 
-def _written(queue: str, name: str = "") -> str:
-    return f"{_quoted(queue)}:{_quoted(name)}" if name else _quoted(queue)
-
-
-def _quoted(name: str) -> str:
-    return quote(name, safe="")
+def _written(*names: str) -> str:
+    return ":".join(quote(name, safe="") for name in names if name)
 
 
 def _read(after: str) -> tuple[str, str]:
@@ -401,50 +392,52 @@ def _read(after: str) -> tuple[str, str]:
 
 
 def _invalid(after: str) -> Exception:
-    return http.invalid("after", f"{after[:80]!r} is not what a page of these schedules has given")
+    return schema.invalid(
+        "after", f"{after[:80]!r} is not what a page of these schedules has given"
+    )
 
 
 # -- schedules over HTTP: read, put, paused, resumed, skipped, run, deleted
 
-PUT = http.Object(
+PUT = schema.Object(
     {
-        "task": http.Text("The name of a task that may be sent.", most=500),
-        "every": http.Number("Seconds between two firings.", least=0.001, most=3e8),
-        "cron": http.Text(
+        "task": schema.Text("The name of a task that may be sent.", most=500),
+        "every": schema.Number("Seconds between two firings.", least=0.001, most=3e8),
+        "cron": schema.Text(
             "Minute, hour, day, month, day of the week: 0 3 * * *; a day must be among both kinds "
             "of days. Or @daily and the like.",
             most=500,
         ),
-        "sun": http.Text("An event of the sun, such as sunrise; with latitude and longitude."),
-        "latitude": http.Number(least=-90, most=90),
-        "longitude": http.Number(least=-180, most=180),
-        "args": http.Anything("Its arguments.", of=("array",)),
-        "kwargs": http.Anything("Its arguments by name.", of=("object",)),
-        "queue": http.Text("Its queue, unless its routes say it.", most=500),
-        "timezone": http.Text("Of a crontab; the app's unless given."),
-        "misfire": http.Text("What was missed by the grace.", choices=("skip", "once", "all")),
-        "grace": http.Number("Seconds that a firing may be late.", most=3e8),
-        "overlap": http.Text("While the firing before still runs.", choices=state.OVERLAPS),
-        "jitter": http.Number(
+        "sun": schema.Text("An event of the sun, such as sunrise; with latitude and longitude."),
+        "latitude": schema.Number(least=-90, most=90),
+        "longitude": schema.Number(least=-180, most=180),
+        "args": schema.Anything("Its arguments.", of=("array",)),
+        "kwargs": schema.Anything("Its arguments by name.", of=("object",)),
+        "queue": schema.Text("Its queue, unless its routes say it.", most=500),
+        "timezone": schema.Text("Of a crontab; the app's unless given."),
+        "misfire": schema.Text("What was missed by the grace.", choices=("skip", "once", "all")),
+        "grace": schema.Number("Seconds that a firing may be late.", most=3e8),
+        "overlap": schema.Text("While the firing before still runs.", choices=state.OVERLAPS),
+        "jitter": schema.Number(
             "Each firing is due up to so many seconds later; the delay of one is always the same.",
             most=3e8,
         ),
-        "start": http.Time("Not before."),
-        "end": http.Time("Not after."),
-        "maxRuns": http.Number("So often, then it ends.", least=1, most=1e9, whole=True),
-        "exclude": http.Anything("Days on which it does not fire: 2026-12-25.", of=("array",)),
+        "start": schema.Time("Not before."),
+        "end": schema.Time("Not after."),
+        "maxRuns": schema.Number("So often, then it ends.", least=1, most=1e9, whole=True),
+        "exclude": schema.Anything("Days on which it does not fire: 2026-12-25.", of=("array",)),
     },
     needed=("task",),
     one_of=("every", "cron", "sun"),
     name="NewSchedule",
 )
 
-BACKFILL = http.Object(
+BACKFILL = schema.Object(
     {
-        "startTime": http.Time("The first moment."),
-        "endTime": http.Time("The last one; now unless given."),
-        "rate": http.Number("Tasks a second.", least=0.001, most=1000, default=10.0),
-        "limit": http.Number(
+        "startTime": schema.Time("The first moment."),
+        "endTime": schema.Time("The last one; now unless given."),
+        "rate": schema.Number("Tasks a second.", least=0.001, most=1000, default=10.0),
+        "limit": schema.Number(
             "If more: none is sent.", least=1, most=10_000, whole=True, default=1000
         ),
     },
@@ -473,7 +466,7 @@ def shown(found: Schedule, masking: Any = None) -> dict[str, Any]:
         args = args if isinstance(args, list) else [args]
         kwargs = masking.members(kwargs)
     return {
-        **http.members(found, _SHOWN, queue="queue", schedule="text", **_TIMES),
+        **schema.members(found, _SHOWN, queue="queue", schedule="text", **_TIMES),
         "args": args,
         "kwargs": kwargs,
         "grace": float(found.grace),
@@ -490,10 +483,6 @@ _SHOWN = (
 )
 
 
-def shown_firing(firing: Firing) -> dict[str, Any]:
-    return http.members(firing, _FIRING["properties"], plannedTime="planned", startTime="started")
-
-
 def when_of(fields: dict[str, Any]) -> Any:
     """What Celery knows as a schedule. Raises Problem."""
     if "every" in fields:
@@ -505,7 +494,7 @@ def when_of(fields: dict[str, Any]) -> Any:
             raise ValueError("it needs latitude and longitude")
         return solar(fields["sun"], fields["latitude"], fields["longitude"])
     except (ValueError, ImportError) as exc:
-        raise http.invalid("cron" if "cron" in fields else "sun", str(exc)) from None
+        raise schema.invalid("cron" if "cron" in fields else "sun", str(exc)) from None
 
 
 async def keep(
@@ -533,159 +522,162 @@ async def keep(
         found: Schedule = await schedules.put(name, fields["task"], when, **{**more, **rules})
         return found
     except ScheduleError as exc:
-        raise http.invalid("", str(exc)) from None
+        raise schema.invalid("", str(exc)) from None
     except QueueNotFound as exc:
-        raise http.invalid("queue", str(exc)) from None
+        raise schema.invalid("queue", str(exc)) from None
     except (TypeError, KombuError) as exc:
-        raise http.invalid("args", str(exc)) from None
+        raise schema.invalid("args", str(exc)) from None
 
 
-_SCHEDULE = http.record(
+_SCHEDULE = schema.record(
     "name task schedule queue state nextTime",
     texts="name task schedule queue state",
-    nextTime=http.or_null(http.TEXT),
+    nextTime=schema.or_null(schema.TEXT),
 )
-_LISTED = http.page_of("schedules", _SCHEDULE, http.SPARSE)
-_FIRING = http.record(
+_LISTED = schema.page_of("schedules", _SCHEDULE, schema.SPARSE)
+_FIRING = schema.record(
     "id plannedTime outcome",
     texts="id plannedTime outcome reason",
-    startTime=http.or_null(http.TEXT),
-    byHand=http.FLAG,
+    startTime=schema.or_null(schema.TEXT),
+    byHand=schema.FLAG,
 )
-_EDIT = http.record("time by what", texts="time by what")
-_FIRINGS = http.record("firings edits", firings=http.array(_FIRING), edits=http.array(_EDIT))
+_EDIT = schema.record("time by what", texts="time by what")
+_FIRINGS = schema.record("firings edits", firings=schema.array(_FIRING), edits=schema.array(_EDIT))
 
 
-def schedule_operations(allowed: Allowed) -> http.Operations:
-    """The operations of an app's schedules."""
-    table = http.Operations("schedules")
+SCHEDULES = http.Operations("schedules", problems=("not-found",))
 
-    @table.add(
-        "GET /v1/schedules",
-        "List schedules",
-        many_queues=True,
-        query={"queue": http.Text("Only those of this queue.", most=500), **http.paging(1000)},
-        returns=("A page.", _LISTED),
+
+@SCHEDULES.add(
+    "GET /v1/schedules",
+    "List schedules",
+    many_queues=True,
+    query={"queue": schema.Text("Only those of this queue.", most=500), **schema.paging(1000)},
+    returns=("A page.", _LISTED),
+    problems=(),
+)
+async def list_all(api: Any, request: http.Request) -> http.Answer:
+    asked = request.asked
+    queue = asked.get("queue")
+    if queue is not None and not request.token.sees(queue):
+        detail = f"this needs a token with the role read of queue {queue!r}"
+        raise http.Problem("forbidden", detail)
+    limit, after = asked.get("limit", 100), asked.get("after", "")
+    page, more = await page_of_schedules(
+        api.extras.allowed.recurring, request.token, limit, after, queue
     )
-    async def list_all(api: Any, request: http.Request) -> http.Answer:
-        asked = request.asked
-        queue = asked.get("queue")
-        if queue is not None and not request.token.sees(queue):
-            detail = f"this needs a token with the role read of queue {queue!r}"
-            raise http.Problem("forbidden", detail)
-        limit, after = asked.get("limit", 100), asked.get("after", "")
-        page, more = await page_of_schedules(_schedules(), request.token, limit, after, queue)
-        hides = api.masking_for(request.token)
-        return http.answer(
-            {"schedules": [shown(one, hides) for one in page], "nextPageToken": more}
-        )
+    hides = api.masking_for(request.token)
+    return http.answer({"schedules": [shown(one, hides) for one in page], "nextPageToken": more})
 
-    def _schedules() -> Any:
-        return aio.timeout_center(allowed.app).schedules
 
-    def signed(request: http.Request) -> Any:
-        return _schedules().signed(f"{request.token.name or 'this machine'} (HTTP)")
+def _signed(api: Any, request: http.Request) -> Any:
+    return api.extras.allowed.recurring.signed(f"{request.token.name or 'this machine'} (HTTP)")
 
-    @table.add(
-        "GET /v1/schedules/{schedule}",
-        "Read a schedule",
-        many_queues=True,
-        returns=("The schedule.", _SCHEDULE),
-        problems=("not-found",),
-    )
-    async def get(api: Any, request: http.Request, name: str) -> http.Answer:
-        found = await seen(request, name)
-        return http.answer(shown(found, api.masking_for(request.token)))
 
-    async def seen(request: http.Request, name: str) -> Schedule:
-        """The schedule that is meant. Raises Problem if there is none, or if the token may not see
-        its queue."""
-        found: Schedule | None = await _schedules().get(name)
-        if found is None or not request.token.sees(found.queue):
-            raise unknown(name)
-        return found
+@SCHEDULES.add(
+    "GET /v1/schedules/{schedule}",
+    "Read a schedule",
+    many_queues=True,
+    returns=("The schedule.", _SCHEDULE),
+)
+async def get(api: Any, request: http.Request, name: str) -> http.Answer:
+    found = await _seen(api, request, name)
+    return http.answer(shown(found, api.masking_for(request.token)))
 
-    @table.add(
-        "GET /v1/schedules/{schedule}/history",
-        "Show the latest firings and changes",
-        many_queues=True,
-        returns=("At most 20 firings and 10 changes, the latest first.", _FIRINGS),
-        problems=("not-found",),
-    )
-    async def history(api: Any, request: http.Request, name: str) -> http.Answer:
-        found = await seen(request, name)
-        with refusals(found.name):  # it may have been deleted just now
-            firings = await _schedules().history(found.name)
-        edits = [http.members(one, _EDIT["properties"], time="at") for one in found.edits]
-        return http.answer({"firings": [shown_firing(one) for one in firings], "edits": edits})
 
-    @table.add(
-        "PUT /v1/schedules/{schedule}",
-        "Put a schedule, or change one",
+async def _seen(api: Any, request: http.Request, name: str) -> Schedule:
+    """The schedule that is meant. Raises Problem if there is none, or if the token may not see
+    its queue."""
+    found: Schedule | None = await api.extras.allowed.recurring.get(name)
+    if found is None or not request.token.sees(found.queue):
+        raise unknown(name)
+    return found
+
+
+@SCHEDULES.add(
+    "GET /v1/schedules/{schedule}/history",
+    "Show the latest firings and changes",
+    many_queues=True,
+    returns=("At most 20 firings and 10 changes, the latest first.", _FIRINGS),
+)
+async def history(api: Any, request: http.Request, name: str) -> http.Answer:
+    found = await _seen(api, request, name)
+    with refusals(found.name):  # it may have been deleted just now
+        firings = await api.extras.allowed.recurring.history(found.name)
+    times = {"plannedTime": "planned", "startTime": "started"}
+    shown = [schema.members(one, _FIRING["properties"], **times) for one in firings]
+    edits = [schema.members(one, _EDIT["properties"], time="at") for one in found.edits]
+    return http.answer({"firings": shown, "edits": edits})
+
+
+@SCHEDULES.add(
+    "PUT /v1/schedules/{schedule}",
+    "Put a schedule, or change one",
+    role="operate",
+    act="put schedule",
+    request=PUT,
+    returns=("The schedule as it is then.", _SCHEDULE),
+    problems=("conflict",),
+)
+async def put(api: Any, request: http.Request, name: str) -> http.Answer:
+    fields = request.fields()
+    api.extras.allowed.check(fields["task"])
+    before = await api.extras.allowed.recurring.get(name)
+    found = await keep(_signed(api, request), name, fields, when_of(fields), before)
+    return http.answer(shown(found, api.masking_for(request.token)))
+
+
+@SCHEDULES.add(
+    "POST /v1/schedules/{schedule}:backfill",
+    "Send the task for each time of the past for which no firing has come",
+    role="operate",
+    act="backfill schedule",
+    request=BACKFILL,
+    returns=("The ids of the tasks.", schema.record("ids", ids=schema.array(schema.TEXT))),
+    problems=("not-found", "conflict"),
+)
+async def backfill(api: Any, request: http.Request, name: str) -> http.Answer:
+    fields = request.fields()
+    bounds = fields["startTime"], fields.get("endTime")
+    rates = {option: fields[option] for option in ("rate", "limit") if option in fields}
+    with refusals(name):
+        return http.answer({"ids": await _signed(api, request).backfill(name, *bounds, **rates)})
+
+
+async def change(method: str, api: Any, request: http.Request, name: str) -> http.Answer:
+    with refusals(name):
+        await getattr(_signed(api, request), method)(name)
+    after = await api.extras.allowed.recurring.get(name)
+    if after is None:
+        return http.answer({"deleted": True})
+    return http.answer(shown(after, api.masking_for(request.token)))
+
+
+SCHEDULES.add(
+    "DELETE /v1/schedules/{schedule}",
+    "Delete a schedule",
+    role="operate",
+    act="delete schedule",
+    returns=("It is gone.", schema.record("deleted", deleted=schema.FLAG)),
+)(partial(change, "delete"))
+for _verb, _method, _summary in (
+    ("pause", "pause", "Have a schedule fire no more until it is resumed"),
+    ("resume", "resume", "Have a schedule fire again"),
+    ("skip", "skip_next", "Leave out the next firing"),
+    ("run", "run_now", "Send the task of a schedule now"),
+):
+    SCHEDULES.add(
+        f"POST /v1/schedules/{{schedule}}:{_verb}",
+        _summary,
         role="operate",
-        act="put schedule",
-        request=PUT,
+        act=f"{_verb} schedule",
         returns=("The schedule as it is then.", _SCHEDULE),
-        problems=("conflict",),
-    )
-    async def put(api: Any, request: http.Request, name: str) -> http.Answer:
-        fields = request.fields()
-        allowed.check(fields["task"])
-        before = await _schedules().get(name)
-        found = await keep(signed(request), name, fields, when_of(fields), before)
-        return http.answer(shown(found, api.masking_for(request.token)))
-
-    @table.add(
-        "POST /v1/schedules/{schedule}:backfill",
-        "Send the task for each time of the past for which no firing has come",
-        role="operate",
-        act="backfill schedule",
-        request=BACKFILL,
-        returns=("The ids of the tasks.", http.record("ids", ids=http.array(http.TEXT))),
         problems=("not-found", "conflict"),
-    )
-    async def backfill(api: Any, request: http.Request, name: str) -> http.Answer:
-        fields = request.fields()
-        bounds = fields["startTime"], fields.get("endTime")
-        rates = {option: fields[option] for option in ("rate", "limit") if option in fields}
-        with refusals(name):
-            return http.answer({"ids": await signed(request).backfill(name, *bounds, **rates)})
-
-    async def change(method: str, api: Any, request: http.Request, name: str) -> http.Answer:
-        with refusals(name):
-            await getattr(signed(request), method)(name)
-        after = await _schedules().get(name)
-        if after is None:
-            return http.answer({"deleted": True})
-        return http.answer(shown(after, api.masking_for(request.token)))
-
-    table.add(
-        "DELETE /v1/schedules/{schedule}",
-        "Delete a schedule",
-        role="operate",
-        act="delete schedule",
-        returns=("It is gone.", http.record("deleted", deleted=http.FLAG)),
-        problems=("not-found",),
-    )(partial(change, "delete"))
-    for verb, method, summary in (
-        ("pause", "pause", "Have a schedule fire no more until it is resumed"),
-        ("resume", "resume", "Have a schedule fire again"),
-        ("skip", "skip_next", "Leave out the next firing"),
-        ("run", "run_now", "Send the task of a schedule now"),
-    ):
-        table.add(
-            f"POST /v1/schedules/{{schedule}}:{verb}",
-            summary,
-            role="operate",
-            act=f"{verb} schedule",
-            returns=("The schedule as it is then.", _SCHEDULE),
-            problems=("not-found", "conflict"),
-        )(partial(change, method))
-    return table
+    )(partial(change, _method))
 
 
 def unknown(name: str) -> http.Problem:
-    return http.not_found(f"there is no schedule {name!r}")
+    return schema.not_found(f"there is no schedule {name!r}")
 
 
 @contextmanager

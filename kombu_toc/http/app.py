@@ -74,19 +74,17 @@ def document(router: asgi.Router) -> dict[str, Any]:
         "components": {
             "schemas": schemas,
             "responses": {
-                f"Problem{status}": _problem(status, kinds)
+                f"Problem{status}": {
+                    "description": " Or: ".join(f"{fields.KINDS[kind][1]}." for kind in kinds),
+                    "content": {
+                        "application/problem+json": {
+                            "schema": {"$ref": "#/components/schemas/Problem"}
+                        }
+                    },
+                }
                 for status, kinds in asgi.statuses_of(fields.KINDS).items()
             },
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        },
-    }
-
-
-def _problem(status: int, kinds: list[str]) -> dict[str, Any]:
-    return {
-        "description": " Or: ".join(f"{fields.KINDS[kind][1]}." for kind in kinds),
-        "content": {
-            "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
         },
     }
 
@@ -190,7 +188,6 @@ class HttpApi:
     operations: more than those of every center
     on_close: awaited when the application ends
     keep_answers: seconds for which answers are kept under an Idempotency-Key
-    max_body: bytes of a body
     check_message: is told the id and the bytes of each message before it is put; it raises a
         Problem for one that may not be
     names: names of this server, by which who has no token may read, where that is allowed
@@ -208,7 +205,6 @@ class HttpApi:
         operations: Iterable[asgi.Operation] = (),
         on_close: Iterable[Callable[[], Awaitable[None]]] = (),
         keep_answers: float = KEEP_ANSWERS,
-        max_body: int = MAX_BODY,
         check_message: Callable[[str, bytes], None] | None = None,
         names: Iterable[str] = (),
         beside: Iterable[Beside] = (),
@@ -219,10 +215,11 @@ class HttpApi:
         self.tokens = tokens or Tokens()
         self.long_polls = LongPolls(center, len(self.tokens.tokens))
         self._idempotency = Idempotency(center, keep_answers)
-        self.max_body = max_body
         self.check_message = check_message
         self.names = frozenset(name.lower() for name in names)
         self._recorded = recorded
+        #: whether there is a task library
+        self.has_library = recorded is not None
         self._on_close = tuple(on_close)
         self._runs = [make(center) for make in beside]
         self._until = asyncio.Event()
@@ -230,9 +227,9 @@ class HttpApi:
         #: what cancels and moves messages, so that the library knows
         self.acting: Any = center if recorded is None else _InThreads(recorded)
         self.audit = Audit(center)
-        self._extras = extras or PageExtras()
+        self.extras = extras or PageExtras()
         self._mask = mask or Mask()
-        self.page = Page(self, self._extras, self._mask)
+        self.page = Page(self, self.extras, self._mask)
         self.router = asgi.Router((*OPERATIONS, *operations, *self.page.operations()))
 
     async def aclose(self) -> None:
@@ -256,11 +253,6 @@ class HttpApi:
             raise fields.not_found(f"there is no queue {queue!r}")
         return queue
 
-    @property
-    def has_library(self) -> bool:
-        """Whether there is a task library."""
-        return self._recorded is not None
-
     async def ask_library(self, method: str, *args: Any, **options: Any) -> Any:
         """Call a method of the task library, in a thread. Raises Problem if there is none."""
         if self._recorded is None:
@@ -272,7 +264,7 @@ class HttpApi:
         lease them, and gets them as they are. None: nothing is hidden."""
         if not self._mask or token.allows("write", queue):
             return None
-        return Masking(self._mask, self._extras.parameters)
+        return Masking(self._mask, self.extras.parameters)
 
     def shown(
         self,
@@ -426,7 +418,7 @@ class HttpApi:
     async def _answer(self, request: asgi.Request) -> asgi.Answer:
         operation = request.operation
         if request.method in WITH_BODY and not operation.reads:
-            await request.read_body(self.max_body)
+            await request.read_body(MAX_BODY)
             if operation.is_shown and operation.request is None:
                 request.fields()
         if b"idempotency-key" in request.headers and operation.idempotent_by_key:
@@ -705,8 +697,9 @@ class Idempotency:
             raise fields.invalid(
                 "idempotency-key", f"it must have 1 to {MAX_KEY} characters of printable ASCII"
             )
+        whose = f"{request.token.name}\n{key}".encode("utf-8", "surrogateescape")
         claim = _Claim(
-            self._center.center.keys.answer(_hash(request.token.name, key)),
+            self._center.center.keys.answer(hashlib.sha256(whose).hexdigest()),
             _fingerprint(request),
             time.monotonic() + HELD,
             secrets.token_hex(8),
@@ -828,10 +821,6 @@ def _busy() -> fields.Problem:
         "idempotency-key",
         fields.retry_after(1),
     )
-
-
-def _hash(*texts: str) -> str:
-    return hashlib.sha256("\n".join(texts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _fingerprint(request: Request) -> str:

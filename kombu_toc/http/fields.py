@@ -195,8 +195,7 @@ class Number:
         """A number in a URL."""
         pattern = r"-?\d{1,15}" if self.whole else r"-?\d{1,15}(\.\d{1,9})?"
         if not re.fullmatch(pattern, text, re.ASCII):
-            what = "a whole number" if self.whole else "a number"
-            raise invalid(at, f"it must be {what}")
+            return self.read(text, at)  # which is refused
         return self.read(int(text) if self.whole else float(text), at)
 
 
@@ -216,9 +215,7 @@ class Flag:
         return value
 
     def read_text(self, text: str, at: str) -> bool:
-        if text not in ("true", "false"):
-            raise invalid(at, "it must be true or false")
-        return text == "true"
+        return self.read({"true": True, "false": False}.get(text), at)
 
 
 @dataclass(frozen=True)
@@ -448,26 +445,19 @@ KINDS: dict[str, tuple[int, str]] = {
 }
 
 #: What this is the body of: every answer that is an error.
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["type", "title", "status", "detail"],
-    "properties": {
-        "type": {"type": "string", "enum": [TYPES + kind for kind in KINDS]},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string", "description": "What is wrong, and the way out."},
-        "field": {
-            "type": "string",
-            "description": "The field of the body, the parameter or the header that is wrong.",
-        },
-        "tasks": {
-            "type": "array",
-            "items": {"type": "object"},
-            "description": "Of a list of which some were put: what became of each, in order. What "
-            "has an error was not put, or perhaps not.",
-        },
-    },
-}
+SCHEMA: dict[str, Any] = record(
+    "type title status detail",
+    texts="title",
+    wholes="status",
+    type={**TEXT, "enum": [TYPES + kind for kind in KINDS]},
+    detail=described(TEXT, "What is wrong, and the way out."),
+    field=described(TEXT, "The field of the body, the parameter or the header that is wrong."),
+    tasks=array(
+        {"type": "object"},
+        "Of a list of which some were put: what became of each, in order. What has an error was "
+        "not put, or perhaps not.",
+    ),
+)
 
 
 class Problem(Exception):

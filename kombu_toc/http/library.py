@@ -12,13 +12,14 @@ from redis.exceptions import RedisError
 
 from ..center.center import TimeoutCenter
 from ..center.failures import found_of
+from ..center.topics import MOST_FAR
 from ..errors import TocError
 from ..library.records import attributes_of
 from ..model.failures import FailedTask
 from ..model.library import FAILURES, STATUSES, Record
 from . import fields as schema
 from .messages import DecompressionBudget
-from .request import Answer, Operations, Request, answer, end
+from .request import Answer, Background, Operations, Request, answer
 from .tokens import HIDDEN, Mask, Masking
 
 logger = logging.getLogger(__name__)
@@ -60,21 +61,24 @@ def shown_record(record: Record, mask: Mask | Masking | None = None) -> dict[str
     return {name: value for name, value in shown.items() if value not in (None, {})}
 
 
+_FIND = {
+    "bizType": schema.Text("The business type.", most=64),
+    "bizId": schema.Text("The business id.", most=255),
+    "status": schema.Text("Only those of this status.", choices=STATUSES),
+    "task": schema.Text("The name of a task.", most=255),
+    "attributes": schema.Text(
+        "Only those with these attributes: NAME=VALUE, separated by commas.", most=4000
+    ),
+    "since": schema.Time("Not before this action time."),
+    "until": schema.Time("Not after this action time."),
+    **schema.paging(1000),
+}
+
+
 @OPERATIONS.add(
     "GET /v1/library/tasks",
     "Find tasks in the library",
-    query={
-        "bizType": schema.Text("The business type.", most=64),
-        "bizId": schema.Text("The business id.", most=255),
-        "status": schema.Text("Only those of this status.", choices=STATUSES),
-        "task": schema.Text("The name of a task.", most=255),
-        "attributes": schema.Text(
-            "Only those with these attributes: NAME=VALUE, separated by commas.", most=4000
-        ),
-        "since": schema.Time("Not before this action time."),
-        "until": schema.Time("Not after this action time."),
-        **schema.paging(1000),
-    },
+    query=_FIND,
     returns=("A page.", _PAGE),
 )
 async def find(api: Any, request: Request) -> Answer:
@@ -128,13 +132,9 @@ def _checked(attributes: dict[str, str]) -> dict[str, str]:
     role="operate",
     request=schema.Object(
         {
+            **{name: _FIND[name] for name in ("bizType", "bizId", "task", "since", "until")},
             "status": schema.Listed(schema.Text(choices=FAILURES), "Those of these.", most=2),
-            "bizType": schema.Text("The business type.", most=64),
-            "bizId": schema.Text("The business id.", most=255),
-            "task": schema.Text("The name of a task.", most=255),
             "attributes": schema.Headers("Only those with these attributes.", most=50),
-            "since": schema.Time("Not before this action time."),
-            "until": schema.Time("Not after this action time."),
             "limit": schema.Number("How many at most.", least=1, most=100_000, whole=True),
         },
         needed=("status",),
@@ -167,78 +167,47 @@ async def history(api: Any, request: Request, id: str) -> Answer:
 # -- what is in the task library only
 
 
-async def far_of(api: Any, queue: str) -> int | None:
-    """How many messages of a queue with a horizon are in the task library only. None: it cannot be
-    asked."""
+async def far_of(api: Any, queue: str, within: float | None = None) -> int | None:
+    """How many messages of a queue with a horizon are in the task library only, and come due within
+    so many seconds, if any are said. None: it cannot be asked."""
+
+    def count(center: TimeoutCenter) -> int | None:
+        if center.scans.far is None:
+            return None
+        seconds, us = center.client.time()
+        until_us = seconds * 1_000_000 + us + int((within or 0.0) * 1_000_000)
+        return center.scans.far.count(queue, MOST_FAR, None if within is None else until_us)
+
     try:
-        found: dict[str, int] = await asyncio.wait_for(
-            api.center.queues.count_far(queue), FAR_WITHIN
-        )
+        found: int | None = await asyncio.wait_for(api.center.call(count), FAR_WITHIN)
     except (TocError, RedisError, asyncio.TimeoutError):
         return None
-    return found.get(queue)
+    return found
 
 
 def _with_horizon(center: TimeoutCenter) -> list[str]:
     return [one.name for one in center.registry.far(None)]
 
 
-class FarAhead:
-    """The same of all queues, for all who look at a page: asked at most every ten seconds, and no
-    more often than takes a twentieth of the time. Nobody waits for a slow database."""
+class FarAhead(Background[dict[str, int | None]]):
+    """The same of all queues, for all who look at a page; None: it cannot be asked. It takes a
+    twentieth of the time at most."""
 
-    EVERY: float = 10.0
-    SHARE: float = 20.0
-
-    #: Seconds for which the first viewer waits.
-    FIRST = 0.5
+    SHARE, FIRST = 20.0, 0.5
 
     def __init__(self, api: Any) -> None:
-        self._api = api
-        self._latest: dict[str, int | None] = {}
-        self._next = 0.0
-        self._task: asyncio.Task[None] | None = None
+        self._api, self.latest = api, {}
 
-    @property
-    def looks(self) -> bool:
-        """Whether it is asking."""
-        return self._task is not None
-
-    async def read(self) -> dict[str, int | None]:
-        """Of each queue with a horizon, how much is in the library only; None: it cannot be asked.
-        It may be some seconds old."""
-        if not self._api.has_library:
-            return {}
-        loop = asyncio.get_running_loop()
-        if self._task is None and loop.time() >= self._next:
-            is_first = not self._next
-            self._task = loop.create_task(self._look())
-            if is_first:
-                await asyncio.wait((self._task,), timeout=self.FIRST)
-        return self._latest
-
-    async def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+    async def ask(self) -> dict[str, int | None]:
         names: list[str] = []
         center = self._api.center
         try:
-            names = await center.call(_with_horizon)
-            if names:
-                self._latest = {**dict.fromkeys(names), **await center.queues.count_far()}
-            else:
-                self._latest = {}
+            if self._api.has_library:
+                names = await center.call(_with_horizon)
+            return {**dict.fromkeys(names), **(await center.queues.count_far() if names else {})}
         except Exception as exc:
             logger.debug("what is in the task library only is not known: %s", exc)
-            self._latest = dict.fromkeys(names or self._latest)
-        finally:
-            took = loop.time() - began
-            self._next = began + max(self.EVERY, took * self.SHARE)
-            self._task = None
-
-    async def aclose(self) -> None:
-        """End a look that is under way."""
-        await end(self._task)
+            return dict.fromkeys(names or self.latest)
 
 
 # -- the latest failed tasks: listed, retried, forgotten
@@ -325,11 +294,7 @@ async def shown_failures(
     failures: Sequence[FailedTask], masking: Masking | None, reader: Any
 ) -> list[dict[str, Any]]:
     """As :func:`shown_failure`, of many, in a thread: to expand messages takes its time."""
-
-    def show() -> list[dict[str, Any]]:
-        return [shown_failure(one, masking, reader) for one in failures]
-
-    return await asyncio.to_thread(show)
+    return await asyncio.to_thread(list, (shown_failure(one, masking, reader) for one in failures))
 
 
 @FAILED.add(

@@ -393,14 +393,11 @@ def shown_masked(found: results.Found, masked: Any, *, with_body: bool = True) -
 def shown_delivery(one: results.Delivery, budget: DecompressionBudget) -> dict[str, Any]:
     """A message as it was leased."""
     shown: dict[str, Any] = {"id": one.id, "receipt": one.receipt, "failures": one.failures}
-    if one.action_us:
-        shown["scheduleTime"] = schema.shown_time(one.action_us)
-    if one.start_us:
-        shown["startTime"] = schema.shown_time(one.start_us)
+    times = {"scheduleTime": one.action_us, "startTime": one.start_us}
+    shown.update((name, schema.shown_time(us)) for name, us in times.items() if us)
     if (key := one.key) is not None:
         shown["key"] = key
-    shown.update(content_of(one.body, one.id, budget))
-    return shown
+    return {**shown, **content_of(one.body, one.id, budget)}
 
 
 # -- CloudEvents 1.0 as messages: binary (headers ``ce-...``) and structured JSON

@@ -9,16 +9,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ..center.center import TimeoutCenter
-from ..center.topics import ALTERABLE, MOST_FAR
-from ..errors import ConfigurationError, LibraryError
+from ..center.topics import ALTERABLE
+from ..errors import ConfigurationError
 from ..model import limits as terms
 from ..model.limits import LIMITS, PRIORITIES
 from ..model.results import DEAD, Counts
 from ..model.topic import Topic
 from . import fields as schema
 from .fields import Problem, invalid
-from .library import FAR_WITHIN, far_of
+from .library import far_of
 from .messages import read_page
 from .request import Answer, Operations, Request, answer
 from .tasks import CANCELLING, PAGE, shown_page
@@ -63,7 +62,12 @@ MAX_PAGE = 200
 
 _ABOUT = "As in docs/options.md; null takes it back to the default."
 
-_TEXT = ("string", "null")
+#: Kinds of limits -> the types of JSON that they may have, if these are not text.
+_TYPES: dict[type, tuple[str, ...]] = {
+    terms.Flag: ("boolean", "null"),
+    terms.Rate: ("number", "string", "null"),
+    terms.Weights: ("object", "string", "null"),
+}
 
 
 def camel(name: str) -> str:
@@ -78,28 +82,23 @@ def _kind_of(limit: str) -> schema.Anything:
         return schema.Anything(f"Priority steps. {_ABOUT}", ("array", "null"), {"items": items})
     kind = LIMITS[limit]
     about = f"It must be {kind.must}. {_ABOUT}"
+    types = _TYPES.get(type(kind), ("string", "null"))
+    also: dict[str, Any] = {}
     if isinstance(kind, terms.Number):
-        bounds = {"minimum": 0 if kind.zero else kind.least, "maximum": kind.most}
-        return schema.Anything(about, ("integer" if kind.kind is int else "number", "null"), bounds)
-    if isinstance(kind, terms.Flag):
-        return schema.Anything(about, ("boolean", "null"))
-    if isinstance(kind, terms.Rate):
-        return schema.Anything(about, ("number", *_TEXT))
-    if isinstance(kind, terms.Weights):
-        return schema.Anything(about, ("object", *_TEXT))
-    if isinstance(kind, terms.Choice):
-        return schema.Anything(about, _TEXT, {"enum": [*kind.words, None]})
-    return schema.Anything(about, _TEXT)
+        types = ("integer" if kind.kind is int else "number", "null")
+        also = {"minimum": 0 if kind.zero else kind.least, "maximum": kind.most}
+    elif isinstance(kind, terms.Choice):
+        also = {"enum": [*kind.words, None]}
+    return schema.Anything(about, types, also)
 
 
 #: name in JSON -> name of a limit
-_ALTERABLE = {camel(name): name for name in ALTERABLE}
-_DECLARABLE = {camel(name): name for name in (*LIMITS, "steps")}
+_LIMITS_BY = {camel(name): name for name in (*LIMITS, "steps")}
 
 DECLARE = schema.Object(
-    {name: _kind_of(limit) for name, limit in _DECLARABLE.items()}, name="NewQueue"
+    {name: _kind_of(limit) for name, limit in _LIMITS_BY.items()}, name="NewQueue"
 )
-ALTER = schema.Object({name: _kind_of(limit) for name, limit in _ALTERABLE.items()}, name="Limits")
+ALTER = schema.Object({camel(limit): _kind_of(limit) for limit in ALTERABLE}, name="Limits")
 
 _COUNTS = schema.record(
     "ready scheduled inFlight dead",
@@ -211,7 +210,20 @@ async def _described(api: Any, queue: str) -> dict[str, Any]:
     }
 
 
-@OPERATIONS.add(
+async def _limit(verb: str, api: Any, request: Request, queue: str) -> Answer:
+    """Declare a queue; or change its limits while it is in use, where null means the default."""
+    fields, alters = request.fields(), verb == "alter"
+    if alters and not fields:
+        raise invalid("", f"say what to change; there are {', '.join(ALTER.fields)}")
+    given = {_LIMITS_BY[name]: said for name, said in fields.items() if alters or said is not None}
+    try:
+        await getattr(api.center.queues, verb)(queue, **given)
+    except ConfigurationError as exc:
+        raise Problem("invalid-field", str(exc), _meant(str(exc), queue, fields)) from None
+    return answer(await _described(api, queue))
+
+
+OPERATIONS.add(
     "PUT /v1/queues/{queue}",
     "Declare a queue",
     role="operate",
@@ -220,38 +232,15 @@ async def _described(api: Any, queue: str) -> dict[str, Any]:
     returns=("The queue as it is declared now.", _QUEUE),
     about="The first declaration stands: what a later one says otherwise changes nothing.",
     problems=(),
-)
-async def declare(api: Any, request: Request, queue: str) -> Answer:
-    """Declare a queue; the first declaration stands."""
-    fields = request.fields()
-    limits = {_DECLARABLE[name]: value for name, value in fields.items() if value is not None}
-    try:
-        await api.center.queues.declare(queue, **limits)
-    except ConfigurationError as exc:
-        raise Problem("invalid-field", str(exc), _meant(str(exc), queue, fields)) from None
-    return answer(await _described(api, queue))
-
-
-@OPERATIONS.add(
+)(partial(_limit, "declare"))
+OPERATIONS.add(
     "PATCH /v1/queues/{queue}",
     "Change limits of a queue",
     role="operate",
     act="alter",
     request=ALTER,
     returns=("The queue as it is declared now.", _QUEUE),
-)
-async def alter(api: Any, request: Request, queue: str) -> Answer:
-    """Change limits of a queue while it is in use."""
-    fields = request.fields()
-    if not fields:
-        raise invalid("", f"say what to change; there are {', '.join(_ALTERABLE)}")
-    try:
-        await api.center.queues.alter(
-            queue, **{_ALTERABLE[name]: value for name, value in fields.items()}
-        )
-    except ConfigurationError as exc:
-        raise Problem("invalid-field", str(exc), _meant(str(exc), queue, fields)) from None
-    return answer(await _described(api, queue))
+)(partial(_limit, "alter"))
 
 
 def _meant(error: str, queue: str, fields: Mapping[str, Any]) -> str:
@@ -259,7 +248,7 @@ def _meant(error: str, queue: str, fields: Mapping[str, Any]) -> str:
     if len(fields) == 1:
         return next(iter(fields))
     said = error.replace(f"{queue!r}", "").replace("the slot count", "slots")
-    at = {name: re.search(rf"\b{_DECLARABLE[name]}\b|_{name}\b", said) for name in fields}
+    at = {name: re.search(rf"\b{_LIMITS_BY[name]}\b|_{name}\b", said) for name in fields}
     found = {name: match.start() for name, match in at.items() if match is not None}
     return min(found, key=found.__getitem__, default="")
 
@@ -452,25 +441,7 @@ async def scale(api: Any, request: Request, queue: str) -> Answer:
     found = await counts_of(api, queue, within)
     due = max(found["due"], found["ready"])
     told: dict[str, int | None] = {"ready": found["ready"], "inFlight": found["inFlight"]}
-    if declared.declaration.far:
-        told["far"] = await _far(api, queue, within)
+    if declared.declaration.far:  # what cannot be asked can nobody put, and needs no more pods
+        told["far"] = await far_of(api, queue, within)
         due += told["far"] or 0
     return answer({"value": due + found["inFlight"], "due": due, **told})
-
-
-async def _far(api: Any, queue: str, within: float) -> int | None:
-    """How many messages come due that are in the task library only. None: it cannot be asked. Then
-    nobody can put them into Redis either, and more pods would have no more to do."""
-
-    def count(center: TimeoutCenter) -> int | None:
-        if center.scans.far is None:
-            return None
-        seconds, us = center.client.time()
-        until_us = seconds * 1_000_000 + us + int(within * 1_000_000)
-        return center.scans.far.count(queue, MOST_FAR, until_us)
-
-    try:
-        found: int | None = await asyncio.wait_for(api.center.call(count), FAR_WITHIN)
-    except (LibraryError, asyncio.TimeoutError):
-        return None
-    return found

@@ -5,21 +5,14 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import logging
 import math
 import sys
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Mapping,
-    MutableMapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_to_bytes
 
 from .fields import KINDS, Object, Problem, Text, invalid
@@ -34,6 +27,10 @@ else:
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 JSON = b"application/json"
 
@@ -183,10 +180,8 @@ class Request:
 #: The connection of the requests that a task deals with: a :class:`.serving.Guarded`.
 CURRENT: ContextVar[Any] = ContextVar("toc_http_connection", default=None)
 
-
-def current() -> Any:
-    """The connection of the request that is being dealt with, if it is guarded."""
-    return CURRENT.get()
+#: That of the request that is being dealt with, if it is guarded.
+current = CURRENT.get
 
 
 #: Headers of which two would say different things to whoever reads them.
@@ -229,6 +224,50 @@ async def end(*tasks: asyncio.Task[Any] | None) -> None:
         task.cancel()
     if left:
         await asyncio.wait(left)
+
+
+class Background(Generic[T]):
+    """What is asked beside the requests, for all who want to know. Nobody waits for it but who asks
+    first."""
+
+    #: seconds between two questions, at least; or so many times as long as one took
+    EVERY, SHARE = 10.0, 0.0
+    #: seconds for which the first who wants to know waits
+    FIRST = 0.0
+
+    #: the latest answer
+    latest: T
+    task: asyncio.Task[None] | None = None
+    _next = 0.0
+
+    async def ask(self) -> T:
+        """Ask. What this raises is logged, and the latest answer stays."""
+        raise NotImplementedError
+
+    async def read(self) -> T:
+        """The latest answer, which may be some seconds old."""
+        loop = asyncio.get_running_loop()
+        if self.task is None and loop.time() >= self._next:
+            self.task = loop.create_task(self._run())
+            if not self._next and self.FIRST:
+                await asyncio.wait((self.task,), timeout=self.FIRST)
+        return self.latest
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            self.latest = await self.ask()
+        except Exception as exc:
+            logger.info("what is shown of it stays as it was: %s", exc)
+        finally:
+            took = clock() - began
+            self._next = began + max(took + self.EVERY, took * self.SHARE)
+            self.task = None
+
+    async def aclose(self) -> None:
+        """End a question that is under way."""
+        await end(self.task)
 
 
 class Gone(Exception):
@@ -283,7 +322,7 @@ def read_query(raw: bytes) -> dict[str, str]:
     return dict(pairs)
 
 
-def path_of(scope: Scope, verbs: Collection[str]) -> tuple[list[str], str]:
+def path_of(scope: Scope, verbs: frozenset[str]) -> tuple[list[str], str]:
     """The parts of a request's path, below where this is mounted, each decoded on its own: so an
     encoded slash or colon belongs to a name. And the verb, which is behind the last colon.
 
@@ -546,19 +585,23 @@ _LOCAL_NAMES = ("localhost", "ip6-localhost")
 def check_local(scope: Scope, request: Request) -> None:
     """Raises Problem for what does not come from this machine: there are no tokens. Neither a page
     in a browser nor a proxy may reach it: they ask for somebody else."""
-    client = scope.get("client")
-    if client is not None and not is_loopback(client[0]):
-        raise _not_local("it comes from another machine")
-    for header in request.headers:
-        if header in _OF_PROXIES or header.startswith(b"x-forwarded"):
-            raise _not_local("it comes through a proxy")
-    host = request.header(b"host")
-    named = host_of(host)
-    if named and not is_loopback(named):
-        raise _not_local("it names another host")
-    origin = request.header(b"origin")
-    if origin and origin.partition("://")[2] != host:
-        raise _not_local("it comes from a page of another site")
+    client, host = scope.get("client"), request.header(b"host")
+    named, origin = host_of(host), request.header(b"origin")
+    proxied = [
+        one for one in request.headers if one in _OF_PROXIES or one.startswith(b"x-forwarded")
+    ]
+    for wrong, why in (
+        (client is not None and not is_loopback(client[0]), "it comes from another machine"),
+        (proxied, "it comes through a proxy"),
+        (named and not is_loopback(named), "it names another host"),
+        (origin and origin.partition("://")[2] != host, "it comes from a page of another site"),
+    ):
+        if wrong:
+            raise Problem(
+                "forbidden",
+                f"without tokens, only requests from this machine are answered, and {why}; "
+                "make a token: python -m kombu_toc.http --new-token NAME",
+            )
 
 
 #: Headers by which a proxy says that it is one; those beginning with x-forwarded are others. A
@@ -597,14 +640,6 @@ def _address(host: str) -> Any:
         return ipaddress.ip_address(host)
     except ValueError:
         return None
-
-
-def _not_local(why: str) -> Problem:
-    return Problem(
-        "forbidden",
-        f"without tokens, only requests from this machine are answered, and {why}; "
-        "make a token: python -m kombu_toc.http --new-token NAME",
-    )
 
 
 def is_loopback(host: str) -> bool:

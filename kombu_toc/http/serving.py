@@ -18,7 +18,7 @@ import click
 
 from ..client.programs import check_installed, raise_file_limit
 from ..errors import ConfigurationError
-from .app import KEEP_ANSWERS, Beside, HttpApi
+from .app import KEEP_ANSWERS, MAX_BODY, Beside, HttpApi
 from .fields import Problem, refusal, retry_after
 from .request import CURRENT, is_loopback
 from .tokens import TOKENS, tokens_of
@@ -443,7 +443,7 @@ def serve(
     config = uvicorn.Config(
         api,
         loop="asyncio",
-        http=_protocol(api.max_body, connections),
+        http=_protocol(connections),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -511,10 +511,9 @@ def _ended_by_signals(server: Any) -> Iterator[None]:
             signal.signal(one, handler or signal.SIG_DFL)
 
 
-def _protocol(max_body: int, connections: int) -> Any:
+def _protocol(connections: int) -> Any:
     """uvicorn's fastest protocol that is installed, guarded.
 
-    max_body: bytes of a body, which may come in small chunks
     connections: how many may be open at a time
     """
     try:
@@ -530,7 +529,7 @@ def _protocol(max_body: int, connections: int) -> Any:
             self.transport.write(_NO_HTTP)
             self.transport.close()
 
-    return guarded(Protocol, 2 * max_body, connections)
+    return guarded(Protocol, 2 * MAX_BODY, connections)  # which may come in small chunks
 
 
 _NO_HTTP = refusal(Problem("bad-request", "this is no request of HTTP/1.1"))

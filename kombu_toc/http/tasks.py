@@ -13,19 +13,6 @@ from ..model.results import IN_FLIGHT, Found, Page, Put
 from . import fields as schema
 from . import messages
 from .fields import TEXT, WHOLE, Problem, described, invalid, not_found, problem_of
-from .messages import (
-    LISTED_TASK,
-    NEW_TASK,
-    PUT_TASK,
-    REPLACING_TASK,
-    TASK,
-    DecompressionBudget,
-    arguments_of,
-    read_page,
-    shown_put,
-    token_of,
-    unique_of,
-)
 from .page import jobs, reading
 from .page.jobs import ALL_WAITING, ANY, EVERY_ACT, FAILED_ACTS, FAILED_TASK, Job, Selection
 from .request import Answer, Operations, Request, answer
@@ -37,12 +24,12 @@ MAX_LIST = 1000
 
 _WHEN = ("scheduleTime", "delay")
 BATCH = schema.Object(
-    {"tasks": schema.Listed(LISTED_TASK, "The messages, in order.", most=MAX_LIST)},
+    {"tasks": schema.Listed(messages.LISTED_TASK, "The messages, in order.", most=MAX_LIST)},
     needed=("tasks",),
     name="NewTasks",
 )
 RESCHEDULE = schema.Object(
-    {name: NEW_TASK.fields[name] for name in _WHEN}, at_most_one=_WHEN, name="NewTime"
+    {name: messages.NEW_TASK.fields[name] for name in _WHEN}, at_most_one=_WHEN, name="NewTime"
 )
 _IDS = schema.Listed(schema.Text(most=2000), "The ids of messages.", most=MAX_LIST)
 _IN_FLIGHT = schema.Flag("Whether what a consumer has is deleted, too. The consumer is not told.")
@@ -59,11 +46,14 @@ _CANCELLED = schema.record(
     schedules=schema.array(TEXT, "Those whose next firing was among them."),
     tasks=schema.array(schema.record(id=TEXT, state=TEXT, cancelled=schema.FLAG)),
 )
-PAGE = schema.page_of("tasks", TASK)
+PAGE = schema.page_of("tasks", messages.TASK)
 
 #: What is known of a message whose put had no answer.
 _PERHAPS = "it was not put, or perhaps not: the broker has not said"
-_MOVED = {**PUT_TASK, "properties": {**PUT_TASK["properties"], "scheduleTime": schema.TIME}}
+_MOVED = {
+    **messages.PUT_TASK,
+    "properties": {**messages.PUT_TASK["properties"], "scheduleTime": schema.TIME},
+}
 
 OPERATIONS = Operations("tasks")
 
@@ -72,8 +62,8 @@ OPERATIONS = Operations("tasks")
     "POST /v1/queues/{queue}/tasks",
     "Put a message",
     role="write",
-    request=NEW_TASK,
-    returns=("It is kept.", PUT_TASK),
+    request=messages.NEW_TASK,
+    returns=("It is kept.", messages.PUT_TASK),
     status=201,
     problems=("unsupported-media-type", "conflict"),
     media=messages.MEDIA,
@@ -87,21 +77,21 @@ async def put(api: Any, request: Request, queue: str) -> Answer:
         unique = None
     else:
         task = request.fields()
-        arguments = arguments_of(task, request)
-        unique = unique_of(task)
+        arguments = messages.arguments_of(task, request)
+        unique = messages.unique_of(task)
     _check(api, [arguments])
     made = await api.center.put(queue, unique=unique, **arguments)
-    return answer(shown_put(queue, made.id, outcome=made.outcome), 201)
+    return answer(messages.shown_put(queue, made.id, outcome=made.outcome), 201)
 
 
 @OPERATIONS.add(
     "PUT /v1/queues/{queue}/tasks/{id}",
     "Put a message in the place of the one of its id that waits",
     role="write",
-    request=REPLACING_TASK,
+    request=messages.REPLACING_TASK,
     answers={
-        200: ("It has taken the place of another, or this is a repetition.", PUT_TASK),
-        201: ("None of its id waited: it is added.", PUT_TASK),
+        200: ("It has taken the place of another, or this is a repetition.", messages.PUT_TASK),
+        201: ("None of its id waited: it is added.", messages.PUT_TASK),
     },
     problems=("conflict",),
     about="The newest message of this id that waits gets the bytes, the time and all else of this "
@@ -111,21 +101,21 @@ async def put(api: Any, request: Request, queue: str) -> Answer:
 async def replace(api: Any, request: Request, queue: str, id: str) -> Answer:
     """Put a message in the place of the one of its id that waits."""
     task = request.fields()
-    arguments = arguments_of({**task, "id": id}, request)
+    arguments = messages.arguments_of({**task, "id": id}, request)
     _check(api, [arguments])
     try:
         made = await api.center.put(queue, if_exists="replace", **arguments)
     except MessageError as exc:
         raise Problem("conflict", str(exc), "id") from None
     status = 201 if made.added else 200
-    return answer(shown_put(queue, made.id, outcome=made.outcome), status)
+    return answer(messages.shown_put(queue, made.id, outcome=made.outcome), status)
 
 
-def _check(api: Any, messages: Sequence[dict[str, Any]]) -> None:
+def _check(api: Any, given: Sequence[dict[str, Any]]) -> None:
     """Raises Problem for a message that may not be put here."""
     check = api.check_message
     if check is not None:
-        for one in messages:
+        for one in given:
             check(one["id"], one["body"])
 
 
@@ -136,37 +126,37 @@ def _check(api: Any, messages: Sequence[dict[str, Any]]) -> None:
     request=BATCH,
     returns=(
         "What became of each, in their order.",
-        schema.record("tasks", tasks=schema.array(PUT_TASK)),
+        schema.record("tasks", tasks=schema.array(messages.PUT_TASK)),
     ),
     status=201,
 )
 async def put_batch(api: Any, request: Request, queue: str) -> Answer:
     """Put many messages, with an answer for each."""
     tasks = request.fields()["tasks"]
-    messages = [arguments_of(task, request, place) for place, task in enumerate(tasks)]
-    _check(api, messages)
-    for one in messages:
+    given = [messages.arguments_of(task, request, place) for place, task in enumerate(tasks)]
+    _check(api, given)
+    for one in given:
         one.pop("token", None)
     try:
-        puts = await api.center.put_many(queue, messages, token=token_of(request))
+        puts = await api.center.put_many(queue, given, token=messages.token_of(request))
     except MessageError as exc:
         raise invalid("tasks", str(exc)) from None
     except (PutManyError, RateLimitedError, ReplicationError) as exc:
-        raise _in_part(exc, _shown_puts(queue, messages, exc.results)) from exc
-    return answer({"tasks": _shown_puts(queue, messages, puts)}, 201)
+        raise _in_part(exc, _shown_puts(queue, given, exc.results)) from exc
+    return answer({"tasks": _shown_puts(queue, given, puts)}, 201)
 
 
 def _shown_puts(
-    queue: str, messages: Sequence[dict[str, Any]], puts: Iterable[Any]
+    queue: str, given: Sequence[dict[str, Any]], puts: Iterable[Any]
 ) -> list[dict[str, Any]]:
     """What became of each message of a list.
 
     puts: for each a :class:`Put`, or the error that took its place
     """
     shown: list[dict[str, Any]] = []
-    for one, made in itertools.zip_longest(messages, puts):
+    for one, made in itertools.zip_longest(given, puts):
         if isinstance(made, Put):
-            shown.append(shown_put(queue, made.id, outcome=made.outcome))
+            shown.append(messages.shown_put(queue, made.id, outcome=made.outcome))
         else:
             refused = isinstance(made, RateLimitedError)
             shown.append({"id": one["id"], "error": str(made) if refused else _PERHAPS})
@@ -184,7 +174,7 @@ def _in_part(exc: Exception, shown: list[dict[str, Any]]) -> Problem:
 @OPERATIONS.add(
     "GET /v1/queues/{queue}/tasks/{id}",
     "Read a message",
-    returns=("The message.", TASK),
+    returns=("The message.", messages.TASK),
     problems=("not-found",),
 )
 async def get(api: Any, request: Request, queue: str, id: str) -> Answer:
@@ -217,7 +207,7 @@ async def list_tasks(api: Any, request: Request, queue: str) -> Answer:
     await api.known_queue(queue)
     asked = {"limit": 100, "bodies": True, **request.asked}
     with_body, state = asked.pop("bodies"), STATES.get(asked.pop("state", ""))
-    page = await read_page(api.center, queue, state=state, **asked)
+    page = await messages.read_page(api.center, queue, state=state, **asked)
     return answer(await shown_page(api, request, page, with_body=with_body))
 
 
@@ -225,12 +215,9 @@ async def shown_page(
     api: Any, request: Request, page: Page, *, with_body: bool = True
 ) -> dict[str, Any]:
     """A page of messages as JSON. They are read in a thread: to expand them takes its time."""
-
-    def show() -> list[Any]:
-        budget, token = DecompressionBudget(), request.token
-        return [api.shown(token, one, with_body=with_body, budget=budget) for one in page.messages]
-
-    return {"tasks": await asyncio.to_thread(show), "nextPageToken": page.after}
+    how: dict[str, Any] = {"with_body": with_body, "budget": messages.DecompressionBudget()}
+    shown = (api.shown(request.token, one, **how) for one in page.messages)
+    return {"tasks": await asyncio.to_thread(list, shown), "nextPageToken": page.after}
 
 
 async def cancel(api: Any, request: Request, queue: str, id: str) -> Answer:
@@ -325,7 +312,7 @@ async def _move(api: Any, queue: str, id: str, **when: float | None) -> Answer:
     if moved is None:
         state = "in flight" if found[0].state == IN_FLIGHT else "dead"
         raise Problem("conflict", f"message {id!r} is {state}: only what waits can be moved")
-    shown = shown_put(queue, moved.id)
+    shown = messages.shown_put(queue, moved.id)
     return answer({**shown, "scheduleTime": schema.shown_time(moved.time_us)}, number=1)
 
 
@@ -415,9 +402,9 @@ async def begin(api: Any, request: Request, queue: str) -> Answer:
     _check_act(request, act, queue)
     await api.known_queue(queue)
     unfit = {"text", "bizId", "state"} if act in FAILED_ACTS else {"exception"}
-    unfit.add("settle")
-    unfit = {*_NEW.fields} - {"act", "slots", "settle"} if act == "reshard" else unfit
-    for name in sorted(unfit & said.keys()):
+    if act == "reshard":
+        unfit = {*_NEW.fields} - {"act", "slots"}
+    for name in sorted((unfit ^ {"settle"}) & said.keys()):
         raise invalid(name, f"it does not go with the act {act}")
     for name, needs in (("time", "reschedule"), ("slots", "reshard")):
         if (name in said) != (act == needs):
@@ -427,8 +414,9 @@ async def begin(api: Any, request: Request, queue: str) -> Answer:
     selection = Selection(
         queue,
         FAILED_TASK if act in FAILED_ACTS else said.get("state", ANY),
-        *(said.get("since"), said.get("until"), said.get("task", ""), said.get("text", "")),
-        *(said.get("bizId", ""), "", said.get("exception", "")),
+        **{name: said[name] for name in ("since", "until", "task", "text") if name in said},
+        biz=said.get("bizId", ""),
+        error=said.get("exception", ""),
     )
     who = request.token.name or "this machine"
     how = {name: said[name] for name in ("slots", "settle") if name in said}

@@ -22,7 +22,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -85,20 +85,15 @@ class Token:
         self.is_anonymous = is_anonymous
         #: tells it from others
         self.said = (name, digest, self.roles, self.queues, rate)
-        self._may = lru_cache(maxsize=10_000)(self._matches)
+        #: whether it may do anything to a queue
+        self.sees = lru_cache(maxsize=10_000)(partial(matches, patterns=self.queues))
         self._used_until = 0.0
-
-    def _matches(self, queue: str) -> bool:
-        return matches(queue, self.queues)
 
     def allows(self, role: str, queue: str | None) -> bool:
         """Whether it may do this to a queue; None: to what is of all queues."""
         if role not in self.roles:
             return False
-        return self._may(queue) if queue is not None else "*" in self.queues
-
-    def sees(self, queue: str) -> bool:
-        return self._may(queue)
+        return self.sees(queue) if queue is not None else "*" in self.queues
 
     def spend(self, now: float) -> float:
         """Count a request; seconds until it may be repeated, 0 if it may be done now."""
@@ -147,9 +142,10 @@ class Tokens:
         self._reread = reread
         self._read_at = clock()
         self._trouble = ""
-        self._anonymous = None
+        #: that of everybody who has none, if they may look
+        self.anonymous: Token | None = None
         if anonymous_read:
-            self._anonymous = Token("", b"", ("read",), ("*",), is_anonymous=True)
+            self.anonymous = Token("", b"", ("read",), ("*",), is_anonymous=True)
         if anonymous_read and not self.tokens:
             raise ConfigurationError(
                 "reading without a token is a choice where there are tokens; without any, "
@@ -178,7 +174,7 @@ class Tokens:
     def has(self, token: Token) -> bool:
         """Whether a token that was known before is known now."""
         self.refresh()
-        return token is NOBODY or token is self._anonymous or token in self.tokens
+        return token is NOBODY or token is self.anonymous or token in self.tokens
 
     def check(self, authorization: str) -> Token:
         """The token of a request. Raises Problem if it has none that is known, or has used it too
@@ -189,11 +185,6 @@ class Tokens:
         found = self._find(authorization)
         self.spend(found)
         return found
-
-    @property
-    def anonymous(self) -> Token | None:
-        """That of everybody who has none, if they may look."""
-        return self._anonymous
 
     def named(self, name: str) -> Token | None:
         """The token of that name."""
@@ -210,8 +201,8 @@ class Tokens:
             )
 
     def _find(self, authorization: str) -> Token:
-        if not authorization and self._anonymous is not None:
-            return self._anonymous
+        if not authorization and self.anonymous is not None:
+            return self.anonymous
         scheme, _, secret = authorization.partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
             raise _unauthorized("send a token: Authorization: Bearer TOKEN")
@@ -455,7 +446,7 @@ class Masking:
         """What else a message has: ``*`` is about arguments."""
         return properties if self._mask.hides_all else self.members(properties)
 
-    def text(self, text: str) -> str:
+    def text(self, text: Any) -> Any:
         """An error, or a key, in which what was hidden may stand: as it is, or as it is written in
         Python, in JSON or in a URL, or its beginning."""
         if not self._hidden or not text:
@@ -608,16 +599,10 @@ class Entry(NamedTuple):
 
 
 class Audit:
-    """Writes and reads the log.
+    """Writes and reads the log."""
 
-    clock: monotonic seconds
-    """
-
-    def __init__(
-        self, center: AsyncTimeoutCenter, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, center: AsyncTimeoutCenter) -> None:
         self._center = center
-        self._clock = clock
         #: since when refusals are counted, and how many there were
         self._since = 0.0
         self._refusals = 0
@@ -664,7 +649,7 @@ class Audit:
     def refused(self, who: str, act: str, queue: str, why: str) -> None:
         """Note what was not done because somebody may not do it: for the logger only, or who may do
         nothing could push out of Redis what was done. Of very many in a minute, some."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self._since > 60:
             self._since, self._refusals = now, 0
         self._refusals += 1

@@ -182,13 +182,13 @@ def test_nobody_waits_for_a_library_that_does_not_answer() -> None:
         has_library, center = True, Center()
 
     class Soon(FarAhead):
-        EVERY = SHARE = 0
+        EVERY = SHARE = 0.0
 
     async def use() -> None:
         far = Soon(Api())
         assert await far.read() == {"mail": 7}
         await far.read()  # which begins the next look
-        while far.looks:
+        while far.task:
             await asyncio.sleep(0)
         assert await far.read() == {"mail": None}
         for _ in range(5):

@@ -240,7 +240,7 @@ def test_a_look_counts_the_same_however_many_queues_are_looked_at_together(
     taken = center.pop("q-mixed", 10).messages
     for one in taken[:4]:
         center.reject(one, requeue=False)
-    looks = snapshots.SnapshotReader()
+    looks = snapshots.SnapshotCache(None)  # type: ignore[arg-type]
     for number in (1, 2):  # of the second one, minutes that are over are known
         seen = looks.take(center, frozenset(("hour",)), number)
         rows = {row.queue: row for row in seen.rows}

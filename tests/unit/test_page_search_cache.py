@@ -57,7 +57,7 @@ async def look(searches: SearchCache, key: Key = MAIL, is_live: bool = True) -> 
 def slow(searches: SearchCache, key: Key, took: float) -> None:
     """As if a look had taken so many seconds."""
     seen = searches._seen[key]
-    searches._seen[key] = seen._replace(listing=seen.listing._replace(took=took))
+    seen.listing = seen.listing._replace(took=took)
 
 
 def test_ten_viewers_cost_what_one_does() -> None:
@@ -150,6 +150,6 @@ def test_a_bounded_number_of_looks_is_kept() -> None:
         for n in range(cache_module.MOST_SEEN + 5):
             await look(searches, ("mail", f"t{n}", ""))
         assert len(searches._seen) == cache_module.MOST_SEEN
-        assert not searches._looking
+        assert not searches._tasks
 
     run(test)

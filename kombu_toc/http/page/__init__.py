@@ -23,7 +23,7 @@ from .reading import PageExtras as PageExtras
 from .reading import Parts as Parts
 from .reading import WorkerRow as WorkerRow
 from .render import FILES, HEADERS, HTML, Ask, View, decoded, file_of, page_of, redirect, render
-from .sessions import LASTS, cookie_header
+from .sessions import COOKIE, LASTS, UNKNOWN, cookie_header
 from .sessions import Visitor as Visitor
 from .snapshots import FirstLook
 from .tools import Tools, Viewing
@@ -106,7 +106,7 @@ class Page:
             yield replace(posted, reads=True)
 
     async def _answer(self, name: str, api: Any, request: Request) -> Answer:
-        visitor = _NOBODY
+        visitor = UNKNOWN
         try:
             visitor = await self.tools.sessions.visitor(request)
             if request.method == "POST":
@@ -143,7 +143,8 @@ class Page:
                 return await self._enter(ask)
             if name == "leave":
                 return await self._leave(ask)
-            _check_in(visitor)
+            if visitor.token.is_anonymous:
+                raise Problem("unauthorized", "sign in to do this")
             if name not in FORMS:
                 raise not_found("nothing can be sent there")
             made = await FORMS[name](self.tools, ask)
@@ -215,25 +216,16 @@ class Page:
             )
         await self.tools.sessions.leave(ask.request)  # of a session that this browser has had
         await self.tools.audit.write(token.name, "sign in")
-        return redirect(ask, "./", "", cookie_header(cookie, ask.request, lasts=LASTS))
+        return redirect(ask, "./", "", cookie_header(COOKIE, cookie, ask.request, lasts=LASTS))
 
     async def _leave(self, ask: Ask) -> Answer:
         await self.tools.sessions.leave(ask.request)
         if ask.visitor.is_in:
             await self.tools.audit.write(ask.visitor.name, "sign out")
-        return redirect(ask, "./", "", cookie_header("", ask.request, lasts=0))
+        return redirect(ask, "./", "", cookie_header(COOKIE, "", ask.request, lasts=0))
 
-
-#: Who could not be told.
-_NOBODY = Visitor.nobody()
 
 _ENTRANCE = View("Sign in", "login", {"wrong": ""})
-
-
-def _check_in(visitor: Visitor) -> None:
-    """Raises Problem for who has no session, where one is needed."""
-    if visitor.token.is_anonymous:
-        raise Problem("unauthorized", "sign in to do this")
 
 
 def _query_of(request: Request) -> dict[str, str]:

@@ -17,13 +17,12 @@ import logging
 import secrets
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from hashlib import blake2b
-from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ...aio.center import AsyncTimeoutCenter
 from ...aio.client import AwaitedPart, wait_for
@@ -152,25 +151,18 @@ class Selection(NamedTuple):
         """In words: ``waiting messages of shop.remind in mail``."""
         what = "messages" if self.state == ANY else f"{self.state.replace('-', ' ')} messages"
         what = "failed tasks" if self.state == FAILED_TASK else what
-        parts = [what]
-        if self.task:
-            parts.append(f"of {self.task}")
-        elif self.alike:
-            parts.append("of no task")
-        parts.append(f"in {self.queue}")
-        if self.text:
-            parts.append(f"with {self.text!r} in their arguments")
-        if self.biz:
-            parts.append(f"of business id {self.biz!r}")
-        for name, at in (("not before", self.since), ("before", self.until)):
-            if at is not None:
-                parts.append(f"{name} {moment(round(at * 1e6))}")
-        for said, name in ((self.reason, "that died because"), (self.error, "with the error")):
-            if said:
-                parts.append(f"{name} {said!r}")
-        if self.alike and not self.error:
-            parts.append("without an error")
-        return " ".join(parts)
+        parts = (
+            what,
+            f"of {self.task}" if self.task else self.alike and "of no task",
+            f"in {self.queue}",
+            self.text and f"with {self.text!r} in their arguments",
+            self.biz and f"of business id {self.biz!r}",
+            self.since is not None and f"not before {moment(round(self.since * 1e6))}",
+            self.until is not None and f"before {moment(round(self.until * 1e6))}",
+            self.reason and f"that died because {self.reason!r}",
+            f"with the error {self.error!r}" if self.error else self.alike and "without an error",
+        )
+        return " ".join(part for part in parts if part)
 
 
 def likeness(message: Shown) -> tuple[str, str, str]:
@@ -202,8 +194,6 @@ async def find(
     now_us: int,
     limit: int,
     after: str | None,
-    looked: int = LOOKED,
-    seconds: float = SECONDS,
 ) -> Listing:
     """Messages that match, in the order of their times: so many, or a few more where it has to be
     read what matches. Raises Problem for an `after` that no page has."""
@@ -227,7 +217,7 @@ async def find(
         after = page.after
         took = time.monotonic() - began
         enough = after is None or len(found) >= limit or size >= PAGE_BYTES
-        if enough or (selection.looks_inside and (number >= looked or took >= seconds)):
+        if enough or (selection.looks_inside and (number >= LOOKED or took >= SECONDS)):
             return Listing(found, after, number, took)
 
 
@@ -248,65 +238,28 @@ PART_BYTES = 8 << 20
 _BYTES = 8
 
 
-class Mark(NamedTuple):
-    """A message that was counted.
-
-    print: what tells it from others of its id
-    """
-
-    id: str
-    print: str
+#: A message that was counted: its id, and what tells it from others of that.
+Mark: TypeAlias = tuple[str, str]
 
 
 def mark_of(found: Found) -> Mark:
     """What a message is known by."""
     said = blake2b(b"%d %d " % (found.time_us // 1000, found.state == DEAD), digest_size=_BYTES)
     said.update(found.body)
-    return Mark(found.id, said.hexdigest())
+    return found.id, said.hexdigest()
 
 
-class Marks:
-    """Divides what is counted into parts.
-
-    made: how many parts there are
-    """
-
-    def __init__(self) -> None:
-        self.made = 0
-        self._marks: list[Mark] = []
-        self._size = 0
-
-    def add(self, found: Iterable[Found]) -> list[bytes]:
-        """Messages that were counted; returns the parts that are whole by now."""
-        whole = []
-        for one in found:
-            self._marks.append(mark_of(one))
-            self._size += len(one.body)
-            if len(self._marks) >= PART or self._size >= PART_BYTES:
-                whole += self.rest()
-        return whole
-
-    def rest(self) -> list[bytes]:
-        """The last part, if it has any."""
-        marks, self._marks, self._size = self._marks, [], 0
-        if not marks:
-            return []
-        self.made += 1
-        ids, prints = zip(*marks, strict=True)
-        return [zlib.compress(json.dumps([ids, "".join(prints)]).encode(), 1)]
+def part_of(marks: Sequence[Mark]) -> bytes:
+    """A part."""
+    ids, prints = zip(*marks, strict=True)
+    return zlib.compress(json.dumps([ids, "".join(prints)]).encode(), 1)
 
 
 def read_part(raw: bytes) -> list[Mark]:
     """The messages of a part."""
     ids, prints = json.loads(zlib.decompress(raw))
     size = 2 * _BYTES
-    return [Mark(id, prints[size * at : size * (at + 1)]) for at, id in enumerate(ids)]
-
-
-def those_of(marks: Iterable[Mark], found: Sequence[Found]) -> list[Found]:
-    """Of messages that were found by their ids, those that were counted."""
-    known = set(marks)
-    return [one for one in found if mark_of(one) in known]
+    return [(id, prints[size * at : size * (at + 1)]) for at, id in enumerate(ids)]
 
 
 # -- what can be done to messages: each act with what it needs and what is told of it
@@ -331,42 +284,31 @@ class Act(NamedTuple):
     def could(self, state: str) -> bool:
         """Whether it can be done to messages of a state that is asked for."""
         if state == ALL_WAITING:
-            return bool({reading.SCHEDULED, reading.READY} & set(self.states))
+            return not set(_WAITING).isdisjoint(self.states)
         return state == ANY or state in self.states
 
 
-ACTS = {
+_WAITING = (reading.SCHEDULED, reading.READY)
+
+EVERY_ACT = {
     one.name: one
     for one in (
-        Act("cancel", "Cancel", "write", (reading.SCHEDULED, reading.READY), "cancelled", True),
+        Act("cancel", "Cancel", "write", _WAITING, "cancelled", True),
         Act("run", "Run now", "write", (reading.SCHEDULED,), "made due", False),
-        Act(
-            "reschedule",
-            "Reschedule",
-            "write",
-            (reading.SCHEDULED, reading.READY),
-            "rescheduled",
-            False,
-        ),
+        Act("reschedule", "Reschedule", "write", _WAITING, "rescheduled", False),
         Act("requeue", "Requeue", "operate", (reading.DIED,), "requeued", False),
         Act("purge", "Delete", "operate", (reading.DIED,), "deleted", True),
-    )
-}
-
-
-#: What can be done to failed tasks.
-FAILED_ACTS = {
-    one.name: one
-    for one in (
         Act("retry", "Retry", "operate", (FAILED_TASK,), "retried", False),
         Act("forget", "Delete", "operate", (FAILED_TASK,), "deleted", True),
+        Act("reshard", "Reshard", "operate", (ANY,), "moved", False),
     )
 }
 
-#: Another number of slots for a queue, which moves messages of any state.
-RESHARD = Act("reshard", "Reshard", "operate", (ANY,), "moved", False)
-
-EVERY_ACT = {**ACTS, **FAILED_ACTS, RESHARD.name: RESHARD}
+#: Those to failed tasks; another number of slots, which moves messages of any state; and those to
+#: messages.
+FAILED_ACTS = {name: one for name, one in EVERY_ACT.items() if FAILED_TASK in one.states}
+RESHARD = EVERY_ACT["reshard"]
+ACTS = {name: one for name, one in EVERY_ACT.items() if one not in (*FAILED_ACTS.values(), RESHARD)}
 
 
 class Done(NamedTuple):
@@ -434,7 +376,7 @@ def narrowed(act: Act, state: str) -> str:
     """Of a state that is asked for, that to which an act can be done."""
     if state not in (ALL_WAITING, ANY):
         return state
-    return ALL_WAITING if set(act.states) == {reading.SCHEDULED, reading.READY} else act.states[0]
+    return ALL_WAITING if act.states == _WAITING else act.states[0]
 
 
 # -- jobs: what is done to all that match, in steps
@@ -676,49 +618,45 @@ class Jobs:
     async def _run(self, job: Job, run: Callable[[Job], Any]) -> None:
         try:
             await run(job)
-        except asyncio.CancelledError:
-            raise
         except Exception as exc:
-            problem = problem_of(exc)
-            failed = await self._latest(job)
-            failed = failed._replace(phase=FAILED, said=problem.detail)
-            await self._note(failed, "fails")
+            with contextlib.suppress(Exception):
+                job = await self.get(job.id)
+            job = job._replace(phase=FAILED, said=problem_of(exc).detail)
+            await self._note(job, "fails")
             try:
-                await self._write(failed)
+                await self._write(job)
             except Exception:
                 logger.warning("a job of the page has failed, and the broker cannot be told")
         finally:
             if self._tasks.get(job.id) is asyncio.current_task():
                 del self._tasks[job.id]
 
-    async def _latest(self, job: Job) -> Job:
-        try:
-            return await self.get(job.id)
-        except Exception:
-            return job
-
     async def _count(self, job: Job) -> None:
-        counted = Marks()
+        marks: list[Mark] = []
+        size = 0
         async for page, looked in self._matching(job):
             left = MOST - job.matching
             if len(page) > left:
                 page, job = page[:left], job._replace(more=True)
-            first = counted.made
-            parts = counted.add(page)
+            more, parts = sum(len(one.body) for one in page), {}
+            if marks and (len(marks) + len(page) > PART or size + more > PART_BYTES):
+                parts, marks, size = {_part(job.parts): part_of(marks)}, [], 0
+            marks += map(mark_of, page)
+            size += more
             job = job._replace(
-                matching=job.matching + len(page), looked=job.looked + looked, parts=counted.made
+                matching=job.matching + len(page),
+                looked=job.looked + looked,
+                parts=job.parts + len(parts),
             )
-            is_stopped = await self._write(job, zip(count(first), parts, strict=False))
+            is_stopped = await self._write(job, parts)
             if is_stopped or self._closing:
                 await self._drop(job)
                 await self._write(job._replace(phase=STOPPED if is_stopped else LOST))
                 return
             if job.more:
                 break
-        first = counted.made
-        rest = counted.rest()
-        job = job._replace(phase=ASKING, parts=counted.made)
-        await self._write(job, zip(count(first), rest, strict=False))
+        rest = {_part(job.parts): part_of(marks)} if marks else {}
+        await self._write(job._replace(phase=ASKING, parts=job.parts + len(rest)), rest)
 
     async def _count_and_do(self, job: Job) -> None:
         await self._count(job)
@@ -793,11 +731,11 @@ class Jobs:
         done."""
         if not counted:
             return []
-        ids = [one.id for one in counted]
+        ids, known = [id for id, _ in counted], set(counted)
         found = await self._center.get(ids, topic=job.selection.queue)
         now_us = await self.now_us()
         states = ACTS[job.act].states
-        there = [one for one in those_of(counted, found) if state_of(one, now_us) in states]
+        there = [one for one in found if mark_of(one) in known and state_of(one, now_us) in states]
         places = {id: place for place, id in enumerate(ids)}
         return sorted(there, key=lambda one: places[one.id])  # in the order of their times
 
@@ -850,13 +788,12 @@ class Jobs:
 
     # -- keeping
 
-    async def _write(self, job: Job, parts: Iterable[tuple[int, bytes]] = ()) -> bool:
+    async def _write(self, job: Job, parts: Mapping[str, bytes] | None = None) -> bool:
         """Keep how far a job has come; return whether somebody wants it to stop.
 
-        parts: of what it has counted, with their numbers
+        parts: of what it has counted, by their fields
         """
-        fields: dict[str, Any] = {_part(number): raw for number, raw in parts}
-        fields["run" if job.is_meant else "job"] = job.to_json()
+        fields: dict[str, Any] = {**(parts or {}), "run" if job.is_meant else "job": job.to_json()}
 
         def write(center: Any) -> Any:
             with center.client.pipeline(transaction=False) as pipe:

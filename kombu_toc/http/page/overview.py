@@ -7,6 +7,7 @@ import itertools
 import re
 import time
 from collections.abc import Mapping, Sequence
+from heapq import nlargest
 from typing import Any, NamedTuple
 
 from ...center.topics import MOST_FAR
@@ -15,10 +16,11 @@ from ...model.results import Counts
 from ..fields import going_on, invalid, not_found
 from ..library import between, read_attributes, shown_record
 from ..request import Answer
-from .jobs import ACTS, FIRST
+from .jobs import FIRST
+from .reading import DIED
 from .render import Ask, View, link, read_time, redirect, render, span
 from .snapshots import ENDS, IDLE, LOOKED, LOOKED_IN_ALL, SPANS, Minute, Row, Snapshot, sum_of
-from .tools import Tools, check_any, check_role
+from .tools import Tools, acts_of, check_any, check_role
 
 #: Milliseconds after which a viewer looks again.
 EVERY = 1_000
@@ -122,18 +124,11 @@ def _of_queues(
 
 def _busiest(rows: Sequence[Row]) -> Sequence[Row]:
     """Those with the most to do, in their order, if there are too many."""
-    if len(rows) <= MOST:
-        return rows
-    busiest = sorted(
-        rows,
-        key=lambda row: (
-            -row.counts.ready - row.counts.in_flight,
-            -row.rate,
-            -row.counts.scheduled,
-            row.queue,
-        ),
-    )
-    kept = {row.queue for row in busiest[:MOST]}
+
+    def busy(row: Row) -> tuple[float, ...]:
+        return row.counts.ready + row.counts.in_flight, row.rate, row.counts.scheduled
+
+    kept = {row.queue for row in nlargest(MOST, rows, busy)}
     return [row for row in rows if row.queue in kept]
 
 
@@ -157,7 +152,6 @@ async def dead(tools: Tools, ask: Ask) -> View:
     ]
     now_us = await tools.now_us()
     began = time.monotonic()
-    acts = [ACTS[name] for name in ("requeue", "purge")]
     queues: list[Any] = []
     looked = 0
     for row in sorted(rows, key=lambda row: -row.counts.dead):
@@ -166,7 +160,7 @@ async def dead(tools: Tools, ask: Ask) -> View:
             break
         seen = await tools.dead_letters.look(row.queue, row.counts.dead, most, now_us)
         looked += seen.looked
-        queues.append((row, seen, [act for act in acts if ask.visitor.may(act.role, row.queue)]))
+        queues.append((row, seen, acts_of(ask, row.queue, DIED)))
     return View(
         f"Dead letters of {chosen}" if chosen else "Dead letters",
         "dead",

@@ -5,7 +5,7 @@ all that match; one message in full; and failed tasks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...center.center import TimeoutCenter
@@ -26,7 +26,7 @@ from .overview import drawn_hour, shown_records
 from .reading import DIED, FLYING, READY, SCHEDULED
 from .render import Ask, View, counted, iso, link, noted, read_time, redirect, skipped
 from .snapshots import MINUTES, Minute
-from .tools import Tools, check_any, check_role
+from .tools import Tools, acts_of, check_any, check_role
 
 #: Messages and failed tasks of a page, and milliseconds after which it is looked at again.
 PAGE = 100
@@ -71,11 +71,7 @@ async def queue(tools: Tools, ask: Ask) -> View | Answer:
             "number": max(numbers[selection.state], listing.looked),
             "here": {**here, "queue": name},
             "seen_us": seen_us,
-            "acts": [
-                act
-                for act in selections.ACTS.values()
-                if ask.visitor.may(act.role, name) and act.could(selection.state)
-            ],
+            "acts": acts_of(ask, name, selection.state),
             "has_workers": tools.extras.has_workers,
             "hour": await _hour(tools, name, now_us),
         },
@@ -105,8 +101,9 @@ async def _found(
         )
         return listing, EVERY, None
     key = (selection.queue, *(ask.query.get(field, "") for field in selections.FIELDS), after)
-    seen = await tools.searches.look(key, selection, now_us=now_us, limit=PAGE, is_live=ask.is_live)
-    if tools.searches.goes_on(key):
+    is_live = bool(ask.request.header(b"x-toc-live"))  # a page that looks again by itself
+    seen = await tools.searches.look(key, selection, now_us=now_us, limit=PAGE, is_live=is_live)
+    if seen.goes_on:
         return seen.listing._replace(goes_on=True), EVERY, None
     again = max(EVERY, round(tools.searches.again_in(seen) * 1000))
     return seen.listing, again, seen.now_us if seen.listing.took > SLOW else None
@@ -134,12 +131,7 @@ async def do(tools: Tools, ask: Ask) -> View | Answer:
     what = ", ".join(ids[:20]) + (f" and {len(ids) - 20} more" if len(ids) > 20 else "")
     if at is not None:
         what += f" to {iso(round(at * 1e6))}"
-    async with tools.audit.doing(ask.visitor.name, act.name, name, what) as doing:
-        try:
-            done = await tools.actions.run(act.name, there, at)
-        finally:
-            tools.forget(name)
-        doing.number = done.number
+    done = await _done(tools, ask, act, name, what, tools.actions.run(act.name, there, at))
     late = len(ids) - done.number
     said = f"{counted(done.number, 'message')} {act.done}."
     if late > 0:
@@ -147,6 +139,24 @@ async def do(tools: Tools, ask: Ask) -> View | Answer:
     if done.skipped:
         said += f" {skipped(done.skipped)}"
     return redirect(ask, back, said)
+
+
+async def _done(
+    tools: Tools,
+    ask: Ask,
+    act: selections.Act,
+    queue: str,
+    what: str,
+    running: Awaitable[selections.Done],
+) -> selections.Done:
+    """What has become of messages that something is done to: it is in the audit log, and seen."""
+    async with tools.audit.doing(ask.visitor.name, act.name, queue, what) as doing:
+        try:
+            done = await running
+        finally:
+            tools.forget(queue)
+        doing.number = done.number
+    return done
 
 
 async def _ask_if_meant(
@@ -168,10 +178,10 @@ async def _ask_if_meant(
     )
 
 
-def _act_of(ask: Ask) -> selections.Act:
-    act = selections.ACTS.get(ask.field("act"))
+def _act_of(ask: Ask, acts: Mapping[str, selections.Act] = selections.ACTS) -> selections.Act:
+    act = acts.get(ask.field("act"))
     if act is None:
-        raise invalid("act", f"it must be one of {', '.join(selections.ACTS)}")
+        raise invalid("act", f"it must be one of {', '.join(acts)}")
     return act
 
 
@@ -206,24 +216,17 @@ async def pause(tools: Tools, ask: Ask) -> Answer:
 
 async def begin_all(tools: Tools, ask: Ask) -> Answer:
     """Begin something that is done to all that match: they are counted first, but for a reshard."""
-    if ask.field("act") == selections.RESHARD.name:
-        queue = await tools.queue_of(ask, selections.RESHARD.role, ask.field("queue"))
-        slots, which = (
-            _read("slots", ask.field("slots")),
-            selections.Selection(queue, selections.ANY),
-        )
-        job = await tools.jobs.begin(selections.RESHARD.name, which, ask.visitor.name, slots=slots)
-        return redirect(ask, link("job", id=job.id))
-    act = _act_of(ask)
+    reshard = selections.RESHARD
+    act = _act_of(ask, {**selections.ACTS, reshard.name: reshard})
     name = await tools.queue_of(ask, act.role, ask.field("queue"))
     now = await tools.now_us() / 1e6
-    said: Mapping[str, str] = {field: ask.field(field) for field in selections.FIELDS}
-    selection = selections.Selection.of({**said, "queue": name}, now)
+    said = {field: ask.field(field) for field in selections.FIELDS if act is not reshard}
+    selection = selections.Selection.of({"state": selections.ANY, **said, "queue": name}, now)
+    slots = _read("slots", ask.field("slots")) if act is reshard else 0
     at = _at(ask, act, now)
     if not act.could(selection.state):
         raise Problem("conflict", f"nothing that is {selection.state} can be {act.done}")
-    check_role(ask, act.role, name)
-    job = await tools.jobs.begin(act.name, selection, ask.visitor.name, at)
+    job = await tools.jobs.begin(act.name, selection, ask.visitor.name, at, slots=slots)
     return redirect(ask, link("job", id=job.id))
 
 
@@ -451,18 +454,16 @@ async def message(tools: Tools, ask: Ask) -> View | Answer:
     usage = await tools.center.queues.usage(name) if found else None
     declared = await tools.center.registry.declared(name) if found else None
     retries = None if declared is None else declared.declaration.retries
-    sources: list[tuple[str, str, str]] = []
-    if not found and ask.visitor.may("read", None):
-        sources = await tools.extras.sources(id)
-    holders: list[str] | str | None = None
-    if any(one.state == IN_FLIGHT for one in found):
-        holders = await _holders(tools, [one.id for one in found])
-    elif not found and ask.visitor.may("read", None):
-        holders = await _holders(tools, [id])
+    sees_all = ask.visitor.may("read", None)
+    is_gone = sees_all and not found
+    sources = await tools.extras.sources(id) if is_gone else []
+    flies = any(one.state == IN_FLIGHT for one in found)
+    ids = [one.id for one in found] if flies else [id]
+    holders = await _holders(tools, ids) if flies or is_gone else None
     shown = [one async for one in tools.reader.read_all(found[:MOST], now_us)]
     tasks = [one.task for one in shown] + [one.task for one in (*failed, *history)]
     knows = found or failed or history or silent or any(said for _, said, _ in sources)
-    is_recorded = tools.api.has_library and ask.visitor.may("read", None) and not silent
+    is_recorded = tools.api.has_library and sees_all and not silent
     return View(
         next(filter(None, tasks), id),
         "message",
@@ -472,24 +473,14 @@ async def message(tools: Tools, ask: Ask) -> View | Answer:
             "sources": sources,
             "asked": [name, "failures", *(["the task library"] if is_recorded else [])],
             "silent": silent or missing,
-            "messages": [
-                {
-                    "shown": one,
-                    "acts": [
-                        act
-                        for act in selections.ACTS.values()
-                        if one.state in act.states and ask.visitor.may(act.role, name)
-                    ],
-                }
-                for one in shown
-            ],
+            "messages": [{"shown": one, "acts": acts_of(ask, name, one.state)} for one in shown],
             "left": len(found) - MOST,
             "retries": retries,
             "usage": usage,
             "holders": holders,
             "history": shown_records(tools, history),
             "failures": await failures_of(tools, failed),
-            "acts": acts_of(ask, name),
+            "acts": acts_of(ask, name, selections.FAILED_TASK),
         },
         every=EVERY,
         status=200 if knows or holders is not None else 404,
@@ -546,21 +537,18 @@ async def failures(tools: Tools, ask: Ask) -> View:
         with going_on(selections.FIRST):
             page, shown["silent"] = await tools.as_far(asked)
         shown["failures"] = await failures_of(tools, page.failures)
-        shown["after"], shown["acts"] = page.after, acts_of(ask, queue)
+        shown.update(after=page.after, acts=acts_of(ask, queue, selections.FAILED_TASK))
     else:
         every, shown["silent"] = await tools.failure_groups()
         groups = [
             one for one in every if ask.visitor.may("read", one.topic) and queue in ("", one.topic)
         ]
-        shown["groups"] = [(one, acts_of(ask, one.topic)) for one in groups[:GROUPS]]
+        shown["groups"] = [
+            (one, acts_of(ask, one.topic, selections.FAILED_TASK)) for one in groups[:GROUPS]
+        ]
         shown["left"] = len(groups) - GROUPS
     title = " of ".join(filter(None, (exception or "Failures", task or queue)))
     return View(title, "failures", shown, "failures", EVERY_FAILURES, now_us=now_us)
-
-
-def acts_of(ask: Ask, queue: str) -> list[selections.Act]:
-    """What a visitor may do to failures of a queue."""
-    return [act for act in selections.FAILED_ACTS.values() if ask.visitor.may(act.role, queue)]
 
 
 async def failures_of(
@@ -574,9 +562,7 @@ async def failures_of(
 
 async def change_failures(tools: Tools, ask: Ask) -> View | Answer:
     """Retry or delete those that were chosen, or a group."""
-    act = selections.FAILED_ACTS.get(ask.field("act"))
-    if act is None:
-        raise invalid("act", f"it must be one of {', '.join(selections.FAILED_ACTS)}")
+    act = _act_of(ask, selections.FAILED_ACTS)
     name = await tools.queue_of(ask, act.role, ask.field("queue"))
     task, exception = ask.field("task"), ask.field("exception")
     ids = list(dict.fromkeys(ask.fields.get("id", [])))
@@ -596,12 +582,7 @@ async def change_failures(tools: Tools, ask: Ask) -> View | Answer:
     back = link("failures", queue=name, task=task, exception=exception)
     if ask.field("back") == "message" and len(ids) == 1:
         back = link("message", queue=name, id=ids[0])
-    async with tools.audit.doing(ask.visitor.name, act.name, name, what) as doing:
-        try:
-            done = await tools.actions.run_failed(act.name, name, ids)
-        finally:
-            tools.forget(name)
-        doing.number = done.number
+    done = await _done(tools, ask, act, name, what, tools.actions.run_failed(act.name, name, ids))
     said = f"{counted(done.number, 'task')} {act.done}."
     if done.late:
         said += f" {done.late:,} retried or deleted before."

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from ...model.message import MOST
 from ...model.results import DEAD, IN_FLIGHT, Cancelled, Found
 from ..messages import EXPANDED, DecompressionBudget
-from ..request import Request
-from ..tokens import HIDDEN, Mask, Masking, Token
+from ..tokens import HIDDEN, Mask, Masking
 
 # -- messages as the page shows them
 
@@ -26,7 +25,6 @@ TOGETHER = EXPANDED
 #: States as they are named here. A waiting message is scheduled or ready.
 SCHEDULED, READY, FLYING, DIED = "scheduled", "ready", "in-flight", "dead"
 STATES = (SCHEDULED, READY, FLYING, DIED)
-TITLES = {SCHEDULED: "scheduled", READY: "ready", FLYING: "in flight", DIED: "dead"}
 
 
 class Parts(NamedTuple):
@@ -127,13 +125,10 @@ class Reader:
 
     async def read_all(self, found: Sequence[Found], now_us: int) -> AsyncIterator[Shown]:
         """As :meth:`read`, of many messages, in a thread: to expand them takes its time."""
-
-        def read(some: Sequence[Found]) -> list[Shown]:
-            budget = DecompressionBudget(TOGETHER)
-            return [self.read(one, now_us, budget) for one in some]
-
         for begin in range(0, len(found), STEP):
-            for shown in await asyncio.to_thread(read, found[begin : begin + STEP]):
+            budget = DecompressionBudget(TOGETHER)
+            some = (self.read(one, now_us, budget) for one in found[begin : begin + STEP])
+            for shown in await asyncio.to_thread(list, some):
                 yield shown
 
     def read(self, found: Found, now_us: int, budget: DecompressionBudget) -> Shown:
@@ -163,15 +158,9 @@ class Reader:
             masking.text(found.reason),
             masking.text(found.error),
             masking.text(parts.problem),
-            self._key(found, masking),
-            None if found.unique is None else masking.text(found.unique),
+            HIDDEN if found.key and self._mask.hides_header("x-key") else masking.text(found.key),
+            masking.text(found.unique),
         )
-
-    def _key(self, found: Found, masking: Masking) -> str | None:
-        key = found.key
-        if key is None:
-            return None
-        return HIDDEN if self._mask.hides_header("x-key") else masking.text(key)
 
     def _content(self, body: bytes, masking: Masking) -> tuple[str, str]:
         """The bytes of what is no task: in one line, and in full."""
@@ -269,9 +258,10 @@ class WorkerRow(NamedTuple):
 
 
 class PageExtras:
-    """What a center knows by itself. An app's page has a class of its own."""
+    """What a center knows by itself. An app's page has a class of its own
+    (:class:`celery_toc.web.AppExtras`), which also has schedules and sends tasks."""
 
-    #: whether there are schedules
+    #: whether there are schedules, and tasks that can be sent
     has_schedules = False
     #: whether workers can be asked what they hold
     has_workers = False
@@ -296,61 +286,12 @@ class PageExtras:
         """What workers hold, as far as they have said; None until the first have answered."""
         return None
 
-    async def schedules(
-        self, token: Token, limit: int, after: str
-    ) -> tuple[Sequence[Any], str | None]:
-        """A page of the schedules that a token may see, each a ``celery_toc.Schedule``, and where
-        the next one begins. Raises Problem.
-
-        after: where this one begins; empty: at the first one
-        """
-        return [], None
-
-    async def schedule(self, name: str) -> tuple[Any, Sequence[Any]]:
-        """A schedule and its latest firings, each a ``celery_toc.Firing``. Raises Problem if there
-        is none."""
-        raise NotImplementedError
-
-    async def change_schedule(self, name: str, act: str, by: str, *given: float) -> Any:
-        """Pause, resume, skip, run, delete or back-fill a schedule. Raises Problem.
-
-        by: who does it
-        given: of a back-fill, the first and the last moment, in seconds since the epoch
-        """
-        raise NotImplementedError
-
-    async def schedule_fields(self, name: str) -> dict[str, Any]:
-        """A schedule by the names of the fields of its form: text, but for `args` and `kwargs`.
-        Raises Problem if there is none, or if no form can have it."""
-        raise NotImplementedError
-
-    async def put_schedule(
-        self, name: str, body: dict[str, Any], by: str, *, is_new: bool, may_any: bool
-    ) -> None:
-        """Put a schedule. Raises Problem.
-
-        body: as the HTTP API takes it. Of one that is not new, what it lacks of ``every`` and
-            ``cron``, ``args`` and ``kwargs`` stays
-        by: who does it
-        may_any: whether the task may be any that a worker has registered
-        """
-        raise NotImplementedError
-
     async def tasks(self, may_any: bool) -> tuple[list[str], str]:
         """Names of the tasks that may be started, and what is to be said of them.
 
         may_any: whether these are all that workers have registered
         """
         return [], ""
-
-    async def send(
-        self, body: dict[str, Any], token: Token, request: Request, may_any: bool
-    ) -> str:
-        """Send a task; return its queue. Raises Problem.
-
-        body: as the HTTP API takes it
-        """
-        raise NotImplementedError
 
     async def aclose(self) -> None:
         """End what goes on by itself."""

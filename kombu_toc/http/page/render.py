@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,8 +16,8 @@ from ...model import timetext
 from ...version import __version__
 from ..fields import invalid, shown_time
 from ..request import Answer, Request
-from .reading import TITLES, WHOLE, cut, last_line
-from .sessions import Visitor, cookie_header, cookie_name, read_cookie
+from .reading import WHOLE, cut, last_line
+from .sessions import COOKIE, Visitor, cookie_header, cookie_name, read_cookie
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -62,11 +62,6 @@ class Ask(NamedTuple):
     def field(self, name: str) -> str:
         """A field of the form; empty if it is not there."""
         return (self.fields.get(name) or [""])[0]
-
-    @property
-    def is_live(self) -> bool:
-        """Whether a page that is shown looks again by itself."""
-        return bool(self.request.header(b"x-toc-live"))
 
 
 class View(NamedTuple):
@@ -127,23 +122,12 @@ def templates() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    for filter in (number, span, lateness, moment, iso, us):
-        made.filters[filter.__name__] = filter
-    made.filters.update(cut=cut, last_line=last_line)
-    made.globals.update(
-        away=away,
-        counted=counted,
-        encoded=encoded,
-        file=lambda name: link(name, v=file_of(name)[1]),
-        flight=FLIGHT,
-        link=link,
-        noted=noted,
-        skipped=skipped,
-        sparkline=sparkline,
-        titles=TITLES,
-        version=__version__,
-        whole=WHOLE,
-    )
+    filters = (number, span, lateness, moment, iso, us, cut, last_line)
+    made.filters.update((one.__name__, one) for one in filters)
+    functions = (away, counted, encoded, link, noted, skipped, sparkline)
+    made.globals.update((one.__name__, one) for one in functions)
+    made.globals.update(version=__version__, whole=WHOLE)
+    made.globals["file"] = lambda name: link(name, v=file_of(name)[1])
     return made
 
 
@@ -209,14 +193,11 @@ def file_of(name: str) -> tuple[bytes, str]:
 def page_of(ask: Ask, view: View, has_library: bool) -> Answer:
     """The answer that shows a view."""
     headers = list(HEADERS)
-    said_by = cookie_name(SAID, ask.request)
-    said = unquote(read_cookie(ask.request, said_by))
+    said = unquote(read_cookie(ask.request, cookie_name(SAID, ask.request)))
     if said:
-        headers.append(
-            (b"set-cookie", f"{said_by}=; HttpOnly; SameSite=Strict; Max-Age=0".encode())
-        )
+        headers.append(cookie_header(SAID, "", ask.request, lasts=0))
     if ask.visitor.cookie:
-        headers.append(cookie_header(ask.visitor.cookie, ask.request))
+        headers.append(cookie_header(COOKIE, ask.visitor.cookie, ask.request))
     shown = {"ask": ask, "view": view, "has_library": has_library, "notice": said}
     document = render(view.template, now_us=view.now_us, **shown, **view.values)
     return Answer(document.encode(), view.status, HTML, tuple(headers))
@@ -228,12 +209,8 @@ def redirect(ask: Ask, to: str, said: str = "", *cookies: tuple[bytes, bytes]) -
     to: as :func:`.link` makes it
     """
     headers = [*HEADERS, (b"location", to.encode("ascii", "ignore")), *cookies]
-    if said:
-        text = quote(said[:300])  # a cookie has 4 KB
-        said_by = cookie_name(SAID, ask.request)
-        headers.append(
-            (b"set-cookie", f"{said_by}={text}; HttpOnly; SameSite=Strict; Max-Age=20".encode())
-        )
+    if said:  # a cookie has 4 KB
+        headers.append(cookie_header(SAID, quote(said[:300]), ask.request, lasts=20))
     return Answer(b"", 303, HTML, tuple(headers))
 
 
@@ -247,8 +224,6 @@ def link(view: str, **query: Any) -> str:
     return f"{view}?{urlencode(said, errors='surrogatepass')}" if said else view
 
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-
 #: Seconds, and what they are called.
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
@@ -258,13 +233,6 @@ def number(value: float) -> str:
     if value == int(value) or value >= 10:
         return f"{value:,.0f}"
     return f"{value:.2g}" if value < 1 else f"{value:.1f}"
-
-
-#: What is in flight, for who sees that tasks run.
-FLIGHT = (
-    "In flight is what a worker has and has not acknowledged: a task that is acknowledged as it "
-    "begins, as is Celery's default, runs without being in flight."
-)
 
 
 def skipped(schedules: Collection[str], number: int = 0) -> str:
@@ -323,11 +291,8 @@ def lateness(seconds: float | None) -> str:
 
 def moment(us: int) -> str:
     """``2026-01-31 09:30:00 UTC``."""
-    try:
-        made = _EPOCH + timedelta(microseconds=us)
-    except OverflowError:
-        return f"{us} µs"
-    return f"{made:%Y-%m-%d %H:%M:%S} UTC"
+    said = shown_time(us)
+    return f"{said[:10]} {said[11:19]} UTC" if said else f"{us} µs"
 
 
 def iso(us: int) -> str:

@@ -58,11 +58,6 @@ class Visitor(NamedTuple):
     may_enter: bool = False
     is_trusted: bool = False
 
-    @classmethod
-    def nobody(cls) -> Visitor:
-        """Who may do nothing."""
-        return cls(_OUTSIDE, "", (FIELD, ""))
-
     def may(self, role: str, queue: str | None) -> bool:
         """Whether this is allowed for a queue; None: for all."""
         return self.token.allows(role, queue)
@@ -81,6 +76,7 @@ class Sessions:
 
     def __post_init__(self) -> None:
         self._redis = AwaitedPart(self._center.center.client)
+        self._key = self._center.center.keys.session
         #: the token of each session that was looked up, and when, by the monotonic clock
         self._known: dict[str, tuple[Token | None, float]] = {}
 
@@ -159,18 +155,20 @@ class Sessions:
                 "this form is not of this session; load the page again, with cookies allowed",
             )
 
-    def _key(self, name: str) -> str:
-        return self._center.center.keys.session(name)
-
 
 #: Who has no token where one is needed.
 _OUTSIDE = Token("", b"", (), (), is_anonymous=True)
 
+#: Who could not be told, and may do nothing.
+UNKNOWN = Visitor(_OUTSIDE, "", (FIELD, ""))
 
-def cookie_header(value: str, request: Request, *, lasts: int | None = None) -> tuple[bytes, bytes]:
-    """The header that sets the cookie. It names no path: so it is that of the page, wherever a
-    proxy has put it."""
-    parts = [f"{cookie_name(COOKIE, request)}={value}", "HttpOnly", "SameSite=Strict"]
+
+def cookie_header(
+    name: str, value: str, request: Request, *, lasts: int | None = None
+) -> tuple[bytes, bytes]:
+    """The header that sets a cookie. It names no path: so it is that of the page, wherever a proxy
+    has put it."""
+    parts = [f"{cookie_name(name, request)}={value}", "HttpOnly", "SameSite=Strict"]
     if lasts is not None:
         parts.append(f"Max-Age={lasts}")
     if request.is_secure:

@@ -12,6 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ...aio.center import AsyncTimeoutCenter
@@ -117,23 +118,23 @@ class Row(NamedTuple):
     """A queue.
 
     oldest: for how many seconds the oldest due message has been due
+    due: seconds from now -> how many wait that are due by then; empty if nothing is scheduled
     rate: deliveries a second, in the last minute or two
     late: how late messages were delivered, in the last minutes
     hour: each of the last minutes, without the present one
-    due: seconds from now -> how many wait that are due by then; empty if nothing is scheduled
     stopped: whether its target has said that it wants nothing any more
     """
 
     queue: str
     counts: Counts
     oldest: float
+    due: dict[float, int]
     rate: float
     late: Lateness
     hour: list[Minute]
     consumers: list[Consumer]
     paused: bool
-    due: dict[float, int]
-    stopped: bool = False
+    stopped: bool
 
     @property
     def waiting(self) -> int:
@@ -152,80 +153,6 @@ class Snapshot(NamedTuple):
     now_us: int
     rows: list[Row]
     spans: frozenset[str]
-
-
-class SnapshotReader:
-    """Takes looks at a center, with what earlier ones have read of minutes that are over."""
-
-    def __init__(self) -> None:
-        #: topic -> minute -> what was counted
-        self._minutes: dict[str, dict[int, Minute]] = {}
-        #: how many queues the look that is taken has seen, and how many there are
-        self.seen = self.of = 0
-
-    def take(self, center: TimeoutCenter, spans: frozenset[str], number: int) -> Snapshot:
-        """Look at all queues but those that go away by themselves, such as those for replies."""
-        seconds, us = center.client.time()
-        topics = [one for one in center.registry.select(None) if not one.declaration.expires]
-        edges = edges_of(spans)
-        self.seen, self.of = 0, len(topics)
-        consumers, paused = center.queues.consumers(), center.queues.paused()
-        rows: list[Row] = []
-        minutes = self._minutes
-        self._minutes = {}
-        for start in range(0, len(topics), TOGETHER):
-            some = topics[start : start + TOGETHER]
-            self.seen = start
-            held = _held(center, some, edges)
-            names = [one.name for one in some]
-            counted = self._counted(center, names, seconds // 60, minutes)
-            for one in some:
-                name = one.name
-                counts, oldest, due = held[name]
-                rows.append(
-                    Row(
-                        name,
-                        counts,
-                        oldest,
-                        *_rates(counted[name], seconds % 60 + us / 1e6),
-                        consumers.get(name, []),
-                        name in paused,
-                        due,
-                        bool(one.declaration.target_stopped),
-                    )
-                )
-        return Snapshot(number, seconds * 1_000_000 + us, rows, spans)
-
-    def _counted(
-        self,
-        center: TimeoutCenter,
-        names: Sequence[str],
-        present: int,
-        before: dict[str, dict[int, Minute]],
-    ) -> dict[str, list[Minute]]:
-        """What was counted in each of the latest minutes, the present one last. A minute that was
-        over when it was read is not read again.
-
-        before: what the look before this one has read
-        """
-        wanted = range(present - MINUTES + 1, present + 1)
-        known = {name: before.get(name, {}) for name in names}
-        # Processes send what they have counted some seconds later.
-        old = [minute for minute in wanted if minute < present - 1]
-        unread = [name for name in names if any(minute not in known[name] for minute in old)]
-        if unread:
-            for name, numbers in read_minutes(center, unread, old).items():
-                known[name].update(zip(old, map(Minute.of, numbers), strict=True))
-        latest = (present - 1, present)
-        for name, numbers in read_minutes(center, names, latest).items():
-            known[name].update(zip(latest, map(Minute.of, numbers), strict=True))
-            known[name] = {minute: said for minute, said in known[name].items() if minute in wanted}
-        # Of the present minute only what it is now: it counts as read when it is over.
-        for name, read in known.items():
-            self._minutes[name] = {
-                minute: said for minute, said in read.items() if minute < present
-            }
-        return {name: [known[name].get(minute, IDLE) for minute in wanted] for name in names}
 
 
 def _held(
@@ -297,7 +224,10 @@ class SnapshotCache:
     ) -> None:
         self._center = center
         self._clock = clock
-        self._looks = SnapshotReader()
+        #: of minutes that are over, what was counted: topic -> minute -> that
+        self._minutes: dict[str, dict[int, Minute]] = {}
+        #: how many queues the look that is taken has seen, and how many there are
+        self.seen = self.of = 0
         self._latest: Snapshot | None = None
         self._taken_at = 0.0
         #: seconds that it took
@@ -326,8 +256,8 @@ class SnapshotCache:
         if self._task is not None and (self._latest is None or not self.trouble):
             is_old = self._latest is None or now - self._taken_at > STALE
             await asyncio.wait((self._task,), timeout=WAIT if is_old else EVERY / 2)
-        if self._latest is None and not self.trouble and self._looks.of:
-            raise FirstLook(self._looks.seen, self._looks.of)
+        if self._latest is None and not self.trouble and self.of:
+            raise FirstLook(self.seen, self.of)
         if self._latest is None:
             said = self.trouble or "the broker has not answered yet"
             raise Problem("broker", said, headers=retry_after(1))
@@ -359,15 +289,15 @@ class SnapshotCache:
         pause = EVERY
         spans = frozenset(name for name, at in self._wanted.items() if began - at < 10)
         self.taken += 1
-        call = asyncio.ensure_future(self._center.call(self._looks.take, spans, self.taken))
+        call = asyncio.ensure_future(self._center.call(self.take, spans, self.taken))
         try:
             patience = max(WAIT, 2 * self._took)
             seen = 0
             while not call.done() and self._clock() - began < LONGEST:
                 await asyncio.wait((call,), timeout=patience)
-                if not call.done() and self._looks.seen == seen:
+                if not call.done() and self.seen == seen:
                     self.trouble = self.trouble or _why(TimeoutError())
-                seen = self._looks.seen
+                seen = self.seen
             if not call.done():
                 raise TimeoutError
             self._latest = call.result()
@@ -381,6 +311,61 @@ class SnapshotCache:
             await end(None if call.done() else call)
             self._next = max(self._clock() + pause, began + EVERY)
             self._task = None
+
+    # -- a look
+
+    def take(self, center: TimeoutCenter, spans: frozenset[str], number: int) -> Snapshot:
+        """Look at all queues but those that go away by themselves, such as those for replies."""
+        seconds, us = center.client.time()
+        topics = [one for one in center.registry.select(None) if not one.declaration.expires]
+        edges = edges_of(spans)
+        self.seen, self.of = 0, len(topics)
+        consumers, paused = center.queues.consumers(), center.queues.paused()
+        rows: list[Row] = []
+        minutes = self._minutes
+        self._minutes = {}
+        for start in range(0, len(topics), TOGETHER):
+            some = topics[start : start + TOGETHER]
+            self.seen = start
+            held = _held(center, some, edges)
+            names = [one.name for one in some]
+            counted = self._counted(center, names, seconds // 60, minutes)
+            for one in some:
+                name, stopped = one.name, bool(one.declaration.target_stopped)
+                seen = *held[name], *_rates(counted[name], seconds % 60 + us / 1e6)
+                rows.append(Row(name, *seen, consumers.get(name, []), name in paused, stopped))
+        return Snapshot(number, seconds * 1_000_000 + us, rows, spans)
+
+    def _counted(
+        self,
+        center: TimeoutCenter,
+        names: Sequence[str],
+        present: int,
+        before: dict[str, dict[int, Minute]],
+    ) -> dict[str, list[Minute]]:
+        """What was counted in each of the latest minutes, the present one last. A minute that was
+        over when it was read is not read again.
+
+        before: what the look before this one has read
+        """
+        wanted = range(present - MINUTES + 1, present + 1)
+        known = {name: before.get(name, {}) for name in names}
+        # Processes send what they have counted some seconds later.
+        old = [minute for minute in wanted if minute < present - 1]
+        unread = [name for name in names if any(minute not in known[name] for minute in old)]
+        if unread:
+            for name, numbers in read_minutes(center, unread, old).items():
+                known[name].update(zip(old, map(Minute.of, numbers), strict=True))
+        latest = (present - 1, present)
+        for name, numbers in read_minutes(center, names, latest).items():
+            known[name].update(zip(latest, map(Minute.of, numbers), strict=True))
+            known[name] = {minute: said for minute, said in known[name].items() if minute in wanted}
+        # Of the present minute only what it is now: it counts as read when it is over.
+        for name, read in known.items():
+            self._minutes[name] = {
+                minute: said for minute, said in read.items() if minute < present
+            }
+        return {name: [known[name].get(minute, IDLE) for minute in wanted] for name in names}
 
 
 # -- looks that are kept for as many times as long as they took
@@ -400,8 +385,7 @@ class Looks(Generic[T]):
         #: queue and more -> what was seen, and until when it is shown by the loop's clock
         self._kept: dict[tuple[Any, ...], tuple[T, float]] = {}
         self._looking: dict[tuple[Any, ...], asyncio.Lock] = {}
-        #: how many looks there were, and how often something was changed here
-        self.taken = 0
+        #: how often something was changed here
         self._changes = 0
 
     async def read(self, key: tuple[Any, ...], look: Callable[[], Awaitable[T]]) -> T:
@@ -411,7 +395,6 @@ class Looks(Generic[T]):
             began = clock()
             if key in self._kept and began < self._kept[key][1]:
                 return self._kept[key][0]
-            self.taken += 1
             changes = self._changes
             seen = await look()
             shown = max(LEAST, SHARE * (clock() - began)) if changes == self._changes else 0.0
@@ -563,21 +546,30 @@ LOOKED_THROUGH = 120.0
 Key = tuple[str, ...]
 
 
-class Search(NamedTuple):
-    """What a look through a filter has found.
+_NOTHING = Listing([], None, 0, 0.0)
+
+
+@dataclass(eq=False)
+class Search:
+    """A look through a filter.
 
     now_us: when it began, by Redis's clock
-    at: when it ended, by the loop's clock
+    at: when it has found something last, by the loop's clock
+    asked: when somebody has asked for it last, by the same clock
+    first: ends with the first look at messages
     """
 
-    listing: Listing
     now_us: int
-    at: float
+    listing: Listing = _NOTHING
+    at: float = 0.0
+    asked: float = 0.0
+    first: asyncio.Future[None] = field(default_factory=asyncio.Future)
+    task: Any = None
 
-
-def _is_short(seen: Search, limit: int) -> bool:
-    """Whether there is less than a page, and more to look at."""
-    return seen.listing.after is not None and len(seen.listing.messages) < limit
+    @property
+    def goes_on(self) -> bool:
+        """Whether more is looked for just now."""
+        return not self.task.done()
 
 
 class SearchCache:
@@ -587,10 +579,7 @@ class SearchCache:
         self._center = center
         self._reader = reader
         self._seen: dict[Key, Search] = {}
-        self._looking: dict[Key, asyncio.Task[Search]] = {}
-        #: looks that go on, and when each was asked for last
-        self._going: dict[Key, asyncio.Task[None]] = {}
-        self._asked: dict[Key, float] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         #: how many looks there were
         self.taken = 0
 
@@ -604,57 +593,56 @@ class SearchCache:
         limit: how many messages to find
         is_live: whether a page looks again by itself
         """
-        self._asked[key] = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
         seen = self._seen.get(key)
-        if seen is not None:
-            if self.goes_on(key):
-                return seen
-            shown = self.again_in(seen) if is_live else self._shown_opened(seen)
-            if shown > 0:
-                return seen
-        looking = self._looking.get(key)
-        if looking is None:
-            looking = asyncio.create_task(self._look(key, selection, now_us, limit))
-            self._looking[key] = looking
-        seen = await asyncio.shield(looking)  # who goes away ends nobody else's look
-        if self._seen.get(key) is seen and not self.goes_on(key) and _is_short(seen, limit):
-            self._going[key] = asyncio.create_task(self._go_on(key, selection, limit))
+        if seen is None or not (
+            seen.goes_on or (self.again_in(seen) if is_live else self._shown_opened(seen)) > 0
+        ):
+            self.taken += 1
+            self._seen.pop(key, None)
+            while len(self._seen) >= MOST_SEEN:
+                del self._seen[next(iter(self._seen))]
+            seen = self._seen[key] = Search(now_us)
+            seen.task = loop.create_task(self._look(key, seen, selection, limit))
+            self._tasks.add(seen.task)
+            seen.task.add_done_callback(self._tasks.discard)
+        seen.asked = loop.time()
+        await asyncio.shield(seen.first)  # who goes away ends nobody else's look
         return seen
 
-    def goes_on(self, key: Key) -> bool:
-        """Whether more is looked for just now."""
-        return key in self._going
-
-    async def _go_on(self, key: Key, selection: Selection, limit: int) -> None:
-        """Look on, for half of the time at most, until there is a page or the end."""
-        now_of = asyncio.get_running_loop().time
+    async def _look(self, key: Key, seen: Search, selection: Selection, limit: int) -> None:
+        """Look; and look on, for half of the time at most, until there is a page or the end."""
+        clock, before, after = asyncio.get_running_loop().time, seen.listing, key[-1] or None
         try:
-            while (seen := self._seen.get(key)) is not None and _is_short(seen, limit):
-                if now_of() - self._asked.get(key, 0.0) > LEFT:
-                    return
-                before = seen.listing
+            while True:
                 more = await find(
                     self._center,
                     self._reader,
                     selection,
                     now_us=seen.now_us,
                     limit=limit - len(before.messages),
-                    after=before.after,
+                    after=after,
                 )
+                messages, after = before.messages + more.messages, more.after
+                looked, took = before.looked + more.looked, before.took + more.took
+                before = seen.listing = Listing(messages, after, looked, took)
+                seen.at = clock()
+                if not seen.first.done():
+                    seen.first.set_result(None)
+                if after is None or len(messages) >= limit or clock() - seen.asked > LEFT:
+                    return
+                await asyncio.sleep(more.took)
                 if self._seen.get(key) is not seen:
                     return
-                listing = Listing(
-                    before.messages + more.messages,
-                    more.after,
-                    before.looked + more.looked,
-                    before.took + more.took,
-                )
-                self._seen[key] = Search(listing, seen.now_us, now_of())
-                await asyncio.sleep(more.took)
         except Exception as exc:  # whoever looks next is told of what lasts
-            logger.warning("a look through a filter has ended early: %s", exc)
+            if seen.first.done():
+                logger.warning("a look through a filter has ended early: %s", exc)
+                return
+            if self._seen.get(key) is seen:
+                del self._seen[key]
+            seen.first.set_exception(exc)
         finally:
-            del self._going[key]
+            seen.first.cancel()
 
     def again_in(self, seen: Search) -> float:
         """In how many seconds there is another look for pages that look again by themselves."""
@@ -667,37 +655,11 @@ class SearchCache:
         """For how many seconds more a look is shown to whoever opens the view."""
         return seen.at + OPENED * seen.listing.took - asyncio.get_running_loop().time()
 
-    async def _look(self, key: Key, selection: Selection, now_us: int, limit: int) -> Search:
-        mine = asyncio.current_task()
-        self.taken += 1
-        try:
-            listing = await find(
-                self._center,
-                self._reader,
-                selection,
-                now_us=now_us,
-                limit=limit,
-                after=key[-1] or None,
-            )
-            seen = Search(listing, now_us, asyncio.get_running_loop().time())
-            if self._looking.get(key) is mine:
-                self._seen.pop(key, None)
-                while len(self._seen) >= MOST_SEEN:
-                    oldest = next(iter(self._seen))
-                    del self._seen[oldest]
-                    self._asked.pop(oldest, None)
-                self._seen[key] = seen
-            return seen
-        finally:
-            if self._looking.get(key) is mine:
-                del self._looking[key]
-
     def forget(self, queue: str) -> None:
         """Messages of a queue were changed here: whoever has done it is to see it."""
-        for kept in (self._seen, self._looking):
-            for key in [one for one in kept if one[0] == queue]:
-                del kept[key]
+        for key in [one for one in self._seen if one[0] == queue]:
+            del self._seen[key]
 
     async def aclose(self) -> None:
         """End the looks that are under way."""
-        await end(*self._looking.values(), *self._going.values())
+        await end(*self._tasks)

@@ -14,7 +14,7 @@ from ..fields import Problem
 from ..library import FarAhead
 from ..request import Answer
 from ..tokens import Audit, Mask
-from .jobs import Actions, Jobs
+from .jobs import ACTS, FAILED_ACTS, FAILED_TASK, Act, Actions, Jobs
 from .reading import PageExtras, Reader
 from .render import Ask, View
 from .sessions import Sessions
@@ -32,7 +32,8 @@ class Tools:
     """
 
     def __init__(self, api: Any, extras: PageExtras, mask: Mask) -> None:
-        self.api, self.extras, self.mask = api, extras, mask
+        self.api, self.mask = api, mask
+        self.extras: Any = extras
         self.audit: Audit = api.audit
         center: AsyncTimeoutCenter = api.center
         self.center = center
@@ -99,6 +100,12 @@ Viewing = Callable[[Tools, Ask], Awaitable[View | Answer]]
 def check_role(ask: Ask, role: str, queue: str | None) -> None:
     """Raises Problem if this is not allowed."""
     tokens.check_role(ask.visitor.token, role, queue)
+
+
+def acts_of(ask: Ask, queue: str, state: str) -> list[Act]:
+    """What a visitor may do to messages of a queue that are in a state, or to failed tasks."""
+    every = FAILED_ACTS if state == FAILED_TASK else ACTS
+    return [act for act in every.values() if act.could(state) and ask.visitor.may(act.role, queue)]
 
 
 def check_any(ask: Ask, role: str) -> None:
