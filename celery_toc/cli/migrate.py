@@ -112,10 +112,10 @@ def _parts(result: Any) -> str:
 def _say_schedules(session: Session, schedules: list[Schedule]) -> None:
     if not schedules:
         return
-    stay = f"{counted(len(schedules), 'schedule')} {'stays' if len(schedules) == 1 else 'stay'}"
     session.screen.say(
-        f"{stay} in the timeout center: workers of the other broker fire none, beyond the firing "
-        "that was moved. With 'celery beat' this replaces them:",
+        f"{counted(len(schedules), 'schedule', 'stay')} in the timeout center: workers of the "
+        "other broker fire none, beyond the firing that was moved. With 'celery beat' this "
+        "replaces them:",
         "yellow",
     )
     entries = [line for schedule in schedules for line in schedule.beat_entry.split("\n")]
@@ -146,19 +146,14 @@ def _report(session: Session, result: Any, dry_run: bool, schedules: list[Schedu
         if result.queues:
             session.screen.table(QUEUES, sorted(result.queues.items()))
         verb = "Would move" if dry_run else "Moved"
-        moved = (
-            f"{counted(result.moved, 'message')}: {_parts(result)}"
-            if result.moved
-            else "no messages"
-        )
+        moved = "no messages"
+        if result.moved:
+            moved = f"{counted(result.moved, 'message')}: {_parts(result)}"
         session.screen.say(f"{verb} {moved}.")
         if result.dead:
-            letters = (
-                f"{counted(result.dead, 'dead letter')} {'stays' if result.dead == 1 else 'stay'}"
-            )
             session.screen.say(
-                f"{letters} in the timeout center; 'celery toc dead requeue' makes them messages "
-                "again."
+                f"{counted(result.dead, 'dead letter', 'stay')} in the timeout center; "
+                "'celery toc dead requeue' makes them messages again."
             )
         for key, reason in result.skipped.items():
             session.screen.say(f"Left {key!r}: {reason}.")
@@ -166,8 +161,8 @@ def _report(session: Session, result: Any, dry_run: bool, schedules: list[Schedu
             session.screen.table(STAYING, [list(one) for one in result.named])
         _say_schedules(session, schedules)
     if result.staying:
-        stay = "stays where it is" if result.staying == 1 else "stay where they are"
-        session.complain(f"{counted(result.staying, 'message')} {stay}", FAILED)
+        where = "where it is" if result.staying == 1 else "where they are"
+        session.complain(f"{counted(result.staying, 'message', 'stay')} {where}", FAILED)
     for queue in result.unknown:
         session.complain(f"there is no queue {queue!r} to move from", FAILED)
     if result.refused:

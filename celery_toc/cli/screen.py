@@ -281,7 +281,6 @@ class Progress:
         self._hidden = hidden
         self._bar: Any = None
         self._line_at = time.monotonic() + LINES_EVERY
-        self._looked = 0
 
     def __enter__(self) -> Progress:
         return self
@@ -301,17 +300,6 @@ class Progress:
             self._bar.__enter__()
         self._bar.length = total
         self._bar.update(done - self._bar.pos)
-
-    def looking(self, where: Callable[[T], bool]) -> Callable[[T], bool]:
-        """The same predicate, which counts what it is asked of."""
-
-        def look(found: T) -> bool:
-            self._looked += 1
-            if not self._looked % 100:
-                self(self._looked)
-            return where(found)
-
-        return look
 
     def __exit__(self, *exc_info: object) -> None:
         if self._bar is not None:
@@ -401,13 +389,12 @@ def _end(number: int, frame: object) -> None:
 # -- numbers and names in a sentence
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 message``, ``1,234 messages``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural(noun)}"
-
-
-def plural(noun: str) -> str:
-    return f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
+def counted(number: int, noun: str, verb: str = "") -> str:
+    """``1 message``, ``1,234 messages``; with what it does, or they do: ``1 message waits``."""
+    if number == 1:
+        return f"1 {noun} {verb}s" if verb else f"1 {noun}"
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
+    return f"{number:,} {plural} {verb}".rstrip()
 
 
 def skipped(schedules: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import functools
 import inspect
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -193,13 +194,19 @@ class Session:
         if where is None or self.as_json:
             yield where
             return
-        total = 0
-        for one in self.ask(self.center.queues.summary, queue):
-            held = {"waiting": one.counts.waiting, "in flight": one.counts.in_flight}
-            held["dead"] = one.counts.dead
-            total += sum(held.values()) if state is None else held[state]
+        total = sum(
+            sum(one.counts) if state is None else getattr(one.counts, state.replace(" ", "_"))
+            for one in self.ask(self.center.queues.summary, queue)
+        )
+        looked = itertools.count(1)
         with self.progress("Looking", total) as bar:
-            yield bar.looking(where)
+
+            def look(found: T) -> bool:
+                if not (number := next(looked)) % 100:
+                    bar(number)
+                return where(found)
+
+            yield look
 
     def json(self, document: dict[str, Any]) -> None:
         """Show one JSON document, with what is missing in it, if anything is."""

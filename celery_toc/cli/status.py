@@ -124,13 +124,15 @@ def survey(
     memory: also the memory that each uses
     """
     center, names = session.center, session.queues(named)
-    summaries = None
-    if named:
-        summaries = [one for name in names for one in session.ask(center.queues.summary, name)]
+    summaries = [
+        one
+        for name in (names if named else [None])
+        for one in session.ask(center.queues.summary, name)
+    ]
     measured = kombu_toc.read_metrics(center, names)
     consumers, paused = center.queues.consumers(), center.queues.paused()
     rows = []
-    for summary in session.ask(center.queues.summary) if summaries is None else summaries:
+    for summary in summaries:
         declared = center.registry.known(summary.topic)
         passing = declared is not None and declared.declaration.expires
         if passing and not any(summary.counts) and not every and summary.topic not in named:
@@ -153,11 +155,10 @@ def survey(
         )
     if memory:
         note_far(center, names, rows)
-        sizes = None
-        if not session.missing:  # it asks the nodes of all
-            sizes = kombu_toc.estimate_memory(center.center, [row["queue"] for row in rows])
+        known = [] if session.missing else [row["queue"] for row in rows]  # it asks all nodes
+        sizes = kombu_toc.estimate_memory(center.center, known) or {}
         for row in rows:
-            row["memory_bytes"] = None if sizes is None else sizes[row["queue"]]
+            row["memory_bytes"] = sizes.get(row["queue"])
     return rows
 
 
@@ -203,8 +204,7 @@ def stopped(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def waiting(row: dict[str, Any]) -> str:
     """How many messages wait in a queue."""
-    number = row["ready"] + row["scheduled"]
-    return f"{counted(number, 'message')} {'waits' if number == 1 else 'wait'}"
+    return counted(row["ready"] + row["scheduled"], "message", "wait")
 
 
 def line(row: dict[str, Any], *, far: bool = False) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from weakref import ref
 
 from billiard.einfo import ExceptionInfo
-from celery import Task
+from celery import Task, bootsteps
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.worker import state
@@ -166,23 +166,15 @@ class PoolPolicy:
     """The policy of a worker's channel; see `kombu_toc.WorkerPolicy`.
 
     accepts_early: whether tasks may be handed over ahead of their time
-    is_stopping: tells whether the worker is about to end
     """
 
     def __init__(
-        self,
-        consumer: Any,
-        submitted: SubmittedRequests,
-        pace: Pace,
-        *,
-        accepts_early: bool,
-        is_stopping: Callable[[], bool],
+        self, consumer: Any, submitted: SubmittedRequests, pace: Pace, *, accepts_early: bool
     ) -> None:
         pool = consumer.pool
         self._consumer = consumer
         self._submitted = submitted
         self._pace = pace
-        self._is_stopping = is_stopping
         self.accepts_early = accepts_early
         self.queues_in_pool = in_threads(pool)
         self.paused = False
@@ -237,7 +229,7 @@ class PoolPolicy:
         if self.ending:
             return self._submitted.begun(message) or self._was_sent(message)
         # Only the connection is lost, unless the worker is about to end.
-        if self._is_stopping():
+        if is_stopping(self._consumer):
             return False
         request = self._submitted.executing(message)
         if request is None:
@@ -265,6 +257,15 @@ class PoolPolicy:
 
     def take_queued(self, seconds: float) -> list[kombu_toc.Message]:
         return self._submitted.take_queued(time.monotonic() - seconds)
+
+
+def is_stopping(consumer: Any) -> bool:
+    """Whether a worker is about to end, and not only to connect again."""
+    # Celery asks the same of its flags: an exit code, which may be 0, or None or False.
+    told = any(
+        f is not None and f is not False for f in (state.should_stop, state.should_terminate)
+    )
+    return told or consumer.controller.blueprint.state != bootsteps.RUN
 
 
 def is_timed(app: Any, message: kombu_toc.Message) -> bool:

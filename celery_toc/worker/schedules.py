@@ -56,14 +56,9 @@ class BeatSchedule:
         #: what was logged already, so that it is not logged every minute
         self._logged: set[tuple[str, ...]] = set()
 
-    @property
-    def is_wanted(self) -> bool:
-        """Whether the app asks for it."""
-        return bool(self._app.conf.get("toc_beat"))
-
     def start(self) -> None:
-        """Begin, unless it has begun."""
-        if self._thread is None and self.is_wanted:
+        """Begin, if the app asks for it, unless it has begun."""
+        if self._thread is None and self._app.conf.get("toc_beat"):
             signals.task_received.connect(self._look_for_beat, dispatch_uid="celery_toc.beat")
             self._thread = threading.Thread(target=self._run, name="toc-beat", daemon=True)
             self._thread.start()

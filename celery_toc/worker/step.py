@@ -32,7 +32,7 @@ import kombu_toc
 from .. import compat
 from ..app.task import visibility_warnings
 from . import failures, pool, schedules
-from .pool import Pace, PoolPolicy, SubmittedRequests
+from .pool import Pace, PoolPolicy, SubmittedRequests, is_stopping
 from .schedules import BeatSchedule
 
 logger = get_logger(__name__)
@@ -101,9 +101,7 @@ class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celer
             _keep_what_is_loaded()
             with compat.refusing():
                 self._policy = PoolPolicy(
-                    *(c, self._submitted, self._pace),
-                    accepts_early=self._accepts_early,
-                    is_stopping=lambda: is_stopping(c),
+                    c, self._submitted, self._pace, accepts_early=self._accepts_early
                 )
                 self._watch(c)
             self._policy.paused = self._paused
@@ -303,12 +301,3 @@ class Shutdown:
         with self._submitted.deciding:
             channel.qos.restore_unacked()
         policy.ending = False
-
-
-def is_stopping(consumer: Any) -> bool:
-    """Whether a worker is about to end, and not only to connect again."""
-    # Celery asks the same of its flags: an exit code, which may be 0, or None or False.
-    told = any(
-        f is not None and f is not False for f in (state.should_stop, state.should_terminate)
-    )
-    return told or consumer.controller.blueprint.state != bootsteps.RUN

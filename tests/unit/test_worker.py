@@ -53,8 +53,7 @@ def test_a_pool_of_greenlets_starts_as_many_tasks_as_it_may_have() -> None:
         controller=SimpleNamespace(autoscaler=None, max_concurrency=None),
     )
     submitted = SimpleNamespace(busy=lambda: running)
-    how = {"accepts_early": False, "is_stopping": lambda: False}
-    assert PoolPolicy(consumer, submitted, Pace(), **how).idle_slots() == 18
+    assert PoolPolicy(consumer, submitted, Pace(), accepts_early=False).idle_slots() == 18
 
 
 @each("ahead", [-MINUTES, 0.0, MINUTES])
