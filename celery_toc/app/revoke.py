@@ -224,13 +224,13 @@ class Revocation:
         found: dict[str, list[bool]] = {id: [] for id in ids}
         for one in done:
             id = one.id if one.id in found else one.id.rpartition("#")[0]
-            found[id].append(self._mark(self._task(one)) if one.deleted else False)
+            found[id].append(one.deleted and self._mark(one))
             found[id].append(not one.tried)
         if lost_reply:
             # What was found and is gone was removed by the call whose reply was lost, unless
             # it has become due in that moment.
             for key in _waiting(before) - {(one.topic, one.id) for one in done}:
-                self._mark(self._task(before[key]), only_if_not_begun=True)
+                self._mark(before[key], only_if_not_begun=True)
         return {id for id, sure in found.items() if sure and all(sure)}
 
     def by_stamps(self, headers: Mapping[str, Any]) -> None:
@@ -253,7 +253,7 @@ class Revocation:
             self._remember(one for one in done if one.deleted)
             for one in done:
                 if one.deleted:
-                    self._mark(self._task(one))
+                    self._mark(one)
             after = page.after
             if after is None:
                 return
@@ -265,16 +265,16 @@ class Revocation:
         except Exception as exc:  # they are revoked all the same
             logger.warning("Revoked tasks are not listed as such: %r", exc)
 
-    def _task(self, found: kombu_toc.Found | kombu_toc.Cancelled) -> Task:
-        """A task that the app itself revokes: its chord is told, whatever its message is made of,
-        as a worker would tell it."""
-        return self.center.task(found, decode="app")
-
-    def _mark(self, task: Task, *, only_if_not_begun: bool = False) -> bool:
+    def _mark(
+        self, found: kombu_toc.Found | kombu_toc.Cancelled, *, only_if_not_begun: bool = False
+    ) -> bool:
         """Mark the result of a task whose message is removed.
 
         Returns whether it is certain that no worker has had, or has, the task.
         """
+        # The app itself revokes it: its chord is told, whatever its message is made of, as a worker
+        # would tell it.
+        task = self.center.task(found, decode="app")
         logger.info("Removed revoked task: %s[%s]", task.name, task.id)
         try:
             marked = mark_revoked(self.app, task, only_if_not_begun=only_if_not_begun)

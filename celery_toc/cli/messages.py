@@ -616,7 +616,9 @@ def _fields(session: Session, message: dict[str, Any], seconds: float) -> list[t
         ("place", "the task library, until its time comes" if message["far"] else None),
         ("priority", message["priority"]),
         ("retries left", message["retries_left"]),
-        *_own(message),
+        ("visibility", _seconds(message["visibility"])),
+        ("max lease", _seconds(message["max_lease"])),
+        *((name, message[name] or None) for name in ("expires", "key", "unique")),
         ("args", message["argsrepr"]),
         ("kwargs", message["kwargsrepr"]),
         ("reason", message["reason"]),
@@ -632,15 +634,8 @@ def _fields(session: Session, message: dict[str, Any], seconds: float) -> list[t
     return [*fields, ("content type", message["content_type"]), ("body", message["body"])]
 
 
-def _own(message: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The traits that a message has of its own, as far as it has any."""
-    seconds = [
-        (label, f"{message[name]:g} s")
-        for label, name in (("visibility", "visibility"), ("max lease", "max_lease"))
-        if message[name] is not None
-    ]
-    texts = [(name, message[name]) for name in ("expires", "key", "unique") if message[name]]
-    return [*seconds, *texts]
+def _seconds(number: float | None) -> str | None:
+    return None if number is None else f"{number:g} s"
 
 
 def lines(name: str, text: str | None) -> list[tuple[str, Any]]:

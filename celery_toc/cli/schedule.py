@@ -81,13 +81,7 @@ schedule = cli.Group(
 @cli.option("--limit -n", "N", "Lines of a page.", default=50)
 @cli.option("--after", "CURSOR", "Go on where another page ended.")
 def list_(
-    session: Session,
-    queue: str | None,
-    task: str | None,
-    state: str | None,
-    owner: str | None,
-    limit: int,
-    after: str | None,
+    session: Session, queue: str | None, limit: int, after: str | None, **which: str | None
 ) -> None:
     """The schedules, queue by queue, in the order in which they fire next.
 
@@ -100,18 +94,16 @@ def list_(
     found: list[Any] = []
     while len(found) < limit:
         page = session.center.schedules.list(queue=queue, limit=limit - len(found), after=after)
-        found += [one for one in page.schedules if _matches(one, task, state, owner)]
+        found += [one for one in page.schedules if _matches(one, **which)]
         after = page.after
         if after is None:
             break
-    if session.as_json:
-        session.screen.json({"schedules": list(map(described, found)), "after": after})
-        return
-    if found and session.screen.is_terminal:
+    if found and session.screen.is_terminal and not session.as_json:
         session.screen.say(f"Times are in {session.zone_name}.", "dim")
+    shown = {"schedules": list(map(described, found)), "after": after}
     lines = [_line(session, one) for one in found]
-    session.screen.table(COLUMNS, lines, "There are no such schedules.")
-    if found and after is not None:
+    session.show(shown, COLUMNS, lines, "There are no such schedules.")
+    if found and after is not None and not session.as_json:
         session.screen.say(f"There may be more: --after {after}", "dim")
 
 
