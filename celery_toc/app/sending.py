@@ -6,7 +6,6 @@ import asyncio
 import builtins
 import hashlib
 import inspect
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -180,43 +179,21 @@ class AsyncSender:
         #: kinds of messages of which Celery is making one
         self._learning: set[Any] = set()
         self._idle: list[Lane] = []
-        self._lanes = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._turns = asyncio.Semaphore(LANES)
 
     async def send(self, signature: Signature, options: dict[str, Any]) -> Any:
         """Send a signature as its ``apply_async`` does."""
         if type(signature) is not Signature and _begins_in_the_backend(signature):
             return await asyncio.to_thread(signature.apply_async, **options)
-        while not self._idle:
-            if self._lanes < LANES:
-                self._lanes += 1
-                self._idle.append(Lane(self.app, self._transport))
-            else:
-                await self._turn()
-        lane = self._idle.pop()
+        lane = None
+        await self._turns.acquire()
         try:
+            lane = self._idle.pop() if self._idle else Lane(self.app, self._transport)
             return await self._center.call(self._send, signature, lane, options)
         finally:
-            self._idle.append(lane)
-            self._next()
-
-    async def _turn(self) -> None:
-        """Wait until a lane is free."""
-        waiting = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiting)
-        try:
-            await waiting
-        except BaseException:
-            if waiting.done() and not waiting.cancelled():
-                self._next()  # it was told, and does not want it any more
-            raise
-
-    def _next(self) -> None:
-        while self._waiting:
-            waiting = self._waiting.popleft()
-            if not waiting.done():
-                waiting.set_result(None)
-                return
+            if lane is not None:
+                self._idle.append(lane)
+            self._turns.release()
 
     def _send(self, _: Any, signature: Any, lane: Lane, options: dict[str, Any]) -> Any:
         """Send a signature; called where waiting does not block the loop."""

@@ -414,8 +414,11 @@ class QuickMessages:
 
     def key_of(self, task: Any, options: Any) -> Any:
         """By which the shape of a message is remembered; None for one that Celery is to make."""
-        if not self._usable or not self._is_plain() or any(s.receivers for s in self._signals):
+        if not self._usable or not self._is_plain():
             return None
+        for signal in self._signals:
+            if signal.receivers:
+                return None
         key = [task.name]
         for name, value in options.items():
             if name in _VARYING:
