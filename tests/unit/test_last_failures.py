@@ -11,7 +11,7 @@ from billiard.exceptions import Terminated, WorkerLostError
 from celery.exceptions import Ignore, Reject, Retry
 
 import kombu_toc
-from celery_toc.worker.failures import TEXT, TRACEBACK, Dying, layered, report
+from celery_toc.worker.failures import TEXT, TRACEBACK, Dying, explain, layered, report
 
 from ..support.cases import each
 
@@ -176,3 +176,19 @@ def test_what_is_kept_of_an_error_is_bounded() -> None:
     assert len(text) == TEXT + 3
     assert (dots, first[:5], last) == ("...", "line ", "line 9998")
     assert len(report(ValueError("x" * 9999), "y" * 9999)) < TEXT + TRACEBACK + 20
+
+
+def test_a_request_class_of_an_apps_own_hears_of_a_failure_once_after_a_reconnect() -> None:
+    """Celery makes its strategies anew then."""
+    task = SimpleNamespace(Request=Base, dead_on_failure=True)
+    methods = ("on_unknown_message", "on_unknown_task", "on_invalid_task", "on_decode_error")
+    consumer = SimpleNamespace(
+        **dict.fromkeys((*methods, "update_strategies"), lambda: None),
+        app=SimpleNamespace(tasks={"own": task}),
+        connection=SimpleNamespace(transport=None),
+    )
+    explain(consumer)
+    consumer.update_strategies()
+    made = task.Request
+    consumer.update_strategies()
+    assert task.Request is made is not Base
