@@ -239,10 +239,9 @@ class Counters:
 # -- sends the counters of a process to Redis
 #
 # Every few seconds a process adds its changes to the totals in Redis, from the lease keeper's
-# thread
-# if it has one, otherwise after a publish. Nothing is sent if nothing has changed. A failure is
-# logged and raises nothing: the last seconds of a process may be missing. Redis has the totals of
-# each topic and those of each of the last minutes, by its own clock, until the topic is deleted.
+# thread if it has one, otherwise after a publish. Nothing is sent if nothing has changed. A failure
+# is logged and raises nothing: the last seconds of a process may be missing. Redis has the totals
+# of each topic and those of each of the last minutes, by its own clock, until the topic is deleted.
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,7 @@ from .task import Task, TaskCenter
 # -- what follows when the message of a revoked task was removed
 #
 # The task's result is marked REVOKED, the signal ``task_revoked`` is sent, and workers list the
-# task
-# among the revoked ones.
+# task among the revoked ones.
 
 #: States of a result that does not exist yet, or of a task that no worker executes: the same as in
 #: Celery's own `revoke`.
@@ -111,10 +110,9 @@ def _context(task: Task) -> Context:
 # ``celery control revoke``, and Flower.
 #
 # Celery's own broadcast follows, unless no worker needs it. An id is left out of the broadcast if
-# all
-# of this holds: a message with it was removed; that message was never delivered, and its task never
-# retried; no other message has the id. Then no worker can have seen the task. In every other case
-# (the task is in flight, or runs and is acknowledged already, or is not sent yet) the workers
+# all of this holds: a message with it was removed; that message was never delivered, and its task
+# never retried; no other message has the id. Then no worker can have seen the task. In every other
+# case (the task is in flight, or runs and is acknowledged already, or is not sent yet) the workers
 # remember the id, as with every broker. They also do if the task is to be terminated, if a reply is
 # wanted, and for stamped headers. A revoke that names its workers removes nothing.
 

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# -- A message of a timeout center, read as a task of Celery's
-
-
 class Task:
     """A message of a timeout center, read as a task.
 

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 # -- the message of a firing
 #
 # Celery makes it once, when the schedule is put, by its own ``apply_async``. That is the template.
-# A
-# firing differs from it in its id, in its time, and in when it expires.
+# A firing differs from it in its id, in its time, and in when it expires.
 
 #: Options that say when a task runs, or which one it is: the schedule does.
 _REFUSED = ("eta", "countdown", "task_id", "producer", "connection", "publisher")

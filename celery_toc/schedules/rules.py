@@ -40,12 +40,10 @@ class UnknownScheduleError(ScheduleError):
 # -- when a schedule fires next
 #
 # A crontab is read in its time zone. A local time that is missing, because the clock is put
-# forward,
-# fires once, at the end of the gap. One that is doubled, because the clock is put back, fires once,
-# the first time. Where every hour counts (``hour="*"``), real time does: nothing is added after a
-# gap, and the doubled hour fires twice. Intervals know nothing of zones: they are counted from
-# their
-# anchor, so they never drift.
+# forward, fires once, at the end of the gap. One that is doubled, because the clock is put back,
+# fires once, the first time. Where every hour counts (``hour="*"``), real time does: nothing is
+# added after a gap, and the doubled hour fires twice. Intervals know nothing of zones: they are
+# counted from their anchor, so they never drift.
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 MICROSECOND = timedelta(microseconds=1)

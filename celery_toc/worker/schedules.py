@@ -127,8 +127,7 @@ class BeatSchedule:
 # What is to be done is decided by :mod:`celery_toc.schedules.state`, of what the center knows. If
 # this process dies before that is done, the firing comes back to another one. If it is done and the
 # task has not begun, the firing comes back too, and is no longer the next one: it is run, and
-# nothing
-# is put.
+# nothing is put.
 
 #: Of its own: a program that seeds Python's has its own numbers.
 _random = random.Random()

@@ -166,7 +166,7 @@ def named_by(request: PutRequest, token: str, now: float) -> PutRequest:
 
 
 class NewMessage(NamedTuple):
-    """A message of :meth:`.pop.Deliveries.put_many`; the fields are the arguments of
+    """A message of :meth:`.put.Puts.put_many`; the fields are the arguments of
     :meth:`.pop.Deliveries.put`.
 
     at: action time, seconds since the epoch; a past one means now

@@ -8,12 +8,10 @@ from collections.abc import Hashable
 # -- tells when a server's clock is set
 #
 # Scripts look at leases by the server's clock, and keep there since when they were looked at
-# without
-# a gap (``scripts/upkeep.lua``). A clock that is set forward looks to them like a gap, but it takes
-# longer until all leases are renewed: their holders may not have noticed. A process that has
-# watched
-# the clock beside its own knows. One that was not answered knows that the gap was the server's, and
-# not that nobody was there to look.
+# without a gap (``scripts/upkeep.lua``). A clock that is set forward looks to them like a gap, but
+# it takes longer until all leases are renewed: their holders may not have noticed. A process that
+# has watched the clock beside its own knows. One that was not answered knows that the gap was the
+# server's, and not that nobody was there to look.
 
 #: Seconds by which the server's clock may differ from the expected time. More counts as a step.
 STEP = 1.0

@@ -142,7 +142,7 @@ def interval_of(lease: float) -> float:
 
 
 class Consumption:
-    """What :meth:`.pop.Deliveries.consume` returns: a context manager, and in its block an
+    """What :meth:`Loops.consume` returns: a context manager, and in its block an
     iterator over messages.
 
     center: pops and settles

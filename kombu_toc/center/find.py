@@ -1,4 +1,12 @@
-"""Looks messages up by id, changes those that it finds, and reads them in order."""
+"""Looks messages up by id, changes those that it finds, and reads them in order.
+
+A message is looked for in every slot that could have it, of one topic or of all, in pipelined
+round trips: each slot costs O(log n), whatever waits in it. That is the slot that the id picks;
+of a topic that was given a slot basis, or that an older release has declared, it is every slot.
+
+Several messages may have an id: a retry has the id of the task that is still running, and a
+sender that gives another slot basis puts its message into another slot. All of them are found.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +32,6 @@ from .core import CenterPart, Core
 from .runner import Away
 from .schedules import Recurring
 from .upkeep import carry_on
-
-# -- looks messages up by id
-#
-# A message is looked for in every slot that could have it, of one topic or of all, in pipelined
-# round trips: each slot costs O(log n), whatever waits in it. That is the slot that the id picks;
-# of
-# a topic that was given a slot basis, or that an older release has declared, it is every slot.
-#
-# Several messages may have an id: a retry has the id of the task that is still running, and a
-# sender
-# that gives another slot basis puts its message into another slot. All of them are found.
 
 T = TypeVar("T", Found, Cancelled, Rescheduled)
 

@@ -148,10 +148,8 @@ def _contradictions(topic: Topic, asked: Mapping[str, Any]) -> Iterator[tuple[st
 # One rule of freshness: what is remembered of a topic serves as long as it is not older than the
 # caller accepts. :meth:`Registry.known` accepts any age and asks nobody, :meth:`Registry.topic` and
 # :meth:`Registry.recent` accept five seconds, :meth:`Registry.declared` always reads. Whoever uses
-# a
-# topic all the time reads it again along with something else before that: consumers with the
-# pauses,
-# producers with a put (:meth:`Registry.rereading`).
+# a topic all the time reads it again along with something else before that: consumers with the
+# pauses, producers with a put (:meth:`Registry.rereading`).
 
 logger = logging.getLogger(__name__)
 

@@ -82,8 +82,7 @@ def _note(client: Any, source: str, target: str, used: dict[bytes, float]) -> No
 # in the topic (``draining_counts``). Messages are put into slots of the current count. Consumers,
 # counts and look-ups by id read the slots of all these counts. So a message is delivered in time
 # wherever it lies, and no message has to be moved for that. The change consists of steps. After
-# each
-# step, and within it, the topic is consistent: if the process is killed, run it again.
+# each step, and within it, the topic is consistent: if the process is killed, run it again.
 #
 # 0. Only on one server, of a topic that is limited: the new count is added to ``draining_counts``.
 #    Nothing is put by it yet. Six seconds later all consumers read the slots of both counts, and
@@ -124,13 +123,11 @@ def _note(client: Any, source: str, target: str, used: dict[bytes, float]) -> No
 # ``draining_counts`` says.
 #
 # Two live messages may share an id; each slot keeps them apart. Two slots may each have a message
-# of
-# this id. Where they meet, the second becomes a copy, as if it had been put there.
+# of this id. Where they meet, the second becomes a copy, as if it had been put there.
 #
 # A message can only be moved between two slots on one server. On a Cluster, and with
-# ``move=False``,
-# messages stay where they are until they are delivered. Run again after the last one is gone, this
-# module empties ``draining_counts``.
+# ``move=False``, messages stay where they are until they are delivered. Run again after the last
+# one is gone, this module empties ``draining_counts``.
 
 #: Seconds after which no producer uses a count that was changed: one of an older release reads a
 #: declaration again after 30.

@@ -1,4 +1,13 @@
-"""Schedules: what fires again and again, as far as Redis knows it."""
+"""Schedules: what fires again and again, as far as Redis knows it.
+
+A schedule is a record, which is text that nobody reads here, and one message that waits for the
+next firing. A *change* replaces both together, if nobody has changed the record meanwhile. So
+whoever delivers a firing puts the next one, and if two try, one does. What the next one is, the
+caller decides: this knows neither crontabs nor Celery.
+
+All schedules of a topic are in its slot 0, which it has whatever its slot count is: a reshard
+moves none of them, and on a Cluster a record and its message are on one node.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +27,6 @@ from ..scripts.call import ScriptCall, load, parts_of, text, texts
 from .calls import Context, PutRequest, ScheduleChange, ScheduleFiring
 from .core import CenterPart, Core
 from .registry import AT_ONCE, names_between
-
-# -- schedules
-#
-# A schedule is a record, which is text that nobody reads here, and one message that waits for the
-# next firing. A *change* replaces both together, if nobody has changed the record meanwhile. So
-# whoever delivers a firing puts the next one, and if two try, one does. What the next one is, the
-# caller decides: this knows neither crontabs nor Celery.
-#
-# All schedules of a topic are in its slot 0, which it has whatever its slot count is: a reshard
-# moves
-# none of them, and on a Cluster a record and its message are on one node.
 
 logger = logging.getLogger(__name__)
 

@@ -34,12 +34,10 @@ from .waiting import sleep_of
 # -- topics that go away when nobody uses them
 #
 # There are two kinds. A topic for replies or events is kept by whoever has declared it, and its
-# keys
-# live as long as its declaration says without being refreshed. A topic with ``kept``, which is a
-# queue's ``x-expires``, goes to the second: that long after its last consumer has left, and after
-# the
-# last declaration or put. Its keys outlive that, lest a server that stands still for a moment takes
-# messages from consumers that live: somebody sweeps the topic when its time has come.
+# keys live as long as its declaration says without being refreshed. A topic with ``kept``, which is
+# a queue's ``x-expires``, goes to the second: that long after its last consumer has left, and after
+# the last declaration or put. Its keys outlive that, lest a server that stands still for a moment
+# takes messages from consumers that live: somebody sweeps the topic when its time has come.
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""Blocks on the wake indexes of topics, and hands on what it claims there."""
+"""Blocks on the wake indexes of topics, hands on what it claims there, and reads broadcasts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     #: Of a topic, where others pass on what they leave to this process.
     PassedOn = Callable[[str], list[str]]
-
-
-# -- blocks on the wake indexes of topics, and hands on what it claims there
 
 logger = logging.getLogger(__name__)
 

@@ -33,8 +33,6 @@ from ..scripts.call import Announced, ScriptCall, pack_command, pieces, write_an
 
 logger = logging.getLogger(__name__)
 
-# -- A connection of its own, on which commands are sent without waiting for their replies
-
 
 class Item(NamedTuple):
     """A call or a plain command, and what is called with its result, or if there will be none."""

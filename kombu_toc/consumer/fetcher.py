@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 # -- which slots of a topic a consumer takes first
 #
 # Nothing here asks a server or reads a clock. A consumer without the option ``toc_prefer_slots``
-# has
-# none of this.
+# has none of this.
 
 logger = logging.getLogger(__name__)
 

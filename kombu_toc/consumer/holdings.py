@@ -435,9 +435,8 @@ class Expiries:
 #
 # Such a queue may be declared again at any time, under the same name, and what is owed must not hit
 # the new one. Whoever declares it withdraws the deletion first. Nothing is sent of a deletion that
-# is
-# withdrawn; and what was sent before, and is not answered, the server refuses after a moment, for
-# which the one who declares waits.
+# is withdrawn; and what was sent before, and is not answered, the server refuses after a moment,
+# for which the one who declares waits.
 
 #: Seconds after which the server refuses a call of a deletion.
 CALL_EXPIRES = 2.0
@@ -583,10 +582,9 @@ def delete(
 # -- messages that were acknowledged while their tasks run on
 #
 # What such a message holds, a place of a limited queue, is held until its task has ended: only then
-# is it acknowledged for good. Its owner says what is executed (:class:`.policy.WorkerPolicy`), and
-# is
-# asked, instead of telling each end: a task ends in many ways. So nothing is held for a task that
-# nobody executes.
+# is it acknowledged for good. Its owner says what is executed (:class:`.state.WorkerPolicy`), and
+# is asked, instead of telling each end: a task ends in many ways. So nothing is held for a task
+# that nobody executes.
 
 
 #: A message, and what is to be called when its task has ended.

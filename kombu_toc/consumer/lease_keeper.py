@@ -1,4 +1,14 @@
-"""Renews, from a thread, what this process holds on a server."""
+"""Renews, from a thread, what this process holds on a server.
+
+That is: the leases of delivered messages, transient queues and bindings, which queues it
+consumes, and what could not be done because a connection broke: an acknowledgement counts however
+late it comes. It also sends what the process has counted. One lease keeper per process and
+server, whatever happens to Kombu's connections. Its thread is a native one in every pool: a task
+may block everything else.
+
+What is held and owed is in passive parts (:mod:`.holdings`), which ask no server;
+:class:`.threads.BeatThread` says when it is seen to.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +37,6 @@ from .connections import BROKEN
 from .holdings import KEPT, UnansweredPop, UnansweredPops, describe
 from .threads import BeatThread, DeferredLog, unpatched_threading
 from .upkeeper import Look, Upkeeper, sweep
-
-# -- renews, from a thread, what this process holds on a server
-#
-# That is: the leases of delivered messages, transient queues and bindings, which queues it
-# consumes, and what could not be done because a connection broke: an acknowledgement counts however
-# late it comes. It also sends what the process has counted. One lease keeper per process and
-# server, whatever happens to Kombu's connections. Its thread is a native one in every pool: a task
-# may block everything else.
-#
-# What is held and owed is in passive parts (:mod:`.holdings`), which ask no server;
-# :class:`.threads.BeatThread` says when it is seen to.
 
 logger = logging.getLogger(__name__)
 

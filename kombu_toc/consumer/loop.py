@@ -1,4 +1,7 @@
-"""The event loop as the poller sees it: Kombu's hub, or a wait of its own without one."""
+"""The event loop as the poller sees it: Kombu's hub, or a wait of its own without one.
+
+Nothing else in the consumer knows a hub, a timer, a file descriptor or the wake-up pipe.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,6 @@ if TYPE_CHECKING:
 
     from ..center.center import TimeoutCenter
     from .lease_keeper import LeaseKeeper
-
-
-# -- the event loop as the poller sees it
-#
-# Nothing else in the consumer knows a hub, a timer, a file descriptor or the wake-up pipe.
 
 #: The hub's poller waits whole milliseconds, rounded up; what is left of one is slept.
 TICK = 0.001

@@ -283,7 +283,7 @@ class ConsumerState:
         return policy.queues_in_pool and (policy.idle_slots() or 0) < 0
 
     def capacity(self) -> tuple[int, int, int]:
-        """How much there is room for: see :class:`.policy.Sink`."""
+        """How much there is room for: see :meth:`Sink.capacity`."""
         return self.sink.capacity(self.buffered, len(self.early))
 
     def rest_comes_until(self, entry: Entry) -> float:

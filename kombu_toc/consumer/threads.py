@@ -1,4 +1,9 @@
-"""Threads of the operating system, also where gevent or eventlet replace threads by greenlets."""
+"""Threads of the operating system, also where gevent or eventlet replace threads by greenlets.
+
+All greenlets of a thread stand still while one of them does not yield. Work that must continue
+meanwhile needs a native thread, and locks that work between native threads; the replaced locks
+may not. A native thread may use sockets as they are: it has an event loop of its own.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
-
-# -- threads of the operating system, also where gevent or eventlet replace threads by greenlets
-#
-# All greenlets of a thread stand still while one of them does not yield. Work that must continue
-# meanwhile needs a native thread, and locks that work between native threads; the replaced locks
-# may
-# not. A native thread may use sockets as they are: it has an event loop of its own.
 
 
 class OSThreads(NamedTuple):

@@ -53,9 +53,6 @@ async def page_of_names(
     return names, until
 
 
-# -- queues
-
-
 #: Dead messages that one request requeues or purges, at most, and queues of a page.
 MAX_DEAD = 1000
 MAX_PAGE = 200

@@ -17,8 +17,6 @@ from urllib.parse import parse_qsl, quote, unquote_to_bytes
 
 from .fields import KINDS, Object, Problem, Text, invalid
 
-# -- A request as the operations see it, and what they answer
-
 if sys.version_info >= (3, 11):
     from asyncio import timeout as timeout_after
 else:

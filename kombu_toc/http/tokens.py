@@ -36,9 +36,6 @@ from ..errors import ConfigurationError, TocError
 from .fields import Problem, problem_of, retry_after
 from .request import ROLES
 
-# -- who may do what: bearer tokens, which are kept as SHA-256 hashes
-
-
 logger = logging.getLogger(__name__)
 
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")

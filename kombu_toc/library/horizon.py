@@ -1,4 +1,8 @@
-"""What is far ahead: further than the horizon of its queue (``x-horizon``)."""
+"""What is far ahead: further than the horizon of its queue (``x-horizon``).
+
+It is in the library only until then. A center looks for it, and changes it, here before it asks
+Redis.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,6 @@ from .schema import IS_FAR
 from .shards import CHUNK, Shard, chunks, each_asked
 from .statuses import FAR
 from .store import Store, row_columns
-
-# -- what is far ahead
-#
-# It is in the library only until then. A center looks for it, and changes it, here before it asks
-# Redis.
 
 #: Digits of an action time, in the position of what is far ahead.
 DIGITS = 16

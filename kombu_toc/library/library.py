@@ -27,8 +27,6 @@ from .schema import LAYOUT, LOCATOR, SCHEDULES, TOPICS
 from .shards import MOVED, Database, Shard
 from .store import COUNTING, Store
 
-# -- the library as a program uses it
-
 #: Records that are read at a time where all are meant.
 PAGE = 500
 

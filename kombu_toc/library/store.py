@@ -340,7 +340,7 @@ class Store:
         return now_us() - DOUBT_US
 
     def topics(self) -> dict[str, Declaration]:
-        """What queues were declared with: see :meth:`.declarations.Declarations.all`."""
+        """What queues were declared with: see :meth:`Declarations.all`."""
         return {name: kept.declared for name, kept in self.declarations.all().items()}
 
     # -- what becomes of it

@@ -1,4 +1,33 @@
-"""Traits: what holds for one message and not for its whole topic."""
+"""Traits: what holds for one message and not for its whole topic.
+
+They are kept in the slot's hash ``tokens``, so that a message without traits costs nothing:
+
+* before its first delivery, a message with traits has the entry ``;v30000,m60000,e5000`` there;
+* a delivered one has them behind its name: ``NAME;v30000,x1700000005000``, and behind them the
+  latest delivery, as without traits.
+
+=========  ==============================================================================
+letter     what it says
+=========  ==============================================================================
+``v``      visibility: milliseconds for which a lease lasts unless it is renewed
+``m``      max lease: milliseconds for which one delivery may be renewed in all; 0: for ever
+``e``      expiration: milliseconds after its due time when it expires
+``x``      when it expires, in milliseconds since the epoch; known since its first delivery
+``k``      its key, encoded (:mod:`.message`)
+``o``      1: it has a key, and another slot basis, which is nowhere to be read
+``u``      its unique key (:mod:`.message`): a number, a dot, and the key encoded
+``i``      where a message that was moved was delivered first: the number of the slot, a dot, and
+           its birth there
+``l``      how often the library has put it back because a worker that had it was lost
+``n``      the name of its put, if a task library has a row of it and its body says no name
+``r``      it was handed to a consumer that has given it back; how often that was a requeue
+``s``      1: a firing of a schedule of which no two may run at once: it is in flight until its
+           task has ended
+=========  ==============================================================================
+
+Behind a ``!``, at its end, the token of a delivery with a max lease says when that has passed, in
+milliseconds since the epoch. ``scripts/token.lua`` has the same for the scripts.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +44,6 @@ from .limits import LIMITS, MAX_SLOTS, Kind, Number
 from .message import decode_key, encode_key, key_of_name
 from .scores import LAST_MS, TRIED
 from .topic import checksum_of
-
-# -- traits
-#
-# They are kept in the slot's hash ``tokens``, so that a message without traits costs nothing:
-#
-# * before its first delivery, a message with traits has the entry ``;v30000,m60000,e5000`` there;
-# * a delivered one has them behind its name: ``NAME;v30000,x1700000005000``, and behind them the
-#   latest delivery, as without traits.
-#
-# =========  ==============================================================================
-# letter     what it says
-# =========  ==============================================================================
-# ``v``      visibility: milliseconds for which a lease lasts unless it is renewed
-# ``m``      max lease: milliseconds for which one delivery may be renewed in all; 0: for ever
-# ``e``      expiration: milliseconds after its due time when it expires
-# ``x``      when it expires, in milliseconds since the epoch; known since its first delivery
-# ``k``      its key, encoded (:mod:`.message`)
-# ``o``      1: it has a key, and another slot basis, which is nowhere to be read
-# ``u``      its unique key (:mod:`.message`): a number, a dot, and the key encoded
-# ``i``      where a message that was moved was delivered first: the number of the slot, a dot, and
-#            its birth there
-# ``l``      how often the library has put it back because a worker that had it was lost
-# ``n``      the name of its put, if a task library has a row of it and its body says no name
-# ``r``      it was handed to a consumer that has given it back; how often that was a requeue
-# ``s``      1: a firing of a schedule of which no two may run at once: it is in flight until its
-#            task has ended
-# =========  ==============================================================================
-#
-# Behind a ``!``, at its end, the token of a delivery with a max lease says when that has passed, in
-# milliseconds since the epoch. ``scripts/token.lua`` has the same for the scripts.
 
 _TRAIT = re.compile(r"[;,]([a-z])(\d+)")
 _KEY = re.compile(r"[;,]k([\w.%-]+)", re.ASCII)
@@ -184,9 +183,8 @@ def last_end(token: str) -> int | None:
 # -- receipts
 #
 # A receipt is ``toc1.`` and the fields of a :class:`.results.Delivery` without its body, as JSON
-# with
-# a checksum, in URL-safe base64. So it can be kept in a database, sent in a URL, and used in any
-# process. The checksum finds what was cut or mistyped. It keeps nobody from making a receipt.
+# with a checksum, in URL-safe base64. So it can be kept in a database, sent in a URL, and used in
+# any process. The checksum finds what was cut or mistyped. It keeps nobody from making a receipt.
 
 #: What each receipt of this version begins with.
 VERSION = "toc1."

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError
 
-# -- what the task library knows of a message
-
 #: What may have become of a message: it waits, a worker has it, or one of the ways to end. In the
 #: order of their numbers (kombu_toc/library/statuses.py).
 STATUSES = (

@@ -1,4 +1,23 @@
-"""The envelope: a Kombu message as the bytes kept in Redis, and back."""
+"""The envelope: a Kombu message as the bytes kept in Redis, and back.
+
+It is one line of JSON (headers, properties, content type and encoding), then the raw body: no
+base64 and no JSON inside JSON. The first byte is the form:
+
+==========  ==================================================================
+first byte  form
+==========  ==================================================================
+``{``       as it is
+``0x01``    raw deflate, with :data:`DICTIONARY` preset
+``0x02``    a byte that is the length of an id, in bytes, then raw deflate, with
+            :data:`DICTIONARY` and that id preset
+==========  ==================================================================
+
+Celery writes a task's id three times into a message, and ids hardly compress. The message is
+stored under its id, or under a name that begins with it, so the id need not be stored again.
+
+A dictionary never changes: a better one gets the next number, so that stored messages stay
+readable.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +39,6 @@ from urllib.parse import quote, unquote
 from kombu.utils import json as kombu_json
 
 from ..errors import EnvelopeError, TraitError
-
-# -- the envelope
-#
-# It is one line of JSON (headers, properties, content type and encoding), then the raw body: no
-# base64 and no JSON inside JSON. The first byte is the form:
-#
-# ==========  ==================================================================
-# first byte  form
-# ==========  ==================================================================
-# ``{``       as it is
-# ``\x01``    raw deflate, with :data:`DICTIONARY` preset
-# ``\x02``    a byte that is the length of an id, in bytes, then raw deflate, with
-#             :data:`DICTIONARY` and that id preset
-# ==========  ==================================================================
-#
-# Celery writes a task's id three times into a message, and ids hardly compress. The message is
-# stored
-# under its id, or under a name that begins with it, so the id need not be stored again.
-#
-# A dictionary never changes: a better one gets the next number, so that stored messages stay
-# readable.
 
 #: Text that Celery's messages have in common, the most frequent last: deflate needs fewer bits for
 #: a short distance.
@@ -302,8 +300,7 @@ def decode_key(encoded: str) -> str:
 #
 # Which message has a key is kept in the slot's hash ``claims`` (``scripts/claim.lua``). The message
 # itself has the key among its traits (:mod:`.delivery`), as ``u1.invoice-42``: a digit says how
-# long
-# the claim holds, and behind the dot is the key, encoded.
+# long the claim holds, and behind the dot is the key, encoded.
 
 #: How long a claim holds: until its message is delivered, or until it is done.
 START, DONE = "start", "done"

@@ -26,8 +26,6 @@ from ..model.results import DEAD, Delivery, Popped
 from . import targets
 from .message import COMPRESSED, SECRETS, SecretsFile, content_of, headers_of, host_of, normal
 
-# -- the notifier
-
 logger = logging.getLogger(__name__)
 
 #: Seconds for a request, unless given; how many may be under way to one target; and how long a

@@ -40,8 +40,6 @@ from ..scripts.call import text
 if TYPE_CHECKING:
     from ..center.center import TimeoutCenter
 
-# -- the targets of topics
-
 
 class Target(NamedTuple):
     """What the declaration of a topic says of what is sent of it."""

@@ -44,7 +44,7 @@ local more = 0
 local holding, events = {}, {}
 
 -- Milliseconds that may pass between two looks. More is a gap. An elected process that dies is replaced
--- within that time (consumer/election.py).
+-- within that time (consumer/upkeeper.py).
 local SILENCE = 2750
 
 -- Milliseconds that `watch` is kept: a week.

@@ -1,4 +1,8 @@
-"""The channel: Kombu's operations in terms of the timeout center."""
+"""The channel: Kombu's operations in terms of the timeout center.
+
+It conducts its parts: the publisher, the queues, the exchanges, the queues that read broadcasts,
+the receiver, and the QoS.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +33,6 @@ from .publisher import PublishBatch, Publisher, is_unique
 from .queues import BroadcastQueues, Exchanges, Queues, TopicExchange
 from .receiving import Capacity, QoS, Receiver, capacity_of, tags
 from .receiving import Message as DeliveredMessage
-
-# -- the channel
-#
-# It conducts its parts: the publisher, the queues, the exchanges, the queues that read broadcasts,
-# the receiver, and the QoS.
 
 logger = logging.getLogger(__name__)
 

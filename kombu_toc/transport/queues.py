@@ -23,8 +23,6 @@ from ..errors import ConfigurationError, NotPermittedError
 from ..model.limits import LIBRARY_TERMS, LIMITS, NOTIFIER_TERMS, TERMS, Limits
 from ..model.topic import Topic, check_slots
 
-# -- queues as topics
-
 #: Queues whose declarations a channel remembers.
 MAX_KNOWN = 4096
 

@@ -22,9 +22,6 @@ from ..model.failures import FailedTask
 from ..model.results import Delivery
 from ..model.topic import base_of
 
-# -- a delivered message, as Kombu's consumers get it
-
-
 #: Delivery tags, unique within the process: one may be settled on a channel that is closed.
 tags = count(1)
 

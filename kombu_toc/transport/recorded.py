@@ -190,7 +190,7 @@ class RecordedQoS(QoS):
 
     def note_end(self, message: Message, delivery: Delivery) -> None:
         """Note the outcome of a message that is acknowledged."""
-        # Of each message that is handled: see notes.py.
+        # Of each message that is handled: see :class:`.recorder.Notes`.
         notes, headers = self._notes, message.headers.get
         ended = notes.ended
         ended[message.delivery_tag] = (

@@ -12,8 +12,6 @@ from ...model.results import DEAD, IN_FLIGHT, Cancelled, Found
 from ..messages import EXPANDED, DecompressionBudget
 from ..tokens import HIDDEN, Mask, Masking
 
-# -- messages as the page shows them
-
 #: Characters of arguments in a table, and of a body and an error on a page of their own.
 CUT = 160
 WHOLE = 20_000
