@@ -210,7 +210,7 @@ def client(server: Server | Cluster) -> Iterator[redis.Redis]:
         kombu.pools.reset()
         # A process looks for what has expired when the time of a queue that it used is over. What
         # earlier tests used must not have it take, just then, what this one is to take.
-        for keeper in list(lease_keeper._heartbeats.values()):
+        for keeper in list(lease_keeper._keepers.values()):
             keeper.expiries.take(math.inf)
         yield made
 

@@ -51,7 +51,7 @@ def main() -> None:
         connection.connect()
         transport = connection.transport
         _ = getattr(transport, "lease_keeper", None) or transport.heartbeat  # made here, one each
-        lease_keeper._heartbeats.clear()
+        lease_keeper._keepers.clear()
         threading.Thread(target=consume, args=(connection, queues, listens), daemon=True).start()
     listens.wait()
     print("ready", flush=True)

@@ -1,7 +1,7 @@
 """``celery toc``: see what is scheduled, cancel it, move it, replay it.
 
-Celery loads this package whenever ``celery`` runs, for any command. So each command here is a
-module of its own, which is imported when it is used.
+Celery loads this package whenever ``celery`` runs, for any command. So the module of a command is
+imported when the command is used.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .session import Group
 control.add_commands()
 configured.watch()
 
-#: The commands in the order of the help, and the module of each. To add one, write a module and add
-#: a line here.
+#: The commands in the order of the help, and the module of each. To add one, write a function and
+#: add a line here.
 COMMANDS = {
     name: f"celery_toc.cli.{module}"
     for module, names in (

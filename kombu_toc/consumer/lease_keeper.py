@@ -53,19 +53,19 @@ LAST_TRIES = 0.1
 #: their pace, and the server's was read before.
 EXPIRED = 0.1
 
-_heartbeats: dict[Hashable, LeaseKeeper] = {}
+_keepers: dict[Hashable, LeaseKeeper] = {}
 
 
 def _after_fork() -> None:
     # The child holds nothing of what the parent was delivered, and the thread is not in it.
-    for keeper in _heartbeats.values():
+    for keeper in _keepers.values():
         keeper.reset()
-    _heartbeats.clear()
+    _keepers.clear()
 
 
 def _at_exit() -> None:
     deadline = time.monotonic() + LAST_WORDS
-    for keeper in list(_heartbeats.values()):
+    for keeper in list(_keepers.values()):
         keeper.finish(deadline)
         keeper.flush_deferred_logs()
 
@@ -91,8 +91,8 @@ class LeaseKeeper:
     @classmethod
     def of(cls, identity: Hashable, *args: Any) -> LeaseKeeper:
         """The one of this process for a server; args: of a new one"""
-        found = _heartbeats.get(identity)
-        return found or _heartbeats.setdefault(identity, cls(*args))
+        found = _keepers.get(identity)
+        return found or _keepers.setdefault(identity, cls(*args))
 
     def reset(self) -> None:
         """Hold nothing, owe nothing, and have no thread."""
@@ -220,8 +220,8 @@ class LeaseKeeper:
         """Somebody consumes here for long: take part in keeping all topics up, of which one
         process at a time makes a pass every so many seconds.
 
-        on_step: called in the heartbeat's thread when the server's clock was set forward, with what
-            it showed in microseconds by which monotonic seconds
+        on_step: called in the keeper's thread when the server's clock was set forward, with what it
+            showed in microseconds by which monotonic seconds
         """
         with self.lock:
             self.upkeeper.want(who, interval, on_step)

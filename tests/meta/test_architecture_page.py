@@ -17,9 +17,9 @@ def test_every_file_that_the_page_names_is_there() -> None:
     named = set(
         re.findall(r"`([\w/.*-]*\w\.(?:py|lua|md)|(?:kombu_toc|celery_toc|tests)/\w+)`", PAGE)
     )
-    example = {"kombu_toc/scripts/peek.lua", "celery_toc/cli/peek.py"}
     assert len(named) > 50
-    assert [name for name in sorted(named - example) if not is_there(name)] == []
+    named.remove("kombu_toc/scripts/peek.lua")  # an example
+    assert [name for name in sorted(named) if not is_there(name)] == []
 
 
 def is_there(name: str) -> bool:
