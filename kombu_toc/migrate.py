@@ -938,7 +938,7 @@ class _ToRedis(Move):
                 self._forget([_name(other)])
 
     def _forget(self, names: Iterable[str | bytes]) -> None:
-        """These are in the broker, and no longer in the center."""
+        """Messages are in the broker, and no longer in the center."""
         every = list(names)
         for start in range(0, len(every), BATCH):
             self.client.srem(self.returned, *every[start : start + BATCH])

@@ -398,7 +398,7 @@ def _moment(seconds: float) -> str:
 
 
 class Broker(NamedTuple):
-    """What a center of an app's broker is made of."""
+    """The URL, TLS and options that a center of an app's broker is made of."""
 
     url: str
     ssl: Any

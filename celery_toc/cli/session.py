@@ -60,7 +60,7 @@ class Session:
 
     @cached_property
     def _center(self) -> celery_toc.TaskCenter:
-        """The same, before it has connected."""
+        """The center, before it has connected."""
         try:
             self.ctx.meta["celery_toc.broker"] = self.broker
             center = celery_toc.timeout_center(self.app)
@@ -187,7 +187,7 @@ class Session:
     def looking(
         self, where: Callable[[T], bool] | None, queue: str | None, state: str | None
     ) -> Iterator[Callable[[T], bool] | None]:
-        """The same of a look through the messages of a queue, or of all, in a state, or in all.
+        """Show how far a look through messages has come: of a queue or all, in a state or all.
 
         where: a predicate. What is returned in its place counts what it is asked of
         """
@@ -286,7 +286,7 @@ def iso(seconds: float) -> str:
 
 
 def iso_us(us: int) -> str | None:
-    """The same of microseconds; None of 0, which is no time."""
+    """ISO 8601 of microseconds since the epoch; None of 0, which is no time."""
     return iso(us / 1e6) if us else None
 
 

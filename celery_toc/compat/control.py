@@ -176,7 +176,8 @@ LASTED = 10.0
 
 
 def install_remote_control(consumer: Any) -> None:
-    """See the module. To be called when the worker's steps are made, and none has started."""
+    """Have remote control neither hold a worker nor end. To be called when the worker's steps are
+    made, and none has started."""
     from celery.worker.consumer.control import Control
 
     box = getattr(consumer.blueprint.steps.get(Control.name), "box", None)

@@ -167,7 +167,7 @@ class Cron:
         return sorted(set(self._on_change(begin, zone)))
 
     def _on_change(self, begin: datetime, zone: tzinfo) -> Iterator[int]:
-        """The same, of a day on which the clock is put forward or back."""
+        """When it fires on a day on which the clock is put forward or back."""
         real_time = len(self.hours) == 24
         for hour in self.hours:
             for minute in self.minutes:

@@ -68,8 +68,8 @@ class Schedules:
         self._quick: QuickMessages | None = None
 
     def signed(self, by: str) -> Schedules:
-        """The same, for changes that somebody makes: :attr:`Schedule.edits` names them. Without it
-        they are those of the user of this process and its host."""
+        """These schedules, for changes that somebody makes: :attr:`Schedule.edits` names them.
+        Without it they are those of the user of this process and its host."""
         found = copy.copy(self)
         found._by = by
         return found

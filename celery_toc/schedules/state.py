@@ -342,13 +342,13 @@ HAPPENED = (
 
 
 def begin(record: Record, now: int) -> Step:
-    """It is put for the first time."""
+    """A schedule is put for the first time."""
     first = None if record.paused else record.after(now)
     return Step(replace(record, next=first, created=now, changed=now), put=first)
 
 
 def change(old: Record, new: Record, now: int) -> Step:
-    """It is put again, as another one. What has happened stays; whether it is paused, too."""
+    """A schedule is put again, as another. What has happened stays; whether it is paused, too."""
     if old.moving:
         old = replace(old, next=old.carried)
     kept = replace(new, changed=now, **{name: getattr(old, name) for name in HAPPENED})
@@ -392,8 +392,8 @@ def difference(old: Record, new: Record) -> str:
 
 
 def arrive(old: Record, new: Record, now: int, *, waits: bool) -> Record:
-    """It is put into another queue: what has happened is copied there. It fires there when it has
-    gone from the former one. A firing that is due there goes along.
+    """A schedule is put into another queue: what has happened is copied there. It fires there when
+    it has gone from the former one. A firing that is due there goes along.
 
     waits: whether the message of the next firing waits in the former queue
     """
@@ -403,7 +403,7 @@ def arrive(old: Record, new: Record, now: int, *, waits: bool) -> Record:
 
 
 def settle(record: Record, now: int) -> Step:
-    """It has arrived: the one in the former queue is gone."""
+    """A schedule has arrived in another queue: it is gone from the former one."""
     return change(record, replace(record, moving=False, carried=None), now)
 
 
@@ -430,8 +430,8 @@ def is_late(record: Record, now: int) -> bool:
 
 
 def set_back(record: Record, now: int, lost: str = "") -> Step:
-    """It goes on where it was when the clock showed this time. What was missed since is made up for
-    as its rules say.
+    """A schedule goes on where it was when the clock showed this time. What was missed since is
+    made up for as its rules say.
 
     lost: the id of the next firing, if its message is gone: then it comes no more
     """

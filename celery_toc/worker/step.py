@@ -41,7 +41,7 @@ __all__ = ("TimeoutCenterStep",)
 
 
 class TimeoutCenterStep(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
-    """See the module."""
+    """What a worker does beside Celery's own steps if its broker is a timeout center."""
 
     label = "Timeout center"
     requires = (Tasks,)

@@ -166,7 +166,7 @@ class ServerClock:
 
 
 class ServerClocks(ServerClock):
-    """The same of several servers, whose clocks may differ: never ahead of any of them."""
+    """The clock of several servers, which may differ: never ahead of any of them."""
 
     def __init__(self) -> None:
         #: server -> its clock, and monotonic seconds when it was last heard of

@@ -290,7 +290,7 @@ class Consumption:
         return there
 
     def _settled(self, messages: Sequence[Delivery]) -> None:
-        """These are acknowledged, rejected or released now."""
+        """Messages are acknowledged, rejected or released now."""
         self._own()
         self.held.drop(messages)
         current = self._current

@@ -49,7 +49,7 @@ class CenterPart:
         return None if recorder is None else recorder.far
 
     def _far_of(self, topic: str | None) -> Far | None:
-        """The same, if a topic may have such messages; None: any topic."""
+        """What is too far ahead, if a topic may have such messages; None: any topic."""
         return self.far if self._registry.far(topic) else None
 
 
@@ -292,7 +292,7 @@ class FailedRows(Protocol):
         """
 
     def of_ids(self, ids: Iterable[str], known: Iterable[FailedTask] = ()) -> list[FailedTask]:
-        """Those of these ids, the oldest first, with their messages.
+        """The failures of these ids, the oldest first, with their messages.
 
         known: as :meth:`latest` has found some of them: these are looked for there only
         """
@@ -338,7 +338,7 @@ class Recorder(Protocol):
         """A message that is about to be put, with a name that its record is known by."""
 
     def repeated(self, rows: Sequence[Any]) -> None:
-        """These had been put before, by the same put."""
+        """Messages had been put before, by the same put."""
 
     def replace_far(self, topic: Topic, request: PutRequest) -> Put | None:
         """Give body and time of a message to the newest one of its id, if that is too far ahead to
@@ -346,7 +346,7 @@ class Recorder(Protocol):
         slot basis."""
 
     def replaced(self, rows: Sequence[Any]) -> None:
-        """These have taken the places of others, and have their ids."""
+        """Messages have taken the places of others, and have their ids."""
 
     def delivered(self, messages: Sequence[Delivery]) -> Sequence[Delivery]:
         """Messages were delivered. Returns those that have ended before, and are to be

@@ -177,7 +177,7 @@ class Failures(CenterPart):
             return []
 
     def _whole(self, found: list[FailedTask], away: Away) -> list[FailedTask]:
-        """The same, with what the task library knows of its own beside their heads."""
+        """These failures, with what the task library knows of its own beside their heads."""
         of_library = [one for one in found if one.token is not None]
         ask = methodcaller("of_ids", [one.id for one in of_library], of_library)
         more = self._in_library(away, ask) if of_library else []

@@ -467,8 +467,8 @@ class Registry:
         return any(map(limits.get, WHOLE_QUEUE)) and bool(self._runner.clustered)
 
     def agreed(self, topic: Topic) -> Topic:
-        """The same topic. Raises PriorityStepsError if it was declared with other steps than this
-        center was given."""
+        """Return this topic. Raises PriorityStepsError if it was declared with other steps than
+        this center was given."""
         return topic if self.steps is None else agreed(topic, self.steps)
 
     def declare_call(self, name: str, wanted: Declaration) -> ScriptCall:

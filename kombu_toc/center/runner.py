@@ -192,7 +192,7 @@ Executor: TypeAlias = StandaloneExecutor | ClusterExecutor
 
 
 def misused(client: Any, keys: Sequence[str]) -> dict[str, str]:
-    """Those of some keys that are of another type than they should be: key -> that type."""
+    """The keys that are of another type than they should be: key -> that type."""
     found = {}
     for key in dict.fromkeys(keys):
         command, kind = reading(key)
@@ -428,7 +428,7 @@ class Runner:
 
 
 def _without_errors(results: list[Any]) -> list[Any]:
-    """The same results. Raises the first of them that is an error."""
+    """Return these results. Raises the first of them that is an error."""
     for one in results:
         if isinstance(one, Exception):
             raise one

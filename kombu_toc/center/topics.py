@@ -73,7 +73,7 @@ class Expiring(CenterPart):
         self._runner.run(self._using(topic, topic.declaration.kept or 0))
 
     def leave(self, topic: Topic) -> None:
-        """It is consumed here no more: it expires, unless others use it."""
+        """A topic is consumed here no more: it expires, unless others use it."""
         self._runner.run(self._using(topic, 0))
 
     def touch(self, topic: Topic, margin_ms: int = 0) -> None:

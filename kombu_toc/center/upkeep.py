@@ -380,7 +380,7 @@ _DROPPED, _EXPIRED, _ENDED = 3, 4, 5
 
 
 class Event(NamedTuple):
-    """What happened to a topic's messages."""
+    """What a look has done to a topic's messages."""
 
     topic: str
     rolled_back: list[str]
@@ -392,7 +392,7 @@ class Event(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What one call did."""
+    """What one call of ``upkeep`` did."""
 
     now_us: int  #: Redis's clock
     more: bool  #: there is more to do at once

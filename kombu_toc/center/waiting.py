@@ -192,7 +192,7 @@ class Looks:
         return now >= self._asked + KEPT_UP
 
     def asked(self, kept_up: bool, now: float) -> None:
-        """It was asked."""
+        """It was asked whether somebody keeps the topics up."""
         self._asked = now
         self._kept_until = now + KEPT_UP if kept_up else -inf
 
@@ -207,7 +207,7 @@ class Looks:
         return self._pause + PLACE_KEPT
 
     def placed(self, topic: str, place: int, now: float) -> None:
-        """It was asked for, and is this one."""
+        """A place was asked for, and is this one."""
         again = (-inf, *[now + self._pause] * (PLACES - 1), now + ASK)[place]
         self._places[topic] = place, now + self.place_kept, again
 

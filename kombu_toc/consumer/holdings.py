@@ -592,7 +592,7 @@ _Running: TypeAlias = tuple[Delivery, Callable[[bool], Any] | None]
 
 
 class EarlyAcks:
-    """Those of a process. Any thread may call this.
+    """The early acknowledgements of a process. Any thread may call this.
 
     lock: held for moments, reentrant; see :meth:`.lease_keeper.LeaseKeeper.reset`
     """
@@ -648,7 +648,7 @@ class EarlyAcks:
         return self._tell(taken)
 
     def drop(self, delivery: Delivery, *, is_over: bool = False) -> bool:
-        """It is not to be acknowledged once more. Whether it was.
+        """A message is not to be acknowledged once more. Whether it was.
 
         is_over: whether it is acknowledged for good, by somebody else
         """

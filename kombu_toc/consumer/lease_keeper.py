@@ -75,7 +75,8 @@ atexit.register(_at_exit)
 
 
 class LeaseKeeper:
-    """See the module. Any thread may call it; nothing waits for the server, but where it says so.
+    """The lease keeper of a process and a server. Any thread may call it; nothing waits for the
+    server, but where it says so.
 
     make_center: gives it a center with a client of its own
     metrics: what the process counts
@@ -232,7 +233,7 @@ class LeaseKeeper:
         self.upkeeper.looks[what] = look
 
     def leave_up(self, who: Hashable) -> None:
-        """They consume no more."""
+        """Somebody who called :meth:`keep_up` consumes no more."""
         with self.lock:  # else one that wants it just now might be forgotten
             self.upkeeper.unwant(who)
 
@@ -575,6 +576,6 @@ def _raise(error: Exception) -> Any:
 
 
 def named(lost: list[Delivery]) -> str:
-    """These, for a warning."""
+    """Messages, for a warning."""
     shown = ", ".join(describe(one) for one in lost[:MAX_NAMED])
     return shown + (f" and {len(lost) - MAX_NAMED} more" if len(lost) > MAX_NAMED else "")

@@ -130,8 +130,8 @@ class Outbox:
         buries: bool = False,
         on_end: Callable[[bool], Any] | None = None,
     ) -> None:
-        """It is acknowledged, and its task runs on: it is acknowledged for good when that has
-        ended. Whoever crashes meanwhile does not have it delivered again.
+        """A message is acknowledged, and its task runs on: it is acknowledged for good when that
+        has ended. Whoever crashes meanwhile does not have it delivered again.
 
         buries: it is dead then, and not gone
         on_end: is called when it has ended: see :meth:`.holdings.EarlyAcks.add`

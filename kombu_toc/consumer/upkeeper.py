@@ -35,7 +35,7 @@ NEVER = float("inf")
 
 
 class Election:
-    """One process's part in it. Any thread may call this."""
+    """One process's part in the election. Any thread may call this."""
 
     def __init__(self) -> None:
         #: who wants it to take part -> seconds between two passes

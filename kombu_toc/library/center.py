@@ -123,7 +123,7 @@ class OpenLibrary:
             self.recorder.write_with(connection, row, topic)
 
     def withdraw(self, rows: Sequence[records.Row | None]) -> None:
-        """These were not put."""
+        """Messages were not put."""
         for row in rows:
             if row is not None:
                 self.recorder.withdraw(row)
@@ -134,7 +134,7 @@ class OpenLibrary:
             self.recorder.not_put(keys, noted=False)
 
     def replaced(self, rows: Sequence[records.Row | None]) -> None:
-        """These have taken the places of others: the rows of those have ended."""
+        """Messages have taken the places of others: the rows of those have ended."""
         for row in rows:
             if row is None:
                 continue
@@ -154,7 +154,7 @@ class OpenLibrary:
                 )
 
     def repeated(self, rows: Sequence[records.Row | None]) -> None:
-        """These had been put before: what has ended since has no row."""
+        """Messages had been put before: what has ended since has no row."""
         some = [row for row in rows if row is not None]
         self.withdraw(missing_of(self._center, some))
 

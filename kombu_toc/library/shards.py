@@ -719,7 +719,7 @@ class Database:
 
     @contextmanager
     def patiently(self, seconds: float) -> Iterator[Database]:
-        """The same database over connections of its own, whose statements may take so long. Raises
+        """This database over connections of its own, whose statements may take so long. Raises
         LibraryError, as soon as ever, if it does not answer."""
         if self.url.is_sqlite:  # whose statements may take any time
             yield self

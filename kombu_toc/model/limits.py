@@ -398,7 +398,7 @@ class Limits(NamedTuple):
     requeue_limit: int | None = None
 
     def checked(self, what: str) -> Limits:
-        """The same with its times as floats.
+        """These limits with their times as floats.
 
         Raises ConfigurationError, naming `what`, if a limit makes no sense.
         """

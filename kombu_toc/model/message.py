@@ -346,7 +346,7 @@ class Unique(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """The same as scripts know it.
+    """A unique key as scripts know it.
 
     shown: the key as its sender knows it
     name: the key, encoded. Of a message whose slot is picked by something else than its unique key

@@ -102,8 +102,8 @@ class Delivery(NamedTuple):
         return scores.lease(0, self.step, self.retries_left)
 
     def due_at(self, us: int) -> Delivery:
-        """The same; given back, the message is due at that time, in microseconds since the epoch,
-        and not when it was."""
+        """This delivery; given back, the message is due at that time, in microseconds since the
+        epoch, and not when it was."""
         left = scores.retries_left(self.score)
         score = scores.action(us) if left is None else scores.tried(-(-us // 1000), left)
         return self._replace(score=score)
@@ -214,7 +214,7 @@ class Put:
 
     @property
     def by_this_put(self) -> Put:
-        """The same of a put whose name nobody else has: only its own repetitions are of it."""
+        """This result, if nobody else has the put's name: what it finds repeated, it has added."""
         return replace(self, outcome=ADDED) if self.outcome == REPEATED else self
 
     @property

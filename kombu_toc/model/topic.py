@@ -189,8 +189,8 @@ class Declaration:
         return made.with_lanes()
 
     def with_lanes(self) -> Declaration:
-        """The same; if it limits starts, it says that something may wait in lanes; if it has a
-        horizon, that something may be in the task library only."""
+        """This declaration; if it limits starts, it says that something may wait in lanes; if it
+        has a horizon, that something may be in the task library only."""
         lanes, far = self.lanes or bool(self.gates), self.far or self.horizon is not None
         if (lanes, far) == (bool(self.lanes), bool(self.far)):
             return self

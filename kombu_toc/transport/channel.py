@@ -44,7 +44,7 @@ BATCH = 100
 
 
 class Channel(virtual.Channel):
-    """See the module.
+    """Kombu's operations in terms of the timeout center.
 
     It has more fields and lines than other classes: Kombu calls some thirty methods of one object,
     and most hand over to a part.

@@ -144,7 +144,7 @@ class PublishBatch:
         self._over = "is aborted"
 
     def close(self) -> None:
-        """It is complete, unless it has failed: nobody will repeat it."""
+        """The batch is complete, unless it has failed: nobody will repeat it."""
         if self._over:
             return
         self._over = "is closed"
