@@ -694,8 +694,7 @@ def next_beat(now: float, lifetimes: Iterable[float], ends_at: float) -> float:
 # -- pops that are on their way, and those whose replies were lost
 #
 # The process keeps them, and not a connection: who connects again asks for them by name. What
-# nobody asks
-# for is given back.
+# nobody asks for is given back.
 
 #: Seconds after which messages are given back whose consumer has not asked for them: it finds them
 #: where they were, then, or another one does.
@@ -729,7 +728,7 @@ class UnansweredPop:
 
 
 class UnansweredPops:
-    """Those of a process and a server.
+    """The pops of a process on a server that have no reply yet, or have lost it.
 
     lock: makes a lock that is held for moments
     clock: monotonic seconds
@@ -748,15 +747,15 @@ class UnansweredPops:
         return bool(self._flying or self.lost)
 
     def expect(self, flight: UnansweredPop) -> None:
-        """It is on its way."""
+        """A pop is on its way."""
         self._flying[flight.name] = flight
 
     def arrive(self, flight: UnansweredPop) -> None:
-        """Its reply has come."""
+        """The reply of a pop has come."""
         self._flying.pop(flight.name, None)
 
     def lose(self, flight: UnansweredPop) -> bool:
-        """Its reply will not come. Whether what it gave can still be asked for."""
+        """The reply of a pop will not come. Whether what it gave can still be asked for."""
         now = self._clock()
         with self._lock:
             self._flying.pop(flight.name, None)
@@ -770,13 +769,13 @@ class UnansweredPops:
             return True
 
     def take(self, topics: Collection[str]) -> list[UnansweredPop]:
-        """Those that were lost of these topics: the caller asks for what they gave."""
+        """The lost pops of these topics: the caller asks for what they gave."""
         now = self._clock()
         return self._take(lambda one: one.topic.name in topics and now >= one.again)
 
     def take_kept(self) -> Iterator[UnansweredPop]:
-        """Those that nobody has asked for, each when the caller comes to it: the caller gives back
-        what it gave, and may end before it comes to all."""
+        """The lost pops that nobody has asked for, each when the caller comes to it: the caller
+        gives back what it gave, and may end before it comes to all."""
         now = self._clock()
         for flight in list(self.lost.values()):
             if now >= flight.lost + KEPT:
