@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+
 class Task:
     """A message of a timeout center, read as a task.
 

@@ -837,7 +837,7 @@ class AsyncClusterClient(ClusterClient):
     """As :class:`ClusterClient`, for clients of nodes that are :class:`AsyncClient`."""
 
     wake_connection = AsyncWakeConnection
-    sleep = staticmethod(AsyncClient.sleep)  # type: ignore[assignment]  # it waits otherwise
+    sleep = staticmethod(AsyncClient.sleep)  # it waits otherwise
 
     def __init__(self, places: Sequence[Place], make_client: Callable[[Place], Any]) -> None:
         super().__init__(places, make_client)

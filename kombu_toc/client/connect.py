@@ -49,7 +49,7 @@ def connect(address: Address, settings: Settings, **how: Any) -> Any:
     Raises ConfigurationError for options that cannot be used together, EmbeddedServerError if the
     embedded server cannot be started.
     """
-    return _KINDS.get(address.kind, _tcp)(_Request(address, settings, **how))
+    return _KINDS[address.kind](_Request(address, settings, **how))
 
 
 @dataclass(frozen=True)
@@ -181,9 +181,10 @@ def _cluster(request: _Request) -> Any:
     return request.classes[1](request.address.hosts, client_of)
 
 
-#: Kind of URL (the part between ``toc+`` and ``://``) -> the function that makes its client, if
-#: that is not :func:`_tcp`.
+#: Kind of URL (the part between ``toc+`` and ``://``) -> the function that makes its client.
 _KINDS: dict[str, Callable[[_Request], Any]] = {
+    "redis": _tcp,
+    "rediss": _tcp,
     "unix": _unix,
     "embedded": _unix,
     "sentinel": _sentinel,
