@@ -135,7 +135,7 @@ def _with(connection: Any, recorder: Any, write: Callable[[Any], R]) -> R:
 
     write: given the connection, or what a connection of SQLAlchemy's asyncio extension wraps
     """
-    _in_thread(recorder.ready.as_far_as_there)  # or this thread would ask
+    _in_thread(recorder.store.shards.make_sure)  # or this thread would ask
     if not outbox.is_awaited(connection):
         return write(connection)
     written: R = wait_for(connection.run_sync(write))

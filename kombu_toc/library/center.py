@@ -400,11 +400,9 @@ class OpenLibrary:
             self.recorder.scheduled(topic, change, at_us)
 
     def altered(self, before: Topic, after: Topic) -> None:
-        self.recorder.ready()
         self.recorder.store.declarations.alter(before.name, before.declaration, after.declaration)
 
     def paused(self, topic: str, paused: bool) -> None:
-        self.recorder.ready()
         known = self.topic_of(topic)
         declaration = Declaration() if known is None else known.declaration
         self.recorder.store.declarations.pause(topic, declaration, paused)

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import select
@@ -135,13 +134,11 @@ class _Question(NamedTuple):
 class Guard:
     """Asks the databases of one library, each for itself; any thread may call it.
 
-    ready: makes sure that these databases have tables
     record: is told what is held back
     patience: seconds for which whoever asks waits
     """
 
     _store: Store
-    _ready: Callable[[Sequence[Database]], None]
     _record: Callable[[Event], None]
     _worker: Callable[[], str]
     patience: float
@@ -149,7 +146,7 @@ class Guard:
     def __post_init__(self) -> None:
         #: by the number of the database
         self.askers = [
-            Asker(self._store, one, partial(self._ready, [one]), self._worker, self.patience)
+            Asker(self._store, one, self._worker, self.patience)
             for one in self._store.shards.databases
         ]
 
@@ -192,13 +189,11 @@ class Guard:
 class Asker:
     """Asks one database, by a thread of its own; any thread may call it.
 
-    ready: makes sure that there are tables
     patience: seconds for which whoever asks waits
     """
 
     _store: Store
     _database: Database
-    _ready: Callable[[], None]
     _worker: Callable[[], str]
     _patience: float
 
@@ -262,7 +257,6 @@ class Asker:
             self._since = asked[0].at
             ended: list[Ended] = [None] * len(asked)
             try:
-                self._ready()
                 ended[:] = self._judge([question.deliveries for question in asked])
                 if self._is_away:
                     self._is_away = False

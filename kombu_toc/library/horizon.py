@@ -54,16 +54,10 @@ def new_time(center: TimeoutCenter, at_us: int | None, delay_us: int | None) -> 
 class FarMessages:
     """What a center can do with what is far ahead: see :class:`kombu_toc.center.core.Far`."""
 
-    def __init__(self, store: FarStore, center: TimeoutCenter, ready: Callable[[], None]) -> None:
-        self._of = store
-        self._ready = ready
+    def __init__(self, store: FarStore, center: TimeoutCenter) -> None:
+        self._store = store
         self._center = center
         self._putter = Putter(center, store.store.topics)
-
-    @property
-    def _store(self) -> FarStore:
-        self._ready()
-        return self._of
 
     # -- what is there
 

@@ -61,14 +61,12 @@ class Keeper:
     process: its name, which another one may have, too: in each of some containers the worker is
         process 1, and they may have one host name
     retention: seconds for which history is kept
-    ready: raises LibraryError if these databases, or all, cannot be used
     """
 
     _store: Store
     center: TimeoutCenter
     _process: str
     _retention: float
-    ready: Callable[..., None] = lambda databases=None: None
 
     def __post_init__(self) -> None:
         urls = [str(url) for url in self._store.shards.layout.urls]
@@ -146,7 +144,7 @@ class Keeper:
         is_usable = False
         for database in self._store.shards.awake():
             with asking:
-                self.ready([database])
+                database.make_sure()
                 is_usable = True
         if asking.error is not None and not is_usable:
             raise asking.error
@@ -228,7 +226,6 @@ class Keeper:
         with each_asked() as asking:
             for database in self._store.shards.awake(databases):
                 with asking:
-                    self.ready([database])
                     found = self._store.holding(database, statuses.NOT_PUT)
                     holding += [shard for _, shard in found]
             # The next turn begins behind the table that this one has ended with.

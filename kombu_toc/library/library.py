@@ -43,7 +43,6 @@ class Library:
     store: Store
     _center: TimeoutCenter
     _another: Callable[[], TimeoutCenter]
-    _ready: Any
 
     def find(
         self,
@@ -71,7 +70,7 @@ class Library:
         if not isinstance(limit, int) or limit < 1:
             raise LibraryError(f"limit must be a whole number from 1 on, not {limit!r}")
         shards, most = self.store.shards, min(limit, MOST)
-        return search.find(shards, where, _bounds(between), most, after, self._ready)
+        return search.find(shards, where, _bounds(between), most, after)
 
     def retry(
         self,
@@ -100,10 +99,9 @@ class Library:
         return done
 
     def rebuild(self, on_progress: OnProgress = tell_nobody) -> model.Rebuilt:
-        return Rebuild(self.store, self._center, self._ready).run(on_progress)
+        return Rebuild(self.store, self._center).run(on_progress)
 
     def check(self, *, fix: bool = False) -> list[model.Disagreement]:
-        self._ready()
         center = self._another()  # one that records nothing
         try:
             return list(Comparison(self.store, center).run(fix=fix))
@@ -123,11 +121,9 @@ class Library:
                 "library has, toc_library and toc_library_tables the one that it is to get"
             )
         migrate.create(self.store.shards)
-        self._ready()
         return Reshard(self.store).run(on_progress)
 
     def prune(self, days: float) -> int:
-        self._ready()
         if not isinstance(days, (int, float)) or not days >= 1:
             raise LibraryError(f"days must be 1 or more, not {days!r}")
         before = (now_us() - int(min(days, SECONDS) * DAY_US)) // DAY_US
@@ -139,19 +135,18 @@ class Library:
         for database in self.store.shards.databases:
             version, problem = None, ""
             try:
-                version = migrate.version_of(database)
-                migrate.check(self.store.shards, database)
+                with database.as_it_is():
+                    version = migrate.version_of(database)
+                    migrate.check(self.store.shards, database)
             except LibraryError as exc:
                 problem = str(exc)
             found.append(model.LibraryStatus(str(database.url), version, problem))
         return found
 
     def counts(self) -> dict[str, int]:
-        self._ready()
         return self.store.count()
 
     def history(self, id: str) -> list[model.Record]:
-        self._ready.as_far_as_there()
         return self.store.history(_text("id", id))
 
     def cancel(self, *, biz_id: str, biz_type: str | None = None) -> list[Cancelled]:

@@ -72,15 +72,16 @@ def create(shards: Shards, databases: Iterable[Database] | None = None) -> list[
 
     databases: all unless given
     """
-    made = []
-    for database in shards.databases if databases is None else databases:
-        if database.run(_is_made):
-            database.run(partial(shards.check_layout, database))
-            if shards.former is not None and _add_tables(shards, database):
-                made.append(database)
-        elif _change(shards, database, unless=_is_made):
-            made.append(database)
-    return made
+    every = shards.databases if databases is None else databases
+    return [database for database in every if _create(shards, database)]
+
+
+def _create(shards: Shards, database: Database) -> bool:
+    with database.as_it_is():
+        if not database.run(_is_made):
+            return _change(shards, database, unless=_is_made)
+        database.run(partial(shards.check_layout, database))
+        return shards.former is not None and _add_tables(shards, database)
 
 
 def _add_tables(shards: Shards, database: Database) -> bool:
@@ -128,16 +129,25 @@ def make_tables(connection: Connection, number: int) -> None:
 def upgrade(shards: Shards) -> list[Database]:
     """Bring the tables of databases up to date whose tables are older; return these databases.
     Raises LibraryError if there is none in one of them."""
-    older = []
-    for database in shards.databases:
+    return [database for database in shards.databases if _upgrade(shards, database)]
+
+
+def _upgrade(shards: Shards, database: Database) -> bool:
+    with database.as_it_is():
         found = version_of(database)
         if found is None:
             raise _missing(database)
-        if found != REVISION:
-            _refuse_newer(database, found)
-            if _change(shards, database, unless=_is_of_this_release):
-                older.append(database)
-    return older
+        if found == REVISION:
+            return False
+        _refuse_newer(database, found)
+        return _change(shards, database, unless=_is_of_this_release)
+
+
+def prepare(shards: Shards, database: Database) -> None:
+    """As :func:`check`; makes the tables of SQLite."""
+    if all(one.url.is_sqlite for one in shards.databases):
+        create(shards, [database])
+    check(shards, database)
 
 
 def check(shards: Shards, database: Database) -> None:

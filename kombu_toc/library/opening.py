@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,12 @@ from ..center.center import TimeoutCenter, make_center
 from ..client.connect import connect
 from ..client.options import Address, DatabaseURL, Settings, read, read_url
 from ..client.programs import check_installed
-from ..errors import ConfigurationError, LibraryError
+from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
     from .center import OpenLibrary
     from .recorder import Recorder
-    from .shards import Database, Shards
+    from .shards import Shards
 
 #: The file beside the data of the embedded server.
 FILE = "library.db"
@@ -54,7 +54,7 @@ def open_shards(settings: Settings, address: Address) -> Shards:
 
 
 #: What this process has opened: the databases and the server -> the recorder
-_opened: dict[Any, tuple[Recorder, _Ready]] = {}
+_opened: dict[Any, Recorder] = {}
 
 
 def _after_fork() -> None:
@@ -62,8 +62,7 @@ def _after_fork() -> None:
     its parent has made has them, too."""
     global _lock
     _lock = threading.Lock()  # one of the parent's threads may have held it
-    for recorder, ready in _opened.values():
-        ready.after_fork()
+    for recorder in _opened.values():
         recorder.after_fork()
 
 
@@ -83,6 +82,7 @@ def attach(
     if not settings.toc_library:
         return None
     check_needs()
+    from . import migrate
     from . import recorder as recording
     from .center import OpenLibrary
     from .horizon import FarMessages, FarStore
@@ -98,66 +98,22 @@ def attach(
     with _lock:
         if key not in _opened:
             shards = open_shards(settings, address)
-            ready = _Ready(shards)
-            made = recording.Recorder(
-                *(Store(shards), another, ready),
+            for database in shards.databases:
+                database.prepare = partial(migrate.prepare, shards)
+            _opened[key] = recording.Recorder(
+                *(Store(shards), another),
                 required=settings.toc_library_required,
                 retention=settings.toc_library_retention,
                 patience=settings.toc_library_timeout,
                 count=partial(center.metrics.count, counter="unrecorded"),
             )
-            _opened[key] = made, ready
-        made, ready = _opened[key]
-    library = Library(made.store, center, another, ready)
-    far = FarMessages(FarStore(made.store), center, ready.as_far_as_there)
-    failures = FailedRows(made.store, ready, bool(settings.toc_failures_mask))
+        made = _opened[key]
+    library = Library(made.store, center, another)
+    far = FarMessages(FarStore(made.store), center)
+    failures = FailedRows(made.store, bool(settings.toc_failures_mask))
     opened = OpenLibrary(made, library, far, failures, center)
     center.recorder = opened
     return opened
-
-
-class _Ready:
-    """Makes sure, once, that the tables are those of this release; makes those of SQLite."""
-
-    def __init__(self, shards: Shards) -> None:
-        self._shards = shards
-        #: by the number of a database: held by who looks. One that does not answer keeps nobody
-        #: from another, nor from opening a connection
-        self._locks = [threading.Lock() for _ in shards.databases]
-        self._is: set[int] = set()
-
-    def after_fork(self) -> None:
-        """No thread of this process looks."""
-        self._locks = [threading.Lock() for _ in self._shards.databases]
-
-    def __call__(self, databases: Iterable[Database] | None = None) -> None:
-        """Raises LibraryError unless these databases, or all, can be used."""
-        for database in self._shards.databases if databases is None else databases:
-            if database.number not in self._is:
-                with self._locks[database.number]:
-                    self._look(database)
-
-    def as_far_as_there(self) -> None:
-        """Look at those that answer; of the others, whoever asks them is told. Raises LibraryError
-        if none does."""
-        errors = []
-        for database in self._shards.databases:
-            try:
-                self([database])
-            except LibraryError as exc:
-                errors.append(exc)
-        if len(errors) == len(self._shards.databases):
-            raise errors[0]
-
-    def _look(self, database: Database) -> None:
-        if database.number in self._is:
-            return
-        from . import migrate
-
-        if all(one.url.is_sqlite for one in self._shards.databases):
-            migrate.create(self._shards, [database])
-        migrate.check(self._shards, database)
-        self._is.add(database.number)
 
 
 def center_for(url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:

@@ -211,14 +211,10 @@ class Restored:
 
 @dataclass(eq=False)
 class Rebuild:
-    """One rebuild. What is done already is found out as it goes: it can be repeated.
-
-    ready: raises LibraryError if these databases cannot be used
-    """
+    """One rebuild. What is done already is found out as it goes: it can be repeated."""
 
     _store: Store
     _center: TimeoutCenter
-    _ready: Callable[[Sequence[Database]], None] = lambda databases: None
 
     def __post_init__(self) -> None:
         #: the databases that are away, and what has said so
@@ -237,7 +233,8 @@ class Rebuild:
         store, databases = self._store, self._store.shards.databases
         began = time.monotonic()
         for database in databases:
-            self._look(database)
+            with self._noting(database):
+                database.read(select(LAYOUT))
         if len(self._away) == len(databases):
             raise next(iter(self._away.values()))
         Restored(store, self._center, self._putter, self._name).wait(anew=True)
@@ -292,12 +289,6 @@ class Rebuild:
                 "messages were put; rebuild again when it answers"
             )
         return done
-
-    def _look(self, database: Database) -> None:
-        """See whether a database can be used."""
-        with self._noting(database):
-            self._ready([database])
-            database.read(select(LAYOUT))
 
     @contextmanager
     def _noting(self, database: Database) -> Iterator[None]:

@@ -65,12 +65,10 @@ class _Part(NamedTuple):
 class Backlog:
     """Rows and events that are to be written. Any thread may call it.
 
-    ready: raises LibraryError if these databases cannot be used
     count: is told the queue of each message whose record is given up
     """
 
     _store: Store
-    _ready: Callable[[Sequence[Database]], None]
     _count: Callable[[str], None]
 
     def __post_init__(self) -> None:
@@ -203,7 +201,6 @@ class Backlog:
 
     def _write_part(self, database: Database, part: _Part) -> None:
         """Write what is for a database; what is written is taken out of the part."""
-        self._ready([database])
         self._write_some(part.withdrawn, self._store.take_back)
         self._write_some(part.rows, self._store.insert)
         # In one order, so that two processes do not wait for each other.
@@ -501,9 +498,6 @@ AWAY = 1.0
 
 _host = socket.gethostname()
 
-#: Raises LibraryError unless these databases, or all, can be used.
-Ready = Callable[..., None]
-
 
 @dataclass(eq=False)
 class Recorder:
@@ -514,13 +508,11 @@ class Recorder:
     required: whether a message is refused whose row cannot be written
     retention: seconds for which history is kept
     patience: seconds for which a delivery waits to be told whether it has ended before
-    ready: raises LibraryError if these databases, or any, cannot be used
     count: is told the queue of each message whose record is given up
     """
 
     store: Store
     _make_center: Callable[[], TimeoutCenter]
-    ready: Ready
     _: KW_ONLY
     required: bool
     retention: float
@@ -532,13 +524,13 @@ class Recorder:
         #: what consumers note, until it is to be written
         self.gathering = Gathering(self._backlog, self.worker)
         #: says of queues with ``x-guard`` what has ended
-        self.guard = Guard(self.store, self.ready, self.gather, lambda: self.worker, self.patience)
+        self.guard = Guard(self.store, self.gather, lambda: self.worker, self.patience)
 
     def _begin(self) -> None:
         """Have nothing, and no thread."""
         self._pid = os.getpid()
         self.worker = f"{_host}:{self._pid}"
-        self._backlog = Backlog(self.store, self.ready, self.count)
+        self._backlog = Backlog(self.store, self.count)
         self.schedules = Schedules(self.store)
         self._lock = threading.Lock()
         self._bell = threading.Event()
@@ -592,7 +584,6 @@ class Recorder:
 
     def _check(self, database: Database, topic: Topic | None) -> None:
         """See to it that rows of a queue can be written into a database. Raises LibraryError."""
-        self.ready([database])
         note = self.store.declarations.note
         if topic is not None and note(topic.name, topic.declaration, database):
             self._start()
@@ -629,7 +620,7 @@ class Recorder:
         """Write a row in a transaction of the caller's; its message is put when that is
         committed. Raises LibraryError."""
         database = outbox.database_of(connection, self.store.shards)
-        self.ready([database])
+        database.make_sure()
         row = self.store.insert_with(connection, row, database)
         if row.place == statuses.FAR:
             if topic is not None:
@@ -714,13 +705,8 @@ class Recorder:
         """Write everything now. Raises LibraryError, and keeps what is not written."""
         self.gathering.look()
         self._backlog.write()
-        self._write_schedules()
+        self.schedules.write()
         self.store.locator.write()
-
-    def _write_schedules(self) -> None:
-        if self.schedules:
-            self.ready()
-            self.schedules.write()
 
     def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
         """A schedule was changed; it is written soon."""
@@ -836,7 +822,7 @@ class Recorder:
         owed = self.store.declarations.write_owed
         with each_asked() as asking:
             for do in (
-                *(self._write_backlog, owed, self._write_schedules),
+                *(self._write_backlog, owed, self.schedules.write),
                 *(self._touch, self._note_committed, self.store.locator.write, self._keep),
             ):
                 with asking:
@@ -886,8 +872,7 @@ class Recorder:
         with suppress(*BROKEN):  # Redis is away; the next turn tries again
             if self._keeper is None:
                 self._keeper = Keeper(
-                    *(self.store, self._make_center(), self.worker, self.retention),
-                    ready=self.ready,
+                    *(self.store, self._make_center(), self.worker, self.retention)
                 )
             restored = bool(self._expected or is_owed) and self._keeper.is_restored()
             if self._expected and restored:

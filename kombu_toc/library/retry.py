@@ -41,13 +41,11 @@ class FailedRows:
     """
 
     store: Store
-    _ready: Any
     hides: bool
 
     def latest(
         self, topic: str | None, since_us: int, until_us: int, after: FailedTask | None, limit: int
     ) -> list[FailedTask]:
-        self._ready()
         shards = self.store.shards
         history = shards.all[0].tables.history
         columns = history.c
@@ -75,7 +73,6 @@ class FailedRows:
         return sorted(found, key=lambda one: (-one.failed_us, one.topic, one.id, one.token))[:limit]
 
     def of_ids(self, ids: Iterable[str], known: Iterable[FailedTask] = ()) -> list[FailedTask]:
-        self._ready.as_far_as_there()
         shards = self.store.shards
         history = shards.all[0].tables.history
         whole = _selecting(history, history.c.error, history.c.body)

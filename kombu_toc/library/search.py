@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from operator import itemgetter
@@ -47,13 +47,11 @@ def find(
     between: tuple[int | None, int | None],
     limit: int,
     after: str | None,
-    ready: Callable[[list[Database]], None],
 ) -> RecordPage:
     """Records by the values of columns, in the order of their action times.
 
     where: values by the names of columns; of ``status``, several
     between: microseconds, both inclusive; None: without a bound
-    ready: raises LibraryError if these databases cannot be used
     """
     start = None if after is None else _read_after(after)
     of_biz = "biz_id" in where
@@ -69,7 +67,6 @@ def find(
         ]
 
     def look(database: Database) -> list[Record]:
-        ready([database])
         some = [one for one in every if one.database is database]
         found: list[Record] = []
         if of_biz:  # a business id leads to few rows: one statement finds them

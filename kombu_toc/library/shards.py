@@ -620,11 +620,37 @@ class Database:
         self._watchdog = watchdog
         #: what a driver raises that SQLAlchemy has not translated
         self._raw: type[Exception] = self.engine.dialect.loaded_dbapi.Error
+        #: before the first statement: raises LibraryError unless the tables are those of this
+        #: release; None: they are
+        self.prepare: Callable[[Database], object] | None = None
+        #: held by who looks, or changes them: whether that is so
+        self._looking = threading.RLock()
+        self._as_it_is = False
 
     @property
     def rests(self) -> bool:
         """Whether it could not be used a moment ago."""
         return time.monotonic() < self._rests_until
+
+    def make_sure(self) -> None:
+        """Raises LibraryError unless the tables are there. It looks once."""
+        if self.prepare is not None:
+            with self._looking:
+                if self.prepare is not None and not self._as_it_is:
+                    with self.as_it_is():
+                        self.prepare(self)
+                    self.prepare = None
+
+    @contextmanager
+    def as_it_is(self) -> Iterator[None]:
+        """Within this, the thread uses its tables whatever they are. Others wait, unless they are
+        known to be right."""
+        with self._looking:
+            before, self._as_it_is = self._as_it_is, True
+            try:
+                yield
+            finally:
+                self._as_it_is = before
 
     def run(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in a transaction. It is run again after a deadlock, or over a new connection
@@ -659,6 +685,7 @@ class Database:
             after = tuple(rows[-1][one.name] for one in key)
 
     def _run(self, engine: Engine, seconds: float, work: Callable[[Connection], T]) -> T:
+        self.make_sure()
         # Whatever is tried again: who waits is told when the time is over, or soon after.
         until = time.monotonic() + seconds
         broken = False
@@ -735,6 +762,7 @@ class Database:
         """Close its connections; of those that a forked process has inherited, forget them."""
         if inherited:
             self._watchdog.after_fork()
+            self._looking, self._as_it_is = threading.RLock(), False
         for engine in (self.engine, self._single):
             engine.dispose(close=not inherited)
         if not inherited:
@@ -838,6 +866,13 @@ class Shards:
         self.all = list(places.values())
         #: told of the keys of rows before these are used, while rows are moved
         self.pull: Callable[[Sequence[Key]], None] = lambda keys: None
+
+    def make_sure(self) -> None:
+        """Look at those that answer; of the others, whoever asks them is told. Raises LibraryError
+        if none does."""
+        found, errors = self.side_by_side(Database.make_sure)
+        if not found:
+            raise next(iter(errors.values()))
 
     def awake(self, databases: Sequence[Database] | None = None) -> Iterator[Database]:
         """Those of some databases, or of all, that were not away a moment ago."""

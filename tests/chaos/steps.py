@@ -220,7 +220,7 @@ class Chaos:
 
     def _forget(self) -> None:
         """What a process knew is gone."""
-        for recorder, _ in opening._opened.values():
+        for recorder in opening._opened.values():
             recorder.store.shards.close()
         opening._opened.clear()
 

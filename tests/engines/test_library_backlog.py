@@ -312,7 +312,7 @@ def test_a_process_that_starts_with_one_database_away_uses_the_other(
         row = store.of_ids([first])[0]
         store.place([row.key], statuses.NOT_PUT)
         assert center.queues.purge("mail") == 1
-        keeper = Keeper(recorder.store, center, "test", 86_400, recorder.ready)
+        keeper = Keeper(recorder.store, center, "test", 86_400)
         away.asked = 0
         assert keeper.put_missing() == 1
         assert away.asked == 0  # it rests

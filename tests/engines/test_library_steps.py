@@ -165,7 +165,7 @@ def test_a_rebuild_puts_back_what_is_overdue_and_claims_what_is_not_put(
 def test_a_publish_that_raises_leaves_no_row_behind(broker, store, center, monkeypatch):
     publish(broker, "order-0")
     recorder = broker.default_channel.recorder
-    recorder.ready()
+    recorder.store.shards.make_sure()
     monkeypatch.setattr(recorder, "_start", lambda: None)
     attempt = Database._attempt
 

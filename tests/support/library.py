@@ -90,7 +90,7 @@ def close_libraries() -> None:
     """End the threads and close the connections of all task libraries that this process uses. It
     opens them again if it goes on to use them."""
     while opened := opening._opened:
-        _, (recorder, _) = opened.popitem()
+        _, recorder = opened.popitem()
         recorder.close()
         recorder.store.shards.close()
 

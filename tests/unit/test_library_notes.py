@@ -78,7 +78,7 @@ def lost() -> list[str]:
 @pytest.fixture
 def gathered(lost) -> Backlog:
     store: Any = None
-    return Backlog(store, lambda _: None, lost.append)
+    return Backlog(store, lost.append)
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_a_child_has_noted_nothing(consumer, gathering, lost) -> None:
     consumer.ack(1)
     gathering._lock.acquire()  # as a thread of the parent's may have at that moment
     store: Any = None
-    own = Backlog(store, lambda _: None, lost.append)
+    own = Backlog(store, lost.append)
     gathering.after_fork(own, "w:2")
     gathering.look()
     assert len(own) == 0
