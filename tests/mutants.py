@@ -429,8 +429,8 @@ MUTANTS = [
     Mutant(
         "what has ended begins again in the backlog",
         "kombu_toc/library/recorder.py",
-        "            event = before  # what has ended does not begin again\n",
-        "            pass\n",
+        "return before if before.has_ended and not since.has_ended else since",
+        "return since",
         "tests/engines/test_library_backlog.py::test_what_has_ended_does_not_begin_again",
     ),
     Mutant(

@@ -217,14 +217,15 @@ class OpenLibrary:
             return
         topic = self.topic_of(message.topic)
         key, headers = records.identity_of(message.topic, message.id, message.body, message.birth)
-        self.recorder.note(
+        event = self.recorder.gathering.event_of(
             *(key, status),
             attempts=message.failures + 1,
             error=error,
             message=(headers, message.action_us),
-            watched=False,
             has_row=topic is None or topic.declaration.library != BEHIND,
         )
+        if event is not None:
+            self.recorder.gather(event)
 
     def _with_bodies(self, messages: Sequence[Delivery]) -> list[Delivery]:
         """The same; of a receipt, which has no body, what the library has of it."""

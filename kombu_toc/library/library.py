@@ -19,7 +19,7 @@ from ..model.results import Cancelled, OnProgress, Rescheduled, tell_nobody
 from ..scripts.call import Countdown
 from . import migrate, search, statuses
 from .outcomes import DAY_US, KEY
-from .putting import Schedules
+from .putting import write_schedules
 from .rebuild import Comparison, Rebuild
 from .records import Key, attributes_of, now_us, storable
 from .retry import retry
@@ -335,7 +335,7 @@ class Reshard:
                 moved = self._store.mover.bring_home(shard, keys)
                 if table is shard.tables.history:
                     self._store.locator.owe(keys, now_us())
-                    self._store.locator.write()
+                    self._store.locator.owed.write()
                 self._moved += moved
                 rows += len(keys) - moved
                 self._told = max(self._told, rows)
@@ -360,7 +360,7 @@ class Reshard:
         for row in database.read(select(SCHEDULES)):
             other = self._shards.of(row["name"]).database
             if other is not database:
-                Schedules.merge(other, dict(row))
+                write_schedules(other, [((row["topic"], row["name"]), dict(row))])
                 mine = (SCHEDULES.c.topic == row["topic"]) & (SCHEDULES.c.name == row["name"])
                 database.execute(delete(SCHEDULES).where(mine))
 
@@ -370,8 +370,9 @@ class Reshard:
         for rows in database.pages(select(LOCATOR), id, spread, size=MOVED_TOGETHER):
             gone = [row for row in rows if self._shards.of(row["id"]).database is not database]
             if gone:
-                self._store.locator.take({(row["id"], row["spread"]): row["day"] for row in gone})
-                self._store.locator.write()
+                owed = self._store.locator.owed
+                owed.add(((row["id"], row["spread"]), row["day"]) for row in gone)
+                owed.write()
                 database.execute(delete(LOCATOR).where(id.in_([row["id"] for row in gone])))
 
     def _say_layout(self, database: Database) -> None:

@@ -11,7 +11,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Integer, bindparam, delete, literal, select, text, union
@@ -22,7 +21,7 @@ from ..scripts.call import parts_of
 from .outcomes import are
 from .records import Key, now_us
 from .schema import LOCATOR
-from .shards import ROWS_PER_STATEMENT, Asking, Database, Shard, Shards, chunks, each_asked
+from .shards import ROWS_PER_STATEMENT, Asking, Database, Owed, Shard, Shards, chunks
 
 #: Microseconds of a day: what history has no more goes from here, too.
 _DAY_US = 86_400_000_000
@@ -41,9 +40,10 @@ class Locator:
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
-        self._lock = threading.Lock()
         #: by the id and the spread, the day
-        self._owed: dict[tuple[str, int], int] = {}
+        self.owed: Owed[tuple[str, int], int] = Owed(
+            lambda key: shards.of(key[0]).database, self._write, MAX_OWED, max
+        )
         self._known = threading.local()
 
     # -- what is written
@@ -56,51 +56,15 @@ class Locator:
         some = {(id, spread_of(id, token)) for id, token, _ in keys if has_biz(token)}
         if not some:
             return False
-        with self._lock:
-            self._owed.update(dict.fromkeys(some, at_us // _DAY_US))
-            while len(self._owed) > MAX_OWED:
-                self._owed.pop(next(iter(self._owed)))
+        self.owed.add(dict.fromkeys(some, at_us // _DAY_US).items())
         return True
 
-    def take(self, entries: dict[tuple[str, int], int]) -> None:
-        """Write these, too: days by ids and spreads."""
-        with self._lock:
-            self._owed = {**entries, **self._owed}
-
-    def write(self) -> None:
-        """Write what is owed. Raises LibraryError, and keeps what is for a database that is
-        away."""
-        if not self._owed:
-            return
-        with self._lock:
-            owed, self._owed = self._owed, {}
-        with each_asked() as asking:
-            for database, rows in self._by_database(owed).items():
-                with asking:
-                    if not database.rests:
-                        self._write(database, rows)
-                        continue
-                self.take({(row["id"], row["spread"]): row["day"] for row in rows})
-
-    def _by_database(
-        self, owed: dict[tuple[str, int], int]
-    ) -> dict[Database, list[dict[str, Any]]]:
-        found: dict[Database, list[dict[str, Any]]] = defaultdict(list)
-        # In one order, so that two processes do not wait for each other.
-        for (id, spread), day in sorted(owed.items()):
-            row = {"id": id, "spread": spread, "day": day}
-            found[self._shards.of(id).database].append(row)
-        return found
-
     @staticmethod
-    def _write(database: Database, rows: Sequence[dict[str, Any]]) -> None:
+    def _write(database: Database, entries: Sequence[tuple[tuple[str, int], int]]) -> None:
         statement = database.dialect.upsert(LOCATOR, ("id", "spread"), ("day",))
-
-        def write(some: Any, connection: Connection) -> None:
-            connection.execute(statement, some)
-
-        for some in chunks(rows):
-            database.run(partial(write, some))
+        # In one order, so that two processes do not wait for each other.
+        rows = [{"id": id, "spread": spread, "day": day} for (id, spread), day in sorted(entries)]
+        database.run(lambda connection: connection.execute(statement, rows))
 
     def pruning(self, database: Database, before_day: int) -> Iterator[int]:
         """Drop what ended before that day; yield after each transaction. Raises LibraryError."""

@@ -3,14 +3,13 @@ Dead letters become dead letters again."""
 
 from __future__ import annotations
 
-import threading
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, delete, select, text, tuple_, update
@@ -30,13 +29,13 @@ from ..model.library import OFF
 from ..model.message import FOR_A_TIME, KEEP_EARLIER, UNIQUE, Claim, Unique, claim_of, decode_key
 from ..model.results import WAITING, Delivery, Found, PutTogether
 from ..model.topic import Declaration, Topic
-from ..scripts.call import ScriptCall, parts_of
+from ..scripts.call import ScriptCall
 from . import records, statuses
 from .guard import ended_rows, ends_of, over_of
 from .outcomes import are
 from .records import identity_of
 from .schema import IS_NOT_FAR, MAX_ERROR, SCHEDULES
-from .shards import CHUNK, Database, Shard, chunks, each_asked
+from .shards import CHUNK, Database, Owed, Shard, chunks
 from .store import Store
 
 # -- unique keys of rows
@@ -572,9 +571,6 @@ MAX_CHANGES = 10_000
 #: Microseconds for which it is known that a schedule was deleted.
 GONE_US = 24 * 3600 * 1_000_000
 
-#: Schedules that one transaction writes.
-TOGETHER = 200
-
 #: What a change may say: when, by Redis's clock, and the columns that it says then. A record is
 #: empty if the schedule is gone.
 _PARTS = {
@@ -600,18 +596,35 @@ def _over(there: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]
     return found
 
 
+def write_schedules(database: Database, changes: Sequence[tuple[Name, Mapping[str, Any]]]) -> None:
+    """Write what has changed of schedules, as far as it is newer."""
+    database.run(partial(_merge, database, changes))
+
+
+def _merge(
+    database: Database, changes: Sequence[tuple[Name, Mapping[str, Any]]], connection: Connection
+) -> None:
+    names = [SCHEDULES.c.name.in_([name for (_, name), _ in changes])]
+    reading = select(SCHEDULES).where(*names, SCHEDULES.c.topic.in_([t for (t, _), _ in changes]))
+    reading = reading.order_by(SCHEDULES.c.topic, SCHEDULES.c.name).with_for_update()
+    read = connection.execute(reading).mappings()
+    there: dict[Name, Any] = {(row["topic"], row["name"]): row for row in read}
+    # In one order, so that two processes do not wait for each other.
+    rows = [
+        {"topic": name[0], "name": name[1], **_over(there.get(name) or _NEW, change)}
+        for name, change in sorted(changes, key=itemgetter(0))
+    ]
+    connection.execute(database.dialect.upsert(SCHEDULES, ("topic", "name"), list(_NEW)), rows)
+
+
 class Schedules:
     """Writes schedules, and puts them back. Any thread may tell a change."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()
-        self._changes: dict[Name, dict[str, Any]] = {}
-        self._writing = threading.Lock()
-
-    def __bool__(self) -> bool:
-        """Whether a change is not written yet, or just being written."""
-        return bool(self._changes) or self._writing.locked()
+        self.owed: Owed[Name, dict[str, Any]] = Owed(
+            lambda name: store.shards.of(name[1]).database, write_schedules, MAX_CHANGES, _over
+        )
 
     def changed(self, topic: str, change: ScheduleChange, at_us: int) -> None:
         """A schedule was changed in Redis."""
@@ -626,70 +639,15 @@ class Schedules:
         elif change.take_out or not change.wanted:
             made |= {"firing": None, "firing_id": None, "priority": 0, "traits": ""}
             made["firing_us"] = at_us
-        with self._lock:
-            self._add((topic, change.name), made)
-            if len(self._changes) > MAX_CHANGES:
-                self._changes.pop(next(iter(self._changes)))
-
-    def _add(self, name: Name, change: dict[str, Any]) -> None:
-        self._changes[name] = _over(self._changes.pop(name, {}), change)
+        self.owed.add([((topic, change.name), made)])
 
     def forget(self, topic: str) -> None:
         """A topic was deleted, with its schedules."""
-        with self._lock:
-            for name in [name for name in self._changes if name[0] == topic]:
-                self._changes.pop(name)
+        self.owed.forget(lambda name: name[0] == topic)
         for database in self._store.shards.databases:
             database.execute(delete(SCHEDULES).where(SCHEDULES.c.topic == topic))
 
     # -- in the recorder's thread
-
-    def write(self) -> None:
-        """Write what has changed. Raises LibraryError, and keeps what is not written.
-
-        Who calls while another thread writes waits for it.
-        """
-        with self._writing:
-            self._write_all()
-
-    def _write_all(self) -> None:
-        with self._lock:
-            changes, self._changes = self._changes, {}
-        by_database: dict[Database, list[Name]] = defaultdict(list)
-        # In one order, so that two processes do not wait for each other.
-        for name in sorted(changes):
-            by_database[self._store.shards.of(name[1]).database].append(name)
-        with each_asked() as asking:
-            for database, names in by_database.items():
-                for part in parts_of(names, TOGETHER):
-                    some = {name: changes[name] for name in part}
-                    with asking:
-                        database.run(partial(self._write, database, some))
-                        continue
-                    with self._lock:
-                        for name, change in some.items():
-                            self._add(name, change)
-
-    @classmethod
-    def merge(cls, database: Database, row: dict[str, Any]) -> None:
-        """Write what another database has of a schedule, as far as it is newer."""
-        name = row.pop("topic"), row.pop("name")
-        database.run(partial(cls._write, database, {name: row}))
-
-    @staticmethod
-    def _write(
-        database: Database, changes: Mapping[Name, dict[str, Any]], connection: Connection
-    ) -> None:
-        names = [SCHEDULES.c.name.in_([name for _, name in changes])]
-        reading = select(SCHEDULES).where(*names, SCHEDULES.c.topic.in_([t for t, _ in changes]))
-        reading = reading.order_by(SCHEDULES.c.topic, SCHEDULES.c.name).with_for_update()
-        read = connection.execute(reading).mappings()
-        there: dict[Name, Any] = {(row["topic"], row["name"]): row for row in read}
-        rows = [
-            {"topic": name[0], "name": name[1], **_over(there.get(name) or _NEW, change)}
-            for name, change in changes.items()
-        ]
-        connection.execute(database.dialect.upsert(SCHEDULES, ("topic", "name"), list(_NEW)), rows)
 
     def prune(self, before_us: int) -> None:
         """Drop what was deleted before that time: nobody writes an earlier change of it now."""

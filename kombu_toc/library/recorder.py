@@ -13,13 +13,11 @@ import socket
 import threading
 import time
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ..center.calls import ScheduleChange
 from ..center.center import TimeoutCenter
@@ -36,203 +34,8 @@ from .keeper import Keeper
 from .putting import Schedules
 from .records import Event, Key, Row
 from .schema import MAX_ERROR
-from .shards import CHUNK, Database, RefusedError, each_asked
+from .shards import Database, Owed, RefusedError, each_asked
 from .store import Made, Store
-
-# -- what a process has yet to write
-#
-# Each database is written by itself: one that is away holds up what is for another in nothing.
-# What a
-# database does not take for what it is goes, by its name, and the rest is written.
-
-#: Events, and rows, that a process keeps while a database is away.
-MAX_EVENTS = 100_000
-MAX_ROWS = 10_000
-
-#: What a value raises that cannot be sent to a database.
-_UNSENDABLE = (RefusedError, ValueError, ArithmeticError, TypeError)
-
-
-class _Part(NamedTuple):
-    """What is for one database."""
-
-    rows: list[records.Row]
-    events: list[records.Event]
-    withdrawn: list[Made]
-
-
-@dataclass(eq=False)
-class Backlog:
-    """Rows and events that are to be written. Any thread may call it.
-
-    count: is told the queue of each message whose record is given up
-    """
-
-    _store: Store
-    _count: Callable[[str], None]
-
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-        #: held by who writes
-        self._writing = threading.Lock()
-        #: of each message the latest
-        self._events: dict[records.Key, records.Event] = {}
-        #: by the number of the database; and of which there were some that are not written yet
-        self._rows: dict[int, list[records.Row]] = {}
-        self._behind: set[int] = set()
-        #: what was written, perhaps, for publishes that have failed
-        self._withdrawn: list[Made] = []
-        #: how many were given up since it was last said
-        self._lost = 0
-
-    def __len__(self) -> int:
-        rows = sum(len(some) for some in self._rows.values())
-        return len(self._events) + rows + len(self._withdrawn)
-
-    def add(self, events: Iterable[records.Event]) -> int:
-        """Have events written; return how many there are to be written."""
-        with self._lock:
-            for event in events:
-                self._add(event)
-            if len(self._events) > MAX_EVENTS:
-                self._keep_bounds()
-            return len(self._events)
-
-    def _add(self, event: records.Event) -> None:
-        before = self._events.pop(event.key, None)
-        if before is not None and before.has_ended and not event.has_ended:
-            event = before  # what has ended does not begin again
-        self._events[event.key] = event
-
-    def add_rows(self, rows: Sequence[records.Row]) -> None:
-        """Have rows written whose messages are sent already."""
-        with self._lock:
-            for row in rows:
-                number = self._store.shards.of_key(row.key).database.number
-                self._rows.setdefault(number, []).append(row)
-                self._behind.add(number)
-            self._keep_bounds()
-
-    def withdraw(self, rows: Sequence[records.Row]) -> None:
-        """Have rows deleted: their publish has failed, though they may have been written."""
-        with self._lock:
-            self._withdrawn += [Made(row.key, row.created_us) for row in rows]
-            self._keep_bounds()
-
-    def has_rows_for(self, database: Database) -> bool:
-        """Whether rows for this database are to be written: it was away a moment ago."""
-        return database.number in self._behind
-
-    def forget(self, keys: Sequence[records.Key]) -> None:
-        """Write nothing more of these."""
-        with self._lock:
-            for key in keys:
-                self._events.pop(key, None)
-
-    def take_lost(self) -> int:
-        """How many were given up since this was last asked for want of room."""
-        with self._lock:
-            lost, self._lost = self._lost, 0
-        return lost
-
-    def _keep_bounds(self) -> None:
-        """Give up the oldest events and the latest rows that are too many."""
-        while len(self._events) > MAX_EVENTS:
-            self._give_up(self._events.pop(next(iter(self._events))).key)
-        over = sum(map(len, self._rows.values())) - MAX_ROWS
-        while over > 0:
-            longest = max(self._rows.values(), key=len)
-            self._give_up(longest.pop().key)
-            over -= 1
-        for made in self._withdrawn[MAX_ROWS:]:
-            self._give_up(made.key)
-        del self._withdrawn[MAX_ROWS:]
-
-    def _give_up(self, key: records.Key) -> None:
-        self._lost += 1
-        self._count(key[2])
-
-    # -- writing
-
-    def write(self, *, patient: bool = False) -> None:
-        """Write everything now. Raises LibraryError of the first database that is away, when what
-        is for the others is written; and keeps what is not.
-
-        patient: leave out databases that were away a moment ago
-        """
-        with self._writing:
-            with self._lock:
-                events, self._events = self._events, {}
-                rows, self._rows = self._rows, {}
-                withdrawn, self._withdrawn = self._withdrawn, []
-            shards = self._store.shards
-            parts: dict[Database, _Part] = defaultdict(lambda: _Part([], [], []))
-            for number, some in rows.items():
-                parts[shards.databases[number]].rows.extend(some)
-            for event in events.values():
-                parts[shards.of_key(event.key).database].events.append(event)
-            for made in withdrawn:
-                parts[shards.of_key(made.key).database].withdrawn.append(made)
-            with each_asked() as asking:
-                try:
-                    for database, part in parts.items():
-                        with asking:
-                            if not (patient and database.rests):
-                                self._write_part(database, part)
-                finally:
-                    with self._lock:
-                        for database, part in parts.items():
-                            self._put_back(database, part)
-
-    def _put_back(self, database: Database, part: _Part) -> None:
-        """Keep what is left of a part, before what has come meanwhile."""
-        if part.rows:
-            since = self._rows.get(database.number, [])
-            # What fails first is tried last: it holds up no other.
-            self._rows[database.number] = part.rows[CHUNK:] + part.rows[:CHUNK] + since
-        elif database.number not in self._rows:
-            self._behind.discard(database.number)
-        if part.events:
-            since_then, self._events = self._events, {}
-            for event in (*part.events[CHUNK:], *part.events[:CHUNK], *since_then.values()):
-                self._add(event)
-        self._withdrawn += part.withdrawn
-        self._keep_bounds()
-
-    def _write_part(self, database: Database, part: _Part) -> None:
-        """Write what is for a database; what is written is taken out of the part."""
-        self._write_some(part.withdrawn, self._store.take_back)
-        self._write_some(part.rows, self._store.insert)
-        # In one order, so that two processes do not wait for each other.
-        part.events.sort(key=attrgetter("key"))
-        if len(self._store.shards.all) > 1:
-            part.events.sort(key=lambda event: self._store.shards.of_key(event.key).number)
-        self._write_some(part.events, self._store.record)
-
-    def _write_some(self, items: list[Any], write: Callable[[Sequence[Any]], Any]) -> None:
-        while items:
-            some = items[:CHUNK]
-            try:
-                write(some)
-            except _UNSENDABLE:
-                # Perhaps history was brought back from a backup, and has no room for the day.
-                self._store.forget_days()
-                for one in some:
-                    self._write_one(one, write)
-                    del items[0]
-            else:
-                del items[: len(some)]
-
-    def _write_one(self, one: Any, write: Callable[[Sequence[Any]], Any]) -> None:
-        try:
-            write([one])
-        except _UNSENDABLE as exc:
-            self._count(one.key[2])
-            logger.error(
-                "message %.80s of %.80s is not recorded, the database does not take it: %s",
-                *(one.key[0], one.key[2], str(exc)[:500]),
-            )
-
 
 # -- what consumers note of messages, until it is looked at
 #
@@ -264,7 +67,7 @@ NONE = (None, None, None)
 class Consumer(Protocol):
     """Notes what becomes of messages."""
 
-    def taken(self, tag: int, at_us: int) -> records.Event | None:
+    def taken(self, tag: int, at_us: int) -> Event | None:
         """That a message was taken then; None if it is settled, or nobody wants to know."""
 
 
@@ -291,7 +94,7 @@ class Notes:
         self.ended.clear()
         self.fresh.clear()
 
-    def take_fresh(self) -> Iterator[records.Event]:
+    def take_fresh(self) -> Iterator[Event]:
         """That messages were taken, of which nothing else is known."""
         consumer = self._consumer()
         for tag, ns in self.fresh.copy().items():
@@ -300,14 +103,14 @@ class Notes:
             if event:
                 yield event
 
-    def take_ended(self, worker: str) -> list[records.Event]:
+    def take_ended(self, worker: str) -> list[Event]:
         """What has ended, the oldest first.
 
         worker: the name of this process
         """
         # Others may be noted, or noted again, meanwhile.
         ended = [self.ended.pop(tag) for tag in list(self.ended)]
-        events: list[records.Event] = []
+        events: list[Event] = []
         modes: dict[str, str | None] = {}
         said_of: dict[str, Mapping[str, Any]] = {}
         for end in ended:
@@ -334,7 +137,7 @@ class Notes:
             left = scores.retries_left(score)
             attempts = 1 if left is None else max(limit - left, 0) + 1
             events.append(
-                records.Event(
+                Event(
                     *(key, statuses.NUMBERS[outcome], at_ns // 1000, attempts, worker),
                     records.storable(error)[:MAX_ERROR] if error else "",
                     (said, scores.action_time(score)),
@@ -351,32 +154,65 @@ class Notes:
         return OFF if topic.declaration.expires else topic.declaration.library
 
 
+# -- what a process has yet to write
+#
+# What a database does not take for what it is goes, by its name, and the rest is written.
+
+#: Events, and rows, that a process keeps while a database is away.
+MAX_EVENTS = 100_000
+MAX_ROWS = 10_000
+
+#: What a value raises that cannot be sent to a database.
+_UNSENDABLE = (RefusedError, ValueError, ArithmeticError, TypeError)
+
+
+def _latest(before: Event, since: Event) -> Event:
+    """What has ended does not begin again."""
+    return before if before.has_ended and not since.has_ended else since
+
+
 class Gathering:
-    """What all consumers of a process have noted, on its way to what is to be written. Any thread
-    may call it.
+    """What all consumers of a process have noted, and the rows and events that are to be written.
+    Any thread may call it.
 
     An end that is noted replaces what was noted before, and is replaced by nothing that was: so
     whoever adds something has the ends looked at first, and what was taken is looked at before what
     has ended.
 
+    count: is told the queue of each message whose record is given up
     worker: the name of this process
     """
 
-    def __init__(self, backlog: Backlog, worker: str) -> None:
-        self._backlog = backlog
+    def __init__(self, store: Store, count: Callable[[str], None], worker: str) -> None:
+        self._store, self._count = store, count
+        self._all: list[Notes] = []
+        #: of each message the latest
+        self._events: Owed[Key, Event] = Owed(
+            *(self._database_of, partial(self._write_some, "record"), MAX_EVENTS, _latest),
+            *(self._count_key, lambda key: self._store.shards.of_key(key).number),
+        )
+        self._rows: Owed[Key, Row] = Owed(
+            *(self._database_of, partial(self._write_some, "insert"), MAX_ROWS),
+            *(lambda before, since: before, self._count_key),
+        )
+        #: what was written, perhaps, for publishes that have failed: by key and time
+        self._withdrawn: Owed[Any, Made] = Owed(
+            *(self._database_of, partial(self._write_some, "take_back"), MAX_ROWS),
+            count=self._count_key,
+        )
+        self._owed: tuple[Owed[Any, Any], ...] = self._withdrawn, self._rows, self._events
+        self.begin(worker)
+
+    def begin(self, worker: str) -> None:
+        """Have nothing: also what a process has gathered is not its child's."""
         self._worker = worker
         self._lock = threading.Lock()
-        self._all: list[Notes] = []
         #: what this process has: since when it was last said
-        self._taken: dict[records.Key, float] = {}
-
-    def after_fork(self, backlog: Backlog, worker: str) -> None:
-        """This is a child of the process that has gathered it."""
-        self._backlog, self._worker = backlog, worker
-        self._lock = threading.Lock()
-        self._taken = {}
+        self._taken: dict[Key, float] = {}
         for notes in self._all:
             notes.forget()
+        for owed in self._owed:
+            owed.begin()
 
     def notes_of(self, consumer: Consumer, known: Callable[[str], Topic | None]) -> Notes:
         """Where a consumer notes what becomes of messages.
@@ -390,7 +226,7 @@ class Gathering:
 
     def event_of(
         self,
-        key: records.Key,
+        key: Key,
         status: int,
         *,
         at_us: int = 0,
@@ -398,7 +234,7 @@ class Gathering:
         error: str = "",
         message: tuple[Mapping[str, Any], int] = ({}, 0),
         has_row: bool = True,
-    ) -> records.Event | None:
+    ) -> Event | None:
         """What is written of something that has happened to a message; None if nothing is.
 
         at_us: when it has happened, if that was not just now
@@ -410,11 +246,11 @@ class Gathering:
         if error:
             error = records.storable(error)[:MAX_ERROR]
         said = records.NOTHING if status in statuses.LIVE else records.told_of(*message)
-        return records.Event(
+        return Event(
             key, status, at_us or records.now_us(), attempts, self._worker, error, said, has_row
         )
 
-    def add(self, event: records.Event, *, watched: bool = False) -> int:
+    def add(self, event: Event, *, watched: bool = False) -> int:
         """Have an event written; return how many there are to be written.
 
         watched: of one that was taken, whether to say now and then that this process has it
@@ -425,7 +261,8 @@ class Gathering:
                 self._taken[event.key] = time.monotonic()
             else:
                 self._taken.pop(event.key, None)
-            return self._backlog.add([event])
+            self.add_all([event])
+            return len(self._events)
 
     def bound(self, notes: Notes) -> None:
         """Look at what a consumer has noted, if nobody else does for long."""
@@ -445,7 +282,7 @@ class Gathering:
         events = list(notes.take_fresh())
         now = time.monotonic()
         self._taken.update((event.key, now) for event in events)
-        self._backlog.add(events)
+        self.add_all(events)
 
     def _take_ended(self) -> None:
         for notes in self._all:
@@ -454,24 +291,93 @@ class Gathering:
                 if self._taken:
                     for event in events:
                         self._taken.pop(event.key, None)
-                self._backlog.add(events)
+                self.add_all(events)
 
     # -- what takes long
 
-    def touch(self, store: Store, seconds: float) -> None:
+    def touch(self, seconds: float) -> None:
         """Say again of what this process has that it has it, if that was not said for so long.
         Raises LibraryError of the first database that was away."""
         now = time.monotonic()
         with self._lock:
             long = [key for key, since in self._taken.items() if now - since >= seconds]
         with each_asked() as asking:
-            for shard, some in store.shards.of_keys(long).items():
+            for shard, some in self._store.shards.of_keys(long).items():
                 with asking:
                     if shard.database.rests:
                         continue
-                    store.touch(some)
+                    self._store.touch(some)
                     with self._lock:
                         self._taken.update((key, now) for key in some if key in self._taken)
+
+    # -- what is to be written
+
+    def __len__(self) -> int:
+        return sum(map(len, self._owed))
+
+    def _database_of(self, key: Key) -> Database:
+        return self._store.shards.of_key(key).database
+
+    def _count_key(self, key: Key) -> None:
+        self._count(key[2])
+
+    def add_all(self, events: Iterable[Event]) -> None:
+        """Have events written."""
+        self._events.add((event.key, event) for event in events)
+
+    def add_rows(self, database: Database, rows: Sequence[Row]) -> None:
+        """Have rows written whose messages are sent already."""
+        self._rows.add((row.key, row) for row in rows)
+        self._rows.behind.add(database)
+
+    def withdraw(self, rows: Sequence[Row]) -> None:
+        """Have rows deleted: their publish has failed, though they may have been written."""
+        made = (Made(row.key, row.created_us) for row in rows)
+        self._withdrawn.add(((*one.key, one.created_us), one) for one in made)
+
+    def has_rows_for(self, database: Database) -> bool:
+        """Whether rows for this database are to be written: it was away a moment ago."""
+        return database in self._rows.behind
+
+    def forget(self, keys: Sequence[Key]) -> None:
+        """Write nothing more of these."""
+        self._events.forget(set(keys).__contains__)
+
+    def take_lost(self) -> int:
+        """How many were given up since this was last asked for want of room."""
+        return sum(one.take_lost() for one in self._owed)
+
+    def write(self, *, patient: bool = False) -> None:
+        """Look, and write everything now: see :meth:`.shards.Owed.write`."""
+        self.look()
+        with each_asked() as asking:
+            for some in (self._withdrawn, self._rows):
+                with asking:
+                    some.write(patient=patient)
+            with asking:  # what is not there could not end
+                self._events.write(patient=patient, unless=self._rows.behind)
+
+    def _write_some(self, what: str, database: Database, items: Sequence[tuple[Any, Any]]) -> None:
+        """what: the method of the store"""
+        write: Callable[[Sequence[Any]], Any] = getattr(self._store, what)
+        some = [one for _, one in items]
+        try:
+            write(some)
+        except _UNSENDABLE:
+            # Perhaps history was brought back from a backup, and has no room for the day.
+            self._store.forget_days()
+            for one in some:
+                self._write_one(one, write)
+
+    def _write_one(self, one: Any, write: Callable[[Sequence[Any]], Any]) -> None:
+        try:
+            write([one])
+        except _UNSENDABLE as exc:
+            self._count_key(one.key)
+            logger.error(
+                "message %.80s of %.80s is not recorded, the database does not take it: %s",
+                *(one.key[0], one.key[2], str(exc)[:500]),
+            )
 
 
 logger = logging.getLogger(__name__)
@@ -521,8 +427,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self._begin()
-        #: what consumers note, until it is to be written
-        self.gathering = Gathering(self._backlog, self.worker)
+        self.gathering = Gathering(self.store, self.count, self.worker)
         #: says of queues with ``x-guard`` what has ended
         self.guard = Guard(self.store, self.gather, lambda: self.worker, self.patience)
 
@@ -530,8 +435,9 @@ class Recorder:
         """Have nothing, and no thread."""
         self._pid = os.getpid()
         self.worker = f"{_host}:{self._pid}"
-        self._backlog = Backlog(self.store, self.count)
         self.schedules = Schedules(self.store)
+        self.store.locator.owed.begin()
+        self.store.declarations.owed.begin()
         self._lock = threading.Lock()
         self._bell = threading.Event()
         self._thread: threading.Thread | None = None
@@ -541,9 +447,7 @@ class Recorder:
         self.running: dict[int, Callable[[bool], Any]] = {}
         #: rows in transactions of callers: until when they are looked for
         self._expected: dict[Key, float] = {}
-        #: what the queues of these were declared with
-        self._declared: dict[str, Declaration] = {}
-        #: the same, where their transactions are committed and nothing is put: they are far ahead
+        #: what their queues were declared with, where the transactions are committed
         self._committed: dict[str, Declaration] = {}
         #: monotonic seconds until which Redis is not asked by those who send
         self.away_until = 0.0
@@ -567,8 +471,9 @@ class Recorder:
         for row in rows:
             parts.setdefault(self.store.shards.of_key(row.key).database, []).append(row)
         for database, some in parts.items():
-            if not self.required and self._backlog.has_rows_for(database):
-                self._backlog.add_rows(some)  # it does not answer: who sends does not wait again
+            if not self.required and self.gathering.has_rows_for(database):
+                # It does not answer: who sends does not wait again.
+                self.gathering.add_rows(database, some)
                 continue
             try:
                 self._check(database, topic)
@@ -576,7 +481,7 @@ class Recorder:
             except LibraryError as exc:
                 if self._refuses(exc, rows):
                     raise
-                self._backlog.add_rows(some)
+                self.gathering.add_rows(database, some)
                 logger.warning(
                     "messages are sent without a record, which is written later: %s", exc
                 )
@@ -593,7 +498,7 @@ class Recorder:
         and only the reply was lost."""
         refuses = self.required or isinstance(error, RefusedError)  # it would not be taken later
         if refuses:
-            self._backlog.withdraw(rows)
+            self.gathering.withdraw(rows)
             self._start()
         return refuses
 
@@ -601,7 +506,7 @@ class Recorder:
         """Write the rows of messages that are put later because their time is far ahead; return
         whether that is done. Raises LibraryError if rows are required."""
         databases = {self.store.shards.of_key(row.key).database for row in rows}
-        if not self.required and any(map(self._backlog.has_rows_for, databases)):
+        if not self.required and any(map(self.gathering.has_rows_for, databases)):
             return False  # it does not answer: who sends does not wait again
         try:
             for database in databases:
@@ -622,26 +527,21 @@ class Recorder:
         database = outbox.database_of(connection, self.store.shards)
         database.make_sure()
         row = self.store.insert_with(connection, row, database)
-        if row.place == statuses.FAR:
-            if topic is not None:
-                known = partial(self._committed.__setitem__, topic.name, topic.declaration)
-                outbox.when_committed(connection, (self, topic.name), known)
-            outbox.when_committed(connection, self, self._bell.set)
-            self._start()
-            return
-        with self._lock:
-            if topic is not None:
-                self._declared[topic.name] = topic.declaration
-            self._expected[row.key] = time.monotonic() + EXPECTED
-            while len(self._expected) > MAX_EXPECTED:  # a relay finds the others
-                self._expected.pop(next(iter(self._expected)))
+        if topic is not None:
+            known = partial(self._committed.__setitem__, topic.name, topic.declaration)
+            outbox.when_committed(connection, (self, topic.name), known)
+        if row.place != statuses.FAR:
+            with self._lock:
+                self._expected[row.key] = time.monotonic() + EXPECTED
+                while len(self._expected) > MAX_EXPECTED:  # a relay finds the others
+                    self._expected.pop(next(iter(self._expected)))
         outbox.when_committed(connection, self, self._bell.set)
         self._start()
 
     def withdraw(self, row: Row) -> None:
         """A message was refused: nobody takes it for sent."""
         try:
-            self.store.withdraw(row)
+            self.store.take_back([row])
         except LibraryError as exc:
             logger.error(
                 "message %s was refused, and its row cannot be deleted; it will be put: %s",
@@ -674,19 +574,12 @@ class Recorder:
             self._consumes = True
             self._start()
 
-    def note(self, key: Key, status: int, *, watched: bool = True, **about: Any) -> None:
-        """Something has happened to a message; it is written soon.
+    def gather(self, event: Event, *, watched: bool = False) -> None:
+        """Something that has happened is to be written soon.
 
-        about: as for :meth:`Gathering.event_of`
         watched: of one that was taken, whether to say now and then that this process has it, until
             it says something else
         """
-        event = self.gathering.event_of(key, status, **about)
-        if event is not None:
-            self.gather(event, watched=watched)
-
-    def gather(self, event: Event, *, watched: bool = False) -> None:
-        """Something that has happened is to be written soon."""
         if self.gathering.add(event, watched=watched) >= FLUSH_AT:
             self._bell.set()
         self._start()
@@ -703,10 +596,9 @@ class Recorder:
 
     def flush(self) -> None:
         """Write everything now. Raises LibraryError, and keeps what is not written."""
-        self.gathering.look()
-        self._backlog.write()
-        self.schedules.write()
-        self.store.locator.write()
+        self.gathering.write()
+        self.schedules.owed.write()
+        self.store.locator.owed.write(patient=True)
 
     def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
         """A schedule was changed; it is written soon."""
@@ -717,7 +609,7 @@ class Recorder:
     def backlog(self) -> int:
         """Events and rows that are not written yet."""
         self.gathering.look()
-        return len(self._backlog)
+        return len(self.gathering)
 
     # -- what operators do
 
@@ -727,13 +619,13 @@ class Recorder:
         if not keys:
             return
         self.gathering.look()
-        self._backlog.forget(keys)
+        self.gathering.forget(keys)
         events = [records.event_of(key, status) for key in keys]
         try:
             self.store.record(events)
         except LibraryError:
             # It has happened: if nobody repeats it, it is still to be recorded.
-            self._backlog.add(events)
+            self.gathering.add_all(events)
             self._start()
             raise
 
@@ -754,7 +646,7 @@ class Recorder:
         self.store.shards.close(inherited=True)
         self.guard.after_fork()
         self._begin()
-        self.gathering.after_fork(self._backlog, self.worker)
+        self.gathering.begin(self.worker)
 
     def close(self) -> None:
         """Write what there is, and end the thread."""
@@ -798,7 +690,7 @@ class Recorder:
             except Exception:  # a defect: the next attempt may do better
                 logger.exception("what becomes of tasks is recorded later")
                 pause = min(2 * pause, LONGEST_PAUSE)
-            lost = self._backlog.take_lost()
+            lost = self.gathering.take_lost()
             if lost:
                 logger.error(
                     "%d messages or their ends are not recorded: the library was away for too long",
@@ -819,18 +711,15 @@ class Recorder:
     def _turn(self) -> None:
         """Do what is due. Each part is done whatever another one's database does; raises
         LibraryError of the first that was away."""
-        owed = self.store.declarations.write_owed
+        gathering, owed = self.gathering, self.store.locator.owed
         with each_asked() as asking:
             for do in (
-                *(self._write_backlog, owed, self.schedules.write),
-                *(self._touch, self._note_committed, self.store.locator.write, self._keep),
+                *(partial(gathering.write, patient=not self._stopping), self.schedules.owed.write),
+                *(self.store.declarations.owed.write, partial(gathering.touch, TOUCH_INTERVAL)),
+                *(partial(owed.write, patient=True), self._keep, self._note_committed),
             ):
                 with asking:
                     do()
-
-    def _write_backlog(self) -> None:
-        self.gathering.look()
-        self._backlog.write(patient=not self._stopping)
 
     def _put_expected(self, keeper: Keeper) -> None:
         """Put what was written in transactions that are committed by now."""
@@ -843,23 +732,15 @@ class Recorder:
         except Exception:
             self._not_put += 1  # what was put perhaps is looked for there first
             raise
-        for _, _, topic in put:
-            # Not before: SQLite has one writer, which was the caller.
-            declaration = self._declared.pop(topic, None)
-            if declaration is not None:
-                self.store.declarations.note(topic, declaration)
         with self._lock:
             for key in put:
                 self._expected.pop(key, None)
 
     def _note_committed(self) -> None:
+        # Not before: SQLite has one writer, which was the caller.
         for name in list(self._committed):
             self.store.declarations.note(name, self._committed[name])
             self._committed.pop(name)
-
-    def _touch(self) -> None:
-        """Say again of what takes long that this process has it."""
-        self.gathering.touch(self.store, TOUCH_INTERVAL)
 
     def _keep(self) -> None:
         """Put what is not in Redis, and look after the rest, if this process is to do that."""

@@ -13,10 +13,10 @@ import sqlite3
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, Table
@@ -594,6 +594,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
+K = TypeVar("K")
+V = TypeVar("V")
 
 #: How many times as long as a statement a transaction may take.
 TRANSACTION = 2
@@ -799,6 +801,107 @@ def each_asked() -> Iterator[Asking]:
 
 #: Rows that one statement names.
 CHUNK = 500
+
+
+class Owed(Generic[K, V]):
+    """What is to be written into databases, by its key. Each is written by itself: what is for one
+    that is away is kept until that answers. Any thread may call it.
+
+    of: the database that a key is for
+    write: writes some into a database
+    most: how many are kept; of more the oldest are given up
+    merge: of what was owed for a key, and what has come since, what is written: the latter
+    count: is told the keys of those that are given up
+    order: what is written together is next to each other in this order of keys
+    """
+
+    def __init__(
+        self,
+        of: Callable[[K], Database],
+        write: Callable[[Database, list[tuple[K, V]]], object],
+        most: int,
+        merge: Callable[[V, V], V] = lambda before, since: since,
+        count: Callable[[K], object] = lambda key: None,
+        order: Callable[[K], int] = lambda key: 0,
+    ) -> None:
+        self._of, self._write, self._most, self._merge = of, write, most, merge
+        self._count, self._order = count, order
+        self.begin()
+
+    def begin(self) -> None:
+        """Owe nothing: also what a process owes is not its child's."""
+        self._lock = threading.Lock()
+        #: held by who writes
+        self._writing = threading.Lock()
+        self.items: dict[K, V] = {}
+        #: for which databases there were some that are not written yet
+        self.behind: set[Database] = set()
+        #: how many were given up since it was last said
+        self._lost = 0
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def add(self, items: Iterable[tuple[K, V]]) -> None:
+        """Have these written."""
+        with self._lock:
+            self._add(items)
+
+    def _add(self, items: Iterable[tuple[K, V]]) -> None:
+        for key, value in items:
+            if key in self.items:
+                value = self._merge(self.items.pop(key), value)
+            self.items[key] = value
+        while len(self.items) > self._most:
+            key = next(iter(self.items))
+            self.items.pop(key)
+            self._lost += 1
+            self._count(key)
+
+    def forget(self, which: Callable[[K], bool]) -> None:
+        """Write nothing more of these."""
+        with self._lock:
+            self.items = {key: value for key, value in self.items.items() if not which(key)}
+
+    def take_lost(self) -> int:
+        """How many were given up since this was last asked."""
+        with self._lock:
+            lost, self._lost = self._lost, 0
+        return lost
+
+    def write(self, *, patient: bool = False, unless: Container[Database] = ()) -> None:
+        """Write everything now. Raises LibraryError of the first database that is away, when what
+        is for the others is written; and keeps what is not. Who calls while another thread writes
+        waits for it.
+
+        patient: leave out databases that were away a moment ago
+        unless: leave out these
+        """
+        with self._writing:
+            with self._lock:
+                items, self.items = self.items, {}
+            parts: dict[Database, list[tuple[K, V]]] = defaultdict(list)
+            for item in sorted(items.items(), key=lambda item: self._order(item[0])):
+                parts[self._of(item[0])].append(item)
+            with each_asked() as asking:
+                try:
+                    for database, part in parts.items():
+                        with asking:
+                            while part and not ((patient and database.rests) or database in unless):
+                                self._write(database, part[:CHUNK])
+                                del part[:CHUNK]
+                finally:
+                    with self._lock:
+                        self._put_back(parts)
+
+    def _put_back(self, parts: Mapping[Database, list[tuple[K, V]]]) -> None:
+        """Keep what is left, before what has come meanwhile. What fails first is tried last: it
+        holds up no other."""
+        since, self.items = self.items, {}
+        for part in parts.values():
+            self._add(part[CHUNK:] + part[:CHUNK])
+        self.behind = {one for one, part in parts.items() if part} | set(map(self._of, since))
+        self._add(since.items())
 
 
 def chunks(items: Sequence[R]) -> Iterator[Sequence[R]]:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection, delete, select
 
-from ..errors import LibraryError
 from ..model.library import Record
 from ..model.topic import Declaration
 from . import outbox, outcomes, search, statuses
@@ -21,7 +20,7 @@ from .locator import Locator, Mover
 from .outcomes import DAY_US, are
 from .records import Event, Key, Row, event_of, now_us
 from .schema import COMMON, IS_FAR, IS_NOT_FAR, LAYOUT, TOPICS
-from .shards import CHUNK, Asking, Database, Shard, Shards, chunks, each_asked
+from .shards import CHUNK, Asking, Database, Owed, Shard, Shards, chunks, each_asked
 
 # -- reads rows a page at a time, which is bounded in bytes as well
 
@@ -233,15 +232,7 @@ class Store:
             self._inserts[shard.number] = found
         return found
 
-    def withdraw(self, row: Row) -> None:
-        """Delete a row whose message was refused: it was never sent."""
-        shard = self.shards.of_key(row.key)
-        table = shard.tables.pending
-        # One that was there before is another message's.
-        mine = are(table, [row.key]) & (table.c.created_us == row.created_us)
-        shard.database.execute(sa.delete(table).where(mine))
-
-    def take_back(self, rows: Sequence[Made]) -> None:
+    def take_back(self, rows: Sequence[Made | Row]) -> None:
         """Delete rows that were written for a publish that has failed."""
         for shard, some in self.shards.divided(rows, attrgetter("key")).items():
             table = shard.tables.pending
@@ -680,6 +671,9 @@ def _rows(database: Database, statement: Any) -> list[Row]:
 #: deleted the queue, and another has declared it again.
 AGAIN = 60.0
 
+#: Declarations that a process keeps for databases that are away.
+MAX_OWED = 10_000
+
 
 class Kept(NamedTuple):
     """A queue as a library has it.
@@ -711,7 +705,9 @@ class Declarations:
         #: topic -> its declaration as it was written last, and monotonic seconds when that was
         self._declared: dict[str, tuple[str, float]] = {}
         #: what a database which was away is to have, by its number and the topic
-        self._owed: dict[tuple[int, str], dict[str, Any]] = {}
+        self.owed: Owed[tuple[int, str], dict[str, Any]] = Owed(
+            lambda key: shards.databases[key[0]], self._write, MAX_OWED
+        )
 
     def note(self, name: str, declaration: Declaration, database: Database | None = None) -> bool:
         """Keep what a queue was declared with, if this process has not done so for a while.
@@ -727,35 +723,22 @@ class Declarations:
             return False
         values = {"name": name, "declaration": text, "modified_us": now_us()}
         if database is not None:
-            self._write(database, values)
-        for other in self._shards.databases:
-            if other is not database:
-                self._owed[other.number, name] = values
+            self._write(database, [((database.number, name), values)])
+        others = (one for one in self._shards.databases if one is not database)
+        self.owed.add(((other.number, name), values) for other in others)
         self._declared[name] = text, now
-        error = self.write_owed(patient=database is not None)
-        if error is not None and database is None:
-            self._declared.pop(name, None)
-            raise error
-        return bool(self._owed)
-
-    def write_owed(self, *, patient: bool = True) -> LibraryError | None:
-        """Keep declarations in databases that were away; return the error of one that still is.
-
-        patient: leave out those that were away a moment ago
-        """
         asking = Asking()
-        for (number, name), values in list(self._owed.items()):
-            database = self._shards.databases[number]
-            with asking:
-                if not (patient and database.rests):
-                    self._write(database, values)
-                    if self._owed.get((number, name)) is values:
-                        self._owed.pop((number, name), None)
-        return asking.error
+        with asking:
+            self.owed.write(patient=database is not None)
+        if asking.error is not None and database is None:
+            self._declared.pop(name, None)
+            raise asking.error
+        return bool(self.owed)
 
-    def _write(self, database: Database, values: dict[str, Any]) -> None:
+    @staticmethod
+    def _write(database: Database, some: Sequence[tuple[tuple[int, str], dict[str, Any]]]) -> None:
         changed = ("declaration", "modified_us")
-        made = {"altered": "{}", "paused": False, **values}
+        made = [{"altered": "{}", "paused": False, **values} for _, values in some]
         database.execute(database.dialect.upsert(TOPICS, ("name",), changed), made)
 
     def alter(self, name: str, before: Declaration, after: Declaration) -> None:
@@ -804,8 +787,7 @@ class Declarations:
     def forget(self, name: str) -> None:
         """A queue was deleted. Raises LibraryError."""
         self._declared.pop(name, None)
-        for database in self._shards.databases:
-            self._owed.pop((database.number, name), None)
+        self.owed.forget(lambda key: key[1] == name)
         for database in self._shards.databases:
             database.execute(delete(TOPICS).where(TOPICS.c.name == name))
 

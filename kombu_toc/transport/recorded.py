@@ -239,7 +239,7 @@ class RecordedChannel(Channel):
     def note(self, message: Message, status: int, *, watched: bool = True) -> None:
         """Something has become of a message that was delivered here.
 
-        watched: as in :meth:`.recorder.Recorder.note`
+        watched: as in :meth:`.recorder.Recorder.gather`
         """
         event = self.event_of(message, status)
         if event is not None:

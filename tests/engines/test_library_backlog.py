@@ -21,7 +21,7 @@ from kombu_toc.library import rebuild as rebuilding
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.outcomes import DAY_US
 from kombu_toc.library.putting import DeadLetters
-from kombu_toc.library.records import expires_us, now_us, row_of_message
+from kombu_toc.library.records import Key, expires_us, now_us, row_of_message
 from kombu_toc.library.schema import TOPICS
 from kombu_toc.library.shards import Database
 from kombu_toc.library.store import Store
@@ -75,6 +75,11 @@ def ids_of(store: Store, number: int, many: int = 3) -> list[str]:
     return there[:many]
 
 
+def note(recorder: Any, key: Key, status: int, **about: Any) -> None:
+    """Something has become of a message."""
+    recorder.gather(recorder.gathering.event_of(key, status, **about), watched=True)
+
+
 def rest(recorder: Any) -> None:
     """What was away is asked again."""
     for database in recorder.store.shards.databases:
@@ -109,7 +114,7 @@ def test_what_is_to_be_written_keeps_nothing_of_its_message_but_what_history_is_
     headers = Headers({"task": "remind", "x-biz-type": "order", "x-biz-id": "42", "meta": ["a"]})
     kept = weakref.ref(headers)
     for status in (statuses.TAKEN, statuses.DONE):
-        recorder.note(("lone", "t", "mail"), status, message=(headers, 7), has_row=False)
+        note(recorder, ("lone", "t", "mail"), status, message=(headers, 7), has_row=False)
     del headers
     gc.collect()
     assert kept() is None
@@ -129,7 +134,7 @@ def test_what_a_database_does_not_take_is_named_and_the_rest_is_written(
     refuse_poison(store)
     for row in store.of_ids([f"order-{number}" for number in range(30)]):
         error = "poison" if row.id in ("order-7", "order-8") else ""
-        recorder.note(row.key, statuses.DONE, attempts=1, error=error)
+        note(recorder, row.key, statuses.DONE, attempts=1, error=error)
     recorder.flush()
     recorder.flush()
     assert recorder.backlog == 0
@@ -153,11 +158,9 @@ def test_a_row_that_is_written_late_and_not_taken_holds_up_no_other(
         away.numbers.update((0, 1))
         for number in range(1, 6):
             publish(connection, f"order-{number}")
-        [bad] = [
-            row for rows in recorder._backlog._rows.values() for row in rows if row.id == "order-3"
-        ]
-        for rows in recorder._backlog._rows.values():
-            rows[:] = [row._replace(priority=HUGE) if row is bad else row for row in rows]
+        rows = recorder.gathering._rows.items
+        [bad] = [row for row in rows.values() if row.id == "order-3"]
+        rows[bad.key] = bad._replace(priority=HUGE)
         away.numbers.clear()
         recorder.flush()
         assert recorder.backlog == 0
@@ -176,14 +179,14 @@ def test_history_that_has_lost_a_day_gets_it_again_and_loses_no_event(
     publish(broker, "order-1")
     publish(broker, "order-2")
     rows = {row.id: row for row in store.of_ids(["order-1", "order-2"])}
-    recorder.note(rows["order-1"].key, statuses.DONE)
+    note(recorder, rows["order-1"].key, statuses.DONE)
     recorder.flush()
     # As when a backup of before the day is restored, while this process goes on.
     for shard in store.shards.all:
         history = shard.tables.history.name
         for statement in WITHOUT_DAYS[type(engine)]:
             shard.database.execute(text(statement.format(history=history, today=today())))
-    recorder.note(rows["order-2"].key, statuses.DONE)
+    note(recorder, rows["order-2"].key, statuses.DONE)
     for _ in range(2):
         try:
             recorder.flush()
@@ -237,7 +240,7 @@ def test_beyond_its_bounds_a_process_gives_up_says_so_and_counts(
         assert recorder.backlog == 10
         assert unrecorded() == 30
         for number in range(50):
-            recorder.note((f"gone-{number}", "t", "mail"), statuses.DONE)
+            note(recorder, (f"gone-{number}", "t", "mail"), statuses.DONE)
         assert recorder.backlog == 30
         assert unrecorded() == 60
         away.numbers.clear()
@@ -245,7 +248,7 @@ def test_beyond_its_bounds_a_process_gives_up_says_so_and_counts(
         recorder.flush()
         counts = store.count()
         assert (counts["pending"], counts["done"]) == (11, 20)
-        # The latest ends are kept, and the first rows.
+        # The latest are kept.
         assert status_of(store, "gone-49") == ["done"]
         assert status_of(store, "gone-0") == []
         recorder.close()
@@ -259,7 +262,7 @@ def test_a_process_that_ends_while_the_library_is_away_says_what_is_not_recorded
 ):
     publish(broker, "order-1")
     away.numbers.update((0, 1))
-    recorder.note(("order-1", "t", "mail"), statuses.DONE)
+    note(recorder, ("order-1", "t", "mail"), statuses.DONE)
     began = time.monotonic()
     recorder.close()
     assert time.monotonic() - began < 10
@@ -282,7 +285,7 @@ def test_with_one_database_away_the_other_is_used_as_ever(
     publish(broker, second[1])
     publish(broker, second[2], queue="other")  # also to a queue that is new
     for row in rows.values():
-        recorder.note(row.key, statuses.DONE, attempts=1)
+        note(recorder, row.key, statuses.DONE, attempts=1)
     with pytest.raises(LibraryError, match="it is away"):
         recorder.flush()
     away.numbers.clear()
@@ -291,7 +294,7 @@ def test_with_one_database_away_the_other_is_used_as_ever(
     recorder.flush()
     assert status_of(store, first[0]) == ["done"]
     rest(recorder)
-    recorder.store.declarations.write_owed()
+    recorder.store.declarations.owed.write()
     for database in store.shards.databases:
         assert {row["name"] for row in database.read(select(TOPICS))} == {"mail", "other"}
 
@@ -328,24 +331,23 @@ def test_a_process_that_starts_with_one_database_away_uses_the_other(
 def test_what_takes_long_is_said_to_be_taken_though_another_database_is_away(
     broker, recorder, store, threadless, away, monkeypatch
 ):
-    monkeypatch.setattr("kombu_toc.library.recorder.TOUCH_INTERVAL", 0.0)
     [first], [second] = ids_of(store, 0, 1), ids_of(store, 1, 1)
     publish(broker, first)
     publish(broker, second)
     rows = {row.id: row for row in store.of_ids([first, second])}
     for row in rows.values():
-        recorder.note(row.key, statuses.TAKEN, attempts=1)
+        note(recorder, row.key, statuses.TAKEN, attempts=1)
     recorder.flush()
     before = {row.id: row.modified_us for row in store.of_ids([first, second])}
     away.numbers.add(0)
     with pytest.raises(LibraryError):
-        recorder._touch()
+        recorder.gathering.touch(0.0)
     away.numbers.clear()
     after = {row.id: row.modified_us for row in store.of_ids([first, second])}
     assert after[second] > before[second]
     assert after[first] == before[first]
     rest(recorder)
-    recorder._touch()
+    recorder.gathering.touch(0.0)
     [row] = store.of_ids([first])
     assert row.modified_us > before[first]
 

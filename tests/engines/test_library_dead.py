@@ -184,7 +184,7 @@ def test_one_that_was_requeued_before_its_worker_could_say_that_it_died_comes_ba
     recorder.flush()
     [row] = store.of_ids(["order-1"])
     recorded.bury(message, reason="no use")
-    recorder._backlog.forget([row.key])
+    recorder.gathering.forget([row.key])
     died = Event(row.key, statuses.DEAD, now_us(), 1, "w:1", "no use", ({}, 0))
     if not late:
         store.record([died])

@@ -71,17 +71,16 @@ def test_a_child_waits_for_no_lock_and_writes_nothing_of_its_parent(server, opti
 
     def work() -> None:
         assert recorder.backlog == 0
-        assert not recorder.schedules
+        assert not recorder.schedules.owed
         recorder.guard.ask([message], lambda ended: None)
         center.put("mail", "order-2", b"1")
         recorder.flush()
 
-    locks = [recorder._lock, recorder._backlog._lock, recorder._backlog._writing]
-    locks += [
-        recorder.schedules._lock,
-        recorder.schedules._writing,
-        *(asker._lock for asker in recorder.guard.askers),
-    ]
+    owed = (recorder.schedules.owed, store.locator.owed, recorder.store.declarations.owed)
+    locks = [recorder._lock, recorder.gathering._lock]
+    for one in (*owed, *recorder.gathering._owed):
+        locks += [one._lock, one._writing]
+    locks += [asker._lock for asker in recorder.guard.askers]
     for lock in locks:
         lock.acquire()
     try:

@@ -117,13 +117,12 @@ def test_what_was_acknowledged_over_a_channel_that_is_closed_is_recorded(broker,
 def test_what_takes_long_is_said_to_be_taken_until_it_has_ended(
     broker, recorder, store, monkeypatch
 ):
-    monkeypatch.setattr("kombu_toc.library.recorder.TOUCH_INTERVAL", 0.0)
     publish(broker, "order-1")
     message = Queue("mail")(broker.default_channel).get()
     assert message is not None
     recorder.flush()
     [row] = store.of_ids(["order-1"])
-    recorder._touch()
+    recorder.gathering.touch(0.0)
     [touched] = store.of_ids(["order-1"])
     assert touched.modified_us > row.modified_us
     message.ack()

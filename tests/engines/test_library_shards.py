@@ -209,7 +209,7 @@ def test_what_has_ended_is_found_by_its_id(broker, store, said):
     for id in ids:
         assert status_of(store, id) == ["done"]
     assert status_of(store, "nobody") == []
-    store.locator.write()
+    store.locator.owed.write()
     said.clear()
     assert status_of(store, with_biz[0]) == ["done"]
     assert len(said) == 2, "what was found is noted"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kombu_toc.library import recorder, statuses
-from kombu_toc.library.recorder import Backlog, Gathering
+from kombu_toc.library.recorder import Gathering
 from kombu_toc.library.records import BIZ_ID, BIZ_TYPE, Event, texts_of
 from kombu_toc.model import scores
 from kombu_toc.model.topic import Declaration, Topic
@@ -76,14 +76,9 @@ def lost() -> list[str]:
 
 
 @pytest.fixture
-def gathered(lost) -> Backlog:
+def gathering(lost) -> Gathering:
     store: Any = None
-    return Backlog(store, lost.append)
-
-
-@pytest.fixture
-def gathering(gathered) -> Gathering:
-    return Gathering(gathered, "w:1")
+    return Gathering(store, lost.append, "w:1")
 
 
 @pytest.fixture
@@ -91,39 +86,35 @@ def consumer(gathering) -> Consumer:
     return Consumer(gathering)
 
 
-def statuses_of(gathered: Backlog) -> dict[str, str]:
-    return {key[0]: statuses.NAMES[one.status] for key, one in gathered._events.items()}
+def statuses_of(gathering: Gathering) -> dict[str, str]:
+    return {key[0]: statuses.NAMES[one.status] for key, one in gathering._events.items.items()}
 
 
-def test_what_is_acknowledged_before_anybody_looks_was_never_taken(
-    consumer, gathering, gathered
-) -> None:
+def test_what_is_acknowledged_before_anybody_looks_was_never_taken(consumer, gathering) -> None:
     consumer.take(1)
     consumer.take(2)
     consumer.ack(1)
     gathering.look()
-    assert statuses_of(gathered) == {"order-1": "done", "order-2": "taken"}
-    assert gathered._events["order-2", "t", "mail"].at_us == 2
+    assert statuses_of(gathering) == {"order-1": "done", "order-2": "taken"}
+    assert gathering._events.items["order-2", "t", "mail"].at_us == 2
     assert list(gathering._taken) == [("order-2", "t", "mail")]
     consumer.ack(2)
     gathering.look()
-    assert statuses_of(gathered) == {"order-1": "done", "order-2": "done"}
+    assert statuses_of(gathering) == {"order-1": "done", "order-2": "done"}
     assert gathering._taken == {}
 
 
-def test_what_is_acknowledged_while_somebody_looks_is_done(consumer, gathering, gathered) -> None:
+def test_what_is_acknowledged_while_somebody_looks_is_done(consumer, gathering) -> None:
     consumer.take(1)
     consumer.meanwhile = lambda: consumer.ack(1)
     gathering.look()
     gathering.look()
-    assert statuses_of(gathered) == {"order-1": "done"}
+    assert statuses_of(gathering) == {"order-1": "done"}
     assert gathering._taken == {}
 
 
 @pytest.mark.parametrize("status", [statuses.PENDING, statuses.DEAD])
-def test_what_is_given_back_while_somebody_looks_is_not_taken(
-    consumer, gathering, gathered, status
-) -> None:
+def test_what_is_given_back_while_somebody_looks_is_not_taken(consumer, gathering, status) -> None:
     def give_back() -> None:
         consumer.delivered.pop(1)
         event = gathering.event_of(("order-1", "t", "mail"), status)
@@ -135,34 +126,32 @@ def test_what_is_given_back_while_somebody_looks_is_not_taken(
     consumer.meanwhile = give_back
     gathering.look()
     other[0].join()
-    assert statuses_of(gathered) == {"order-1": statuses.NAMES[status]}
+    assert statuses_of(gathering) == {"order-1": statuses.NAMES[status]}
     assert gathering._taken == {}
 
 
-def test_what_dies_after_it_was_acknowledged_is_dead(consumer, gathering, gathered) -> None:
+def test_what_dies_after_it_was_acknowledged_is_dead(consumer, gathering) -> None:
     consumer.take(1)
     consumer.ack(1)
     gathering.add(gathering.event_of(("order-1", "t", "mail"), statuses.DEAD))
     gathering.look()
-    assert statuses_of(gathered) == {"order-1": "dead"}
+    assert statuses_of(gathering) == {"order-1": "dead"}
 
 
-def test_what_was_given_back_and_comes_again_has_its_last_status(
-    consumer, gathering, gathered
-) -> None:
+def test_what_was_given_back_and_comes_again_has_its_last_status(consumer, gathering) -> None:
     consumer.take(1)
     consumer.delivered.pop(1)
     gathering.add(gathering.event_of(("order-1", "t", "mail"), statuses.PENDING))
     consumer.delivered[2] = "order-1"
     consumer.notes.fresh[2] = 9_000
     gathering.look()
-    assert statuses_of(gathered) == {"order-1": "taken"}
+    assert statuses_of(gathering) == {"order-1": "taken"}
     consumer.ack(2)
     gathering.look()
-    assert statuses_of(gathered) == {"order-1": "done"}
+    assert statuses_of(gathering) == {"order-1": "done"}
 
 
-def test_an_end_says_what_is_known_of_its_message(consumer, gathering, gathered) -> None:
+def test_an_end_says_what_is_known_of_its_message(consumer, gathering) -> None:
     tried = scores.tried(7_000, 1)
     ends = [
         end("order-1", at_ns=5_000_999, kind="order", biz=42),
@@ -175,7 +164,7 @@ def test_an_end_says_what_is_known_of_its_message(consumer, gathering, gathered)
     ]
     consumer.notes.ended.update(enumerate(ends))
     gathering.look()
-    found = {event.key: event for event in gathered._events.values()}
+    found = {event.key: event for event in gathering._events.items.values()}
     assert list(found) == [
         ("order-1", "t", "mail"),
         ("order-2", "t", "plain"),
@@ -190,7 +179,7 @@ def test_an_end_says_what_is_known_of_its_message(consumer, gathering, gathered)
     assert texts_of(third.message[0])[0] is None and third.has_row
 
 
-def test_what_was_noted_is_written_when_its_consumer_is_gone(gathering, gathered) -> None:
+def test_what_was_noted_is_written_when_its_consumer_is_gone(gathering) -> None:
     consumer = Consumer(gathering)
     consumer.take(1)
     consumer.take(2)
@@ -199,46 +188,42 @@ def test_what_was_noted_is_written_when_its_consumer_is_gone(gathering, gathered
     gc.collect()
     another = Consumer(gathering)  # which leaves what the first has noted
     gathering.look()
-    assert statuses_of(gathered) == {"order-1": "done"}
+    assert statuses_of(gathering) == {"order-1": "done"}
     del another
     Consumer(gathering)
     assert len(gathering._all) == 1
 
 
 def test_what_a_consumer_notes_is_bounded_if_nobody_writes(
-    consumer, gathering, gathered, lost, monkeypatch
+    consumer, gathering, lost, monkeypatch
 ) -> None:
     monkeypatch.setattr(recorder, "MOST", 20)
-    monkeypatch.setattr(recorder, "MAX_EVENTS", 50)
+    gathering._events._most = 50
     for tag in range(1, 201):
         consumer.take(tag)
         consumer.ack(tag)
         gathering.bound(consumer.notes)
         assert len(consumer.notes.ended) < 20
     assert consumer.notes.fresh == {}
-    assert len(gathered) == 50 and lost == ["mail"] * 150
-    assert list(statuses_of(gathered))[-1] == "order-200"
+    assert len(gathering) == 50 and lost == ["mail"] * 150
+    assert list(statuses_of(gathering))[-1] == "order-200"
 
 
-def test_a_child_has_noted_nothing(consumer, gathering, lost) -> None:
+def test_a_child_has_noted_nothing(consumer, gathering) -> None:
     consumer.take(1)
     consumer.take(2)
     consumer.ack(1)
     gathering._lock.acquire()  # as a thread of the parent's may have at that moment
-    store: Any = None
-    own = Backlog(store, lost.append)
-    gathering.after_fork(own, "w:2")
+    gathering.begin("w:2")
     gathering.look()
-    assert len(own) == 0
+    assert len(gathering) == 0
     consumer.ack(2)
     gathering.look()
-    [event] = own._events.values()
+    [event] = gathering._events.items.values()
     assert (event.key[0], event.worker) == ("order-2", "w:2")
 
 
-def test_what_is_noted_while_ends_are_read_is_read_the_next_time(
-    consumer, gathering, gathered
-) -> None:
+def test_what_is_noted_while_ends_are_read_is_read_the_next_time(consumer, gathering) -> None:
     class Ends(dict[int, Any]):
         def pop(self, tag: int, *rest: Any) -> Any:
             found = super().pop(tag, *rest)
@@ -247,13 +232,13 @@ def test_what_is_noted_while_ends_are_read_is_read_the_next_time(
 
     consumer.notes.ended = Ends({1: end("order-1")})
     gathering.look()
-    assert statuses_of(gathered) == {"order-1": "done"}
+    assert statuses_of(gathering) == {"order-1": "done"}
     consumer.notes.ended = dict(consumer.notes.ended)
     gathering.look()
-    assert statuses_of(gathered) == {"order-1": "done", "order-2": "done"}
+    assert statuses_of(gathering) == {"order-1": "done", "order-2": "done"}
 
 
-def test_nothing_that_is_noted_while_others_look_is_missed(consumer, gathering, gathered) -> None:
+def test_nothing_that_is_noted_while_others_look_is_missed(consumer, gathering) -> None:
     over = threading.Event()
 
     def look() -> None:
@@ -270,5 +255,5 @@ def test_nothing_that_is_noted_while_others_look_is_missed(consumer, gathering, 
     for thread in threads:
         thread.join()
     gathering.look()
-    assert statuses_of(gathered) == {f"order-{tag}": "done" for tag in range(1, 3001)}
+    assert statuses_of(gathering) == {f"order-{tag}": "done" for tag in range(1, 3001)}
     assert gathering._taken == {} and consumer.notes.fresh == {}
