@@ -131,7 +131,7 @@ def _fill_postgresql(store: Any, number: int) -> None:
     shard = store.shards.all[0]
     now = time.time_ns() // 1000
     for day in range(DAYS):
-        store.make_room(shard, now - day * DAY_US)
+        store.make_room(shard, {now // DAY_US - day})
     uuid_of = "CAST(CAST(md5(CAST({} AS text)) AS uuid) AS text)"
     body = "decode(repeat(md5(CAST(n AS text)), 10), 'hex')"
     # All at once is faster than row by row.

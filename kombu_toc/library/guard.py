@@ -108,7 +108,7 @@ def ended_rows(store: Store, rows: Sequence[Row]) -> set[Key]:
                 continue
             # What was dead has been requeued since; what a center has put may be put again.
             requeued = end.status == statuses.DEAD and end.modified_us <= row.modified_us
-            if requeued or (is_raw(row) and end.modified_us < row.created_us):
+            if requeued or (is_raw(row.key, row.body) and end.modified_us < row.created_us):
                 over.discard(row.key)
     return over
 

@@ -25,7 +25,7 @@ from ..model import scores
 from ..model.results import WAITING, Cancelled, Found, Rescheduled
 from ..model.topic import Declaration, Topic
 from . import outcomes, statuses
-from .outcomes import are
+from .outcomes import DAY_US, are
 from .putting import Putter, note_expired
 from .records import Key, Row, event_of, key_of, now_us
 from .schema import IS_FAR
@@ -503,7 +503,7 @@ class FarStore:
                             which = are(table, keys)
                             connection.execute(update(table).where(which).values(**changes))
                             keys = [row._replace(**changes).key for row in chunk]
-                        outcomes.put(database.dialect, table, keys, connection)
+                        database.dialect.outcomes.put(table.name, keys, connection)
             return rows
 
         return database.run(work)
@@ -522,7 +522,7 @@ class FarStore:
     def end(self, rows: Sequence[Row], status: int) -> list[Key]:
         """Note that rows have ended, as far as they are still far ahead; return which."""
         for shard in self.shards.divided(rows, attrgetter("key")):
-            self.store.make_room(shard, now_us())
+            self.store.make_room(shard, {now_us() // DAY_US})
 
         def end(shard: Shard, connection: Connection, keys: list[Key]) -> None:
             events = [event_of(key, status) for key in keys]

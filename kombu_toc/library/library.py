@@ -24,7 +24,7 @@ from .rebuild import Comparison, Rebuild
 from .records import Key, attributes_of, now_us, storable
 from .retry import retry
 from .schema import LAYOUT, LOCATOR, SCHEDULES, TOPICS
-from .shards import MOVED, Database, Shard
+from .shards import MOVED, Database, Shard, T
 from .store import COUNTING, Store
 
 #: Records that are read at a time where all are meant.
@@ -150,12 +150,7 @@ class Library:
         return self.store.history(_text("id", id))
 
     def cancel(self, *, biz_id: str, biz_type: str | None = None) -> list[Cancelled]:
-        found: list[Cancelled] = []
-        for topic, keys in self._pending(biz_id, biz_type).items():
-            with self.store.locator.knowing(keys):
-                ids = dict.fromkeys(key[0] for key in keys)
-                found += self._center.cancel(list(ids), topic=topic)
-        return found
+        return self._each_pending(biz_id, biz_type, self._center.cancel)
 
     def reschedule(
         self,
@@ -165,11 +160,20 @@ class Library:
         at: float | None = None,
         delay: float | None = None,
     ) -> list[Rescheduled]:
-        found: list[Rescheduled] = []
+        def change(ids: list[str], topic: str) -> list[Rescheduled]:
+            moved = (self._center.reschedule(id, topic=topic, at=at, delay=delay) for id in ids)
+            return [one for some in moved for one in some]
+
+        return self._each_pending(biz_id, biz_type, change)
+
+    def _each_pending(
+        self, biz_id: str, biz_type: str | None, change: Callable[..., list[T]]
+    ) -> list[T]:
+        """Change what is pending, the ids of a queue together; return what that has found."""
+        found: list[T] = []
         for topic, keys in self._pending(biz_id, biz_type).items():
             with self.store.locator.knowing(keys):
-                for id in dict.fromkeys(key[0] for key in keys):
-                    found += self._center.reschedule(id, topic=topic, at=at, delay=delay)
+                found += change(list(dict.fromkeys(key[0] for key in keys)), topic=topic)
         return found
 
     def _pending(self, biz_id: str, biz_type: str | None) -> dict[str, list[Key]]:

@@ -16,7 +16,6 @@ from sqlalchemy import Connection, Table, and_, bindparam, select, text, tuple_,
 from . import statuses
 from .records import Event, Kept, Key, Row, now_us, texts_of
 from .schema import MAX_ATTEMPTS, ShardTables
-from .shards import Dialect
 
 #: Microseconds of a day: history is kept by days.
 DAY_US = 86_400_000_000
@@ -139,17 +138,17 @@ class Outcomes:
         connection.execute(statement, said)
         connection.execute(self._forgetting(pending), said)
 
-    def forget(self, connection: Connection, pending: str, keys: Sequence[Key]) -> None:
+    def forget(self, pending: str, keys: Sequence[Key], connection: Connection) -> None:
         """Delete the rows of messages that have ended."""
         connection.execute(self._forgetting(pending), {"events": json.dumps(list(keys))})
 
-    def put(self, connection: Connection, pending: str, keys: Sequence[Key], at_us: int) -> None:
-        """Note that the messages of rows are in Redis from then on."""
+    def put(self, pending: str, keys: Sequence[Key], connection: Connection) -> None:
+        """Note that the messages of rows are in Redis."""
         statement = self._updating(pending, f"place = {statuses.IN_REDIS}", "modified_us = :at_us")
-        connection.execute(statement, {"events": json.dumps(list(keys)), "at_us": at_us})
+        connection.execute(statement, {"events": json.dumps(list(keys)), "at_us": now_us()})
 
     def ended_of(
-        self, connection: Connection, history: Table, keys: Sequence[Key], since: int
+        self, history: Table, keys: Sequence[Key], since: int, connection: Connection
     ) -> set[Key]:
         """Which of these have ended on that day or later, as far as history is kept."""
         statement = _statement(
@@ -273,18 +272,14 @@ def _inserting(history: str) -> str:
     return f"INSERT INTO {history} ({', '.join(_MOVED)})"
 
 
-_OF: dict[str, Outcomes] = {
-    "sqlite": Outcomes(),
-    "postgresql": PostgreSQLOutcomes(),
-    "mysql": MySQLOutcomes(),
-}
-
-
 def write(
-    dialect: Dialect, tables: ShardTables, events: Sequence[Event], connection: Connection
+    dialect: Any, tables: ShardTables, events: Sequence[Event], connection: Connection
 ) -> None:
-    """Write what has become of messages, of each the latest."""
-    how = _OF[dialect.name]
+    """Write what has become of messages, of each the latest.
+
+    dialect: the :class:`.shards.Dialect` of the database
+    """
+    how = dialect.outcomes
     if any(event.attempts > MAX_ATTEMPTS for event in events):
         events = [event._replace(attempts=min(event.attempts, MAX_ATTEMPTS)) for event in events]
     live = statuses.LIVE
@@ -343,20 +338,3 @@ def _dead(row: Row, event: Event) -> dict[str, Any]:
         error=event.error or row.error,
         modified_us=event.at_us,
     )._asdict()
-
-
-def put(dialect: Dialect, pending: Table, keys: Sequence[Key], connection: Connection) -> None:
-    """Note that the messages of rows are in Redis."""
-    _OF[dialect.name].put(connection, pending.name, keys, now_us())
-
-
-def forget(dialect: Dialect, pending: Table, keys: Sequence[Key], connection: Connection) -> None:
-    """Delete the rows of messages that have ended."""
-    _OF[dialect.name].forget(connection, pending.name, keys)
-
-
-def ended_of(
-    dialect: Dialect, history: Table, keys: Sequence[Key], since: int, connection: Connection
-) -> set[Key]:
-    """Which of these messages have ended on that day or later, as far as history is kept."""
-    return _OF[dialect.name].ended_of(connection, history, keys, since)

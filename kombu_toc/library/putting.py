@@ -379,10 +379,8 @@ class DeadLetters:
     def _deleting(shard: Shard, condition: Any) -> Iterator[int]:
         table: Table = shard.tables.pending
         dead = table.c.place == statuses.IN_DEAD_QUEUE
-        some = select(table.c.id, table.c.token, table.c.topic).where(dead, condition)
         # A few at a time: however many there are, no statement takes long.
-        while found := shard.database.read(some.limit(CHUNK)):
-            keys: list[records.Key] = [(row["id"], row["token"], row["topic"]) for row in found]
+        while keys := shard.database.keys(table, dead, condition, limit=CHUNK):
             shard.database.execute(delete(table).where(dead, are(table, keys)))
             yield len(keys)
         yield 0

@@ -662,7 +662,7 @@ class Comparison:
         messages = [(one, key) for one, key in pairs if (one.topic, one.id, one.body) in still]
         # Of bytes that a center has put nobody knows whether they are the message that has ended.
         over = over_of(
-            self._store, [key for one, key in messages if not records.is_raw_key(key, one.body)]
+            self._store, [key for one, key in messages if not records.is_raw(key, one.body)]
         )
         off = putting.off_among(self._center, missing)
         if fix:

@@ -173,14 +173,9 @@ def named(request: PutRequest) -> PutRequest:
     return request._replace(token=name, traits=said)
 
 
-def is_raw(row: Row) -> bool:
-    """Whether a center has put it: then the same bytes may be put again under the same id, and are
-    another message."""
-    return is_raw_key(row.key, row.body)
-
-
-def is_raw_key(key: Key, body: bytes) -> bool:
-    """As :func:`is_raw`, of the key of a row and the message."""
+def is_raw(key: Key, body: bytes) -> bool:
+    """Whether a center has put the message of the row with this key: then the same bytes may be put
+    again under the same id, and are another message."""
     return key[1] == f"{zlib.crc32(body):08x}"
 
 
@@ -203,12 +198,11 @@ def row_of(
     """
     now = now_us()
     id = request.id
-    business = _business(id, headers)
-    task = headers.get("task")
-    _check(id, "id", id)
-    _check(id, "topic", topic)
-    if request.basis is not None:
-        _check(id, "basis", request.basis)
+    (kind, biz), task = biz_of(headers), headers.get("task")
+    of_business = ((BIZ_TYPE, kind), (BIZ_ID, biz))
+    for name, value in (("id", id), ("topic", topic), ("basis", request.basis), *of_business):
+        if value is not None:
+            _check(id, name, value)
     return Row(
         id=id,
         token=request.token or "",
@@ -216,8 +210,8 @@ def row_of(
         status=statuses.PENDING,
         action_us=_action_us(request, now if server_us is None else server_us),
         task=task[: _LENGTHS["task"]] if isinstance(task, str) else None,
-        biz_type=business[0],
-        biz_id=business[1],
+        biz_type=kind,
+        biz_id=biz,
         attributes=_attributes(id, headers),
         attempts=0,
         worker=None,
@@ -374,14 +368,6 @@ def texts_of(headers: Mapping[str, Any]) -> tuple[str | None, ...]:
     )
 
 
-def _business(id: str, headers: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    kind, biz = biz_of(headers)
-    for name, value in ((BIZ_TYPE, kind), (BIZ_ID, biz)):
-        if value is not None:
-            _check(id, name, value)
-    return kind, biz
-
-
 def attributes_of(given: Mapping[str, Any]) -> dict[str, str]:
     """Attributes as they are kept and searched: all are texts. Raises ValueError."""
     texts = {}
@@ -427,19 +413,11 @@ def _check(id: str, name: str, value: str) -> None:
             f"{_LENGTHS[name]}; nothing was sent"
         )
     # PostgreSQL keeps no NUL, and none keeps half a character.
-    if "\0" in value or not (value.isprintable() or _is_text(value)):
+    if not value.isprintable() and storable(value) != value:
         raise LibraryError(
             f"message {id!r:.80}: its {name} has characters that a database cannot keep; nothing "
             "was sent"
         )
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _action_us(request: PutRequest, now: int) -> int:

@@ -28,6 +28,7 @@ from ..errors import ConfigurationError, LibraryError
 from ..model.delivery import spread_of, spread_of_biz
 from ..model.topic import slot_of
 from ..scripts.call import parts_of
+from .outcomes import MySQLOutcomes, Outcomes, PostgreSQLOutcomes
 from .records import Key
 from .schema import LAYOUT, Attributes, ShardTables, tables
 
@@ -96,6 +97,7 @@ class Dialect:
     """SQLite, and what holds for all."""
 
     name = "sqlite"
+    outcomes = Outcomes()
     #: SQLAlchemy's module with its INSERT
     sql: Any = sqlite
     #: of transactions; None: the default
@@ -200,6 +202,7 @@ class Dialect:
 
 class PostgreSQL(Dialect):
     name = "postgresql"
+    outcomes = PostgreSQLOutcomes()
     sql = postgresql
 
     def arguments(self, timeout: float) -> dict[str, Any]:
@@ -285,6 +288,7 @@ class PostgreSQL(Dialect):
 
 class MySQL(Dialect):
     name = "mysql"
+    outcomes = MySQLOutcomes()
     isolation = "READ COMMITTED"
 
     def arguments(self, timeout: float) -> dict[str, Any]:
@@ -673,6 +677,12 @@ class Database:
     def read(self, statement: Any, values: Any = None) -> Sequence[sa.RowMapping]:
         """The rows that a SELECT finds."""
         return self.run_single(lambda one: one.execute(statement, values).mappings().all())
+
+    def keys(self, table: Table, *where: Any, limit: int | None = None) -> list[Key]:
+        """The keys of the rows of a table for which this holds."""
+        columns = (table.c.id, table.c.token, table.c.topic)
+        found = self.read(sa.select(*columns).where(*where).limit(limit))
+        return [(row["id"], row["token"], row["topic"]) for row in found]
 
     def pages(self, reading: Any, *key: Any, size: int) -> Iterator[Sequence[sa.RowMapping]]:
         """The rows that a SELECT finds, in the order of these columns, so many at a time. A row

@@ -154,7 +154,7 @@ class Store:
         self._days: dict[int, set[int]] = defaultdict(set)
         self.declarations = Declarations(shards)
         self.locator = Locator(shards)
-        self.mover = Mover(shards, self._make_room)
+        self.mover = Mover(shards, self.make_room)
         shards.pull = self.mover.pull
         #: where rows were written in transactions of callers that belong to other databases
         self._astray: dict[Key, Shard] = {}
@@ -219,9 +219,7 @@ class Store:
             # To read waits for nobody, where to write may wait for the caller's transaction.
             waiting = are(table, chunk) & (table.c.place == statuses.NOT_PUT)
             waiting &= table.c.modified_us == table.c.created_us
-            names = (table.c.id, table.c.token, table.c.topic)
-            rows = shard.database.read(sa.select(*names).where(waiting))
-            if there := [(row["id"], row["token"], row["topic"]) for row in rows]:
+            if there := shard.database.keys(table, waiting):
                 found += self.claim(shard, there, by)
         return found
 
@@ -256,8 +254,8 @@ class Store:
     def forget(self, keys: Sequence[Key]) -> None:
         """Delete rows of messages that have ended."""
         for shard, chunk in self.shards.parts_of(keys):
-            work = partial(outcomes.forget, shard.database.dialect, shard.tables.pending, chunk)
-            shard.database.run_single(work)
+            forget = shard.database.dialect.outcomes.forget
+            shard.database.run_single(partial(forget, shard.tables.pending.name, chunk))
 
     def take_over(self, rows: Sequence[Row]) -> None:
         """Other messages have the places of these by now: they have ended."""
@@ -342,7 +340,7 @@ class Store:
         for shard, some in self.shards.divided(events, attrgetter("key")).items():
             ended = [event for event in some if event.has_ended]
             if ended:
-                self._make_room(shard, {event.at_us // DAY_US for event in ended})
+                self.make_room(shard, {event.at_us // DAY_US for event in ended})
             # In one order, so that two processes do not wait for each other.
             some.sort(key=attrgetter("key"))
             for chunk in chunks(some):
@@ -352,15 +350,11 @@ class Store:
                 if over:
                     self.locator.owe([event.key for event in over], over[-1].at_us)
 
-    def make_room(self, shard: Shard, at_us: int) -> None:
-        """See to it that history has room for what ends then."""
-        self._make_room(shard, {at_us // DAY_US})
-
     def forget_days(self) -> None:
         """Look again whether history has room for a day before something is written there."""
         self._days.clear()
 
-    def _make_room(self, shard: Shard, days: set[int]) -> None:
+    def make_room(self, shard: Shard, days: set[int]) -> None:
         """See to it that history has a partition for these days."""
         database = shard.database
         known = self._days[shard.number]
@@ -467,9 +461,10 @@ class Store:
         found: set[Key] = set()
         since = since_us // DAY_US - 1  # the clocks of two machines may differ
         for shard, chunk in self.shards.parts_of(keys):
-            database, history = shard.database, shard.tables.history
-            work = partial(outcomes.ended_of, database.dialect, history, chunk, since)
-            found |= database.run_single(work)
+            ended_of = shard.database.dialect.outcomes.ended_of
+            found |= shard.database.run_single(
+                partial(ended_of, shard.tables.history, chunk, since)
+            )
         return found
 
     def page(
@@ -748,41 +743,34 @@ class Declarations:
         changes = {
             field: new.get(field) for field in {*old, *new} if old.get(field) != new.get(field)
         }
-        self._by_hand(name, after, changes, None)
+        self._by_hand(name, after, changes)
 
     def pause(self, name: str, declaration: Declaration, paused: bool) -> None:
         """A queue was paused, or goes on. Raises LibraryError, as :meth:`alter`."""
-        self._by_hand(name, declaration, {}, paused)
+        self._by_hand(name, declaration, {}, paused=paused)
 
     def _by_hand(
-        self, name: str, declaration: Declaration, changes: dict[str, Any], paused: bool | None
+        self, name: str, declaration: Declaration, changes: dict[str, Any], **values: Any
     ) -> None:
-        change = partial(self._change, name, declaration, changes, paused)
+        def change(database: Database, connection: Connection) -> None:
+            reading = select(TOPICS).where(TOPICS.c.name == name).with_for_update()
+            found = connection.execute(reading).mappings().one_or_none()
+            there: Any = found or {"altered": "{}", "paused": False}
+            made = {
+                "name": name,
+                "declaration": declaration.to_json(),
+                "altered": json.dumps({**json.loads(there["altered"]), **changes}),
+                "paused": there["paused"],
+                "modified_us": now_us(),
+                **values,
+            }
+            changed = [field for field in made if field != "name"]
+            connection.execute(database.dialect.upsert(TOPICS, ("name",), changed), made)
+
         with each_asked() as asking:
             for database in self._shards.databases:
                 with asking:
                     database.run(partial(change, database))
-
-    @staticmethod
-    def _change(
-        name: str,
-        declaration: Declaration,
-        changes: dict[str, Any],
-        paused: bool | None,
-        database: Database,
-        connection: Connection,
-    ) -> None:
-        reading = select(TOPICS).where(TOPICS.c.name == name).with_for_update()
-        there = connection.execute(reading).mappings().one_or_none()
-        values = {
-            "name": name,
-            "declaration": declaration.to_json(),
-            "altered": json.dumps({**json.loads(there["altered"] if there else "{}"), **changes}),
-            "paused": paused if paused is not None else bool(there and there["paused"]),
-            "modified_us": now_us(),
-        }
-        changed = [field for field in values if field != "name"]
-        connection.execute(database.dialect.upsert(TOPICS, ("name",), changed), values)
 
     def forget(self, name: str) -> None:
         """A queue was deleted. Raises LibraryError."""

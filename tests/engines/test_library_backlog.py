@@ -329,7 +329,7 @@ def test_a_process_that_starts_with_one_database_away_uses_the_other(
 
 
 def test_what_takes_long_is_said_to_be_taken_though_another_database_is_away(
-    broker, recorder, store, threadless, away, monkeypatch
+    broker, recorder, store, threadless, away
 ):
     [first], [second] = ids_of(store, 0, 1), ids_of(store, 1, 1)
     publish(broker, first)

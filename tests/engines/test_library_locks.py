@@ -203,7 +203,7 @@ def test_many_processes_make_room_for_a_day_at_once(store, options):
         def work() -> None:
             for ahead in range(10, 25):
                 meet.wait(30)
-                store._make_room(store.shards.all[0], {today + ahead})
+                store.make_room(store.shards.all[0], {today + ahead})
 
         return work
 

@@ -114,9 +114,7 @@ def test_what_was_acknowledged_over_a_channel_that_is_closed_is_recorded(broker,
     assert status_of(store, "order-1") == ["done"]
 
 
-def test_what_takes_long_is_said_to_be_taken_until_it_has_ended(
-    broker, recorder, store, monkeypatch
-):
+def test_what_takes_long_is_said_to_be_taken_until_it_has_ended(broker, recorder, store):
     publish(broker, "order-1")
     message = Queue("mail")(broker.default_channel).get()
     assert message is not None
