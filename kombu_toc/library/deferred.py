@@ -41,6 +41,7 @@ from .records import (
     Event,
     Key,
     Row,
+    dead_row,
     event_of,
     identity_of,
     ids_of,
@@ -327,9 +328,9 @@ class Behind:
         for key, row in dead.items():
             end = ends.get(key)
             if end is None:
-                kept.append(_dead_row(row))
+                kept.append(dead_row(row))
             elif end.status == statuses.DEAD:
-                kept.append(_dead_row(row, end.modified_us, end.attempts, end.error))
+                kept.append(dead_row(row, end.modified_us, end.attempts, end.error))
         self._insert(kept)
 
     def _delete(
@@ -466,20 +467,6 @@ def _row(topic: Topic, slot: Slot, entry: Entry) -> Row | None:
         status=statuses.TAKEN if entry.state == IN_FLIGHT else statuses.PENDING,
         action_us=row.action_us if due else sent_us,
         created_us=sent_us,
-    )
-
-
-def _dead_row(row: Row, at_us: int = 0, attempts: int = 0, error: str | None = None) -> Row:
-    """The row of a message that is dead.
-
-    at_us: since when; 0: since just now
-    """
-    return row._replace(
-        status=statuses.DEAD,
-        place=statuses.IN_DEAD_QUEUE,
-        modified_us=at_us or now_us(),
-        attempts=attempts,
-        error=error,
     )
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -62,7 +63,7 @@ class FarMessages:
     # -- what is there
 
     def get(self, ids: Sequence[str], topic: str | None) -> list[Found]:
-        return [self._found(row) for row in self._store.of_ids(ids, topic)]
+        return [self._found(row) for row in self._rows(ids, topic)]
 
     def read(
         self,
@@ -99,10 +100,11 @@ class FarMessages:
     # -- what is done to it
 
     def _rows(self, of: Sequence[str | Found], topic: str | None) -> list[Row]:
-        ids = [one for one in of if isinstance(one, str)]
+        store = self._store.store
         keys = {key_of(one) for one in of if not isinstance(one, str)}
-        found = [row for row in self._store.of_keys(keys) if row.key in keys]
-        return self._store.of_ids(ids, topic) + found
+        found = store.of_ids([one for one in of if isinstance(one, str)])
+        found += [row for row in store.of_keys(list(keys)) if row.key in keys]
+        return [row for row in found if row.place == FAR and topic in (None, row.topic)]
 
     def cancel(
         self, ids: Sequence[str | Found], topic: str | None, revoked: bool
@@ -377,15 +379,6 @@ class FarStore:
 
     # -- what is there
 
-    def of_ids(self, ids: Sequence[str], topic: str | None) -> list[Row]:
-        """What is far ahead of these ids, in one queue or in all."""
-        rows = [row for row in self.store.of_ids(ids) if row.place == statuses.FAR]
-        return [row for row in rows if topic in (None, row.topic)]
-
-    def of_keys(self, keys: Collection[Key]) -> list[Row]:
-        """What is far ahead of these messages, and of others of their ids that lie there."""
-        return [row for row in self.store.of_keys(list(keys)) if row.place == statuses.FAR]
-
     def read(
         self,
         topic: str,
@@ -403,17 +396,14 @@ class FarStore:
         first = None if after[0] < (since_us or 1) else (*after, topic)
 
         def of(shard: Shard) -> Iterator[Row]:
-            columns, last, size, ends = shard.tables.pending.c, first, step, False
-            wanted = [text(IS_FAR), columns.topic == topic]
+            columns = shard.tables.pending.c
+            wanted = [columns.topic == topic]
             if until_us is not None:
                 wanted.append(columns.action_us < until_us)
-            if last is None:
+            if first is None:
                 wanted.append(columns.action_us >= (since_us or 0))
-            while not ends:
-                rows, ends = self.store.after(shard, wanted, last, size)
-                yield from rows
-                last = (rows[-1].action_us, *rows[-1].key) if rows else last
-                size = min(4 * size, CHUNK)
+            pages = self.store.pages(shard, FAR, *wanted, size=step, most=CHUNK, after=first)
+            return chain.from_iterable(pages)
 
         return heapq.merge(*map(of, self.shards.all), key=attrgetter(*_ORDER))
 

@@ -250,7 +250,7 @@ class Keeper:
 
     def _put_missing_of(self, shard: Shard) -> tuple[int, bool]:
         """Put some of a shard; return how many, and whether there may be more."""
-        rows = self._store.page(shard, statuses.NOT_PUT, None, CHUNK)
+        rows = next(self._store.pages(shard, statuses.NOT_PUT, size=CHUNK), [])
         if not rows:
             return 0, False
         self._claims += 1

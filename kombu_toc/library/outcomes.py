@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, and_, bindparam, select, text, tuple_, update
 
-from . import statuses
+from . import records, statuses
 from .records import Event, Kept, Key, Row, now_us, texts_of
 from .schema import MAX_ATTEMPTS, ShardTables
 
@@ -293,7 +293,11 @@ def write(
         was_changed = row.status == statuses.PENDING and row.created_us < row.modified_us
         if was_changed and ended[row.key].at_us < row.modified_us:
             del ended[row.key]
-    dead = [_dead(row, ended[row.key]) for row in rows if row.key in ended]
+    dead = [
+        records.dead_row(row, end.at_us, end.attempts or row.attempts, end.error or row.error)
+        for row in rows
+        if (end := ended.get(row.key)) is not None
+    ]
     with_rows = [event for event in ended.values() if event.has_row]
     without = [event for event in ended.values() if not event.has_row]
     if with_rows and not how.move(connection, tables, with_rows):
@@ -301,7 +305,7 @@ def write(
     if without:
         how.end(connection, tables, without)
     if dead:
-        connection.execute(dialect.insert_missing(tables.pending), dead)
+        connection.execute(dialect.insert_missing(tables.pending), [row._asdict() for row in dead])
     kept = [event for event in ended.values() if event.kept is not None]
     if kept:
         _keep(tables.history, kept, connection)
@@ -327,14 +331,3 @@ def _dead_rows(pending: Table, ended: Mapping[Key, Event], connection: Connectio
         return []
     reading = select(*(pending.c[name] for name in Row._fields)).where(are(pending, keys))
     return [Row(*found) for found in connection.execute(reading)]
-
-
-def _dead(row: Row, event: Event) -> dict[str, Any]:
-    """The row of what is dead from now on: it stays, for a rebuild."""
-    return row._replace(
-        status=statuses.DEAD,
-        place=statuses.IN_DEAD_QUEUE,
-        attempts=event.attempts or row.attempts,
-        error=event.error or row.error,
-        modified_us=event.at_us,
-    )._asdict()

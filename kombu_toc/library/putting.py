@@ -313,12 +313,8 @@ class DeadLetters:
             if not key[1] or message.SCHEDULE in headers or not records.is_storable(key):
                 continue  # it has no row, as its sender has put it
             with suppress(LibraryError, ValueError, TypeError):  # nor has what cannot be kept
-                row = records.row_of_message(one, key)._replace(
-                    status=statuses.DEAD,
-                    place=statuses.IN_DEAD_QUEUE,
-                    error=records.storable(one.error)[:MAX_ERROR] or None,
-                )
-                rows[key] = row, headers
+                error = records.storable(one.error)[:MAX_ERROR] or None
+                rows[key] = records.dead_row(records.row_of_message(one, key), error=error), headers
         over = over_of(self._store, list(rows))
         ends = ends_of(self._store, over) if over else {}
         events = []
@@ -390,9 +386,7 @@ class DeadLetters:
         Their age counts from now on."""
         number = 0
         for shard in self._store.shards.of_database(database):
-            after = None
-            while rows := self._store.page(shard, statuses.IN_DEAD_QUEUE, after, PAGE):
-                after = rows[-1].action_us, *rows[-1].key
+            for rows in self._store.pages(shard, statuses.IN_DEAD_QUEUE, size=PAGE):
                 number += self.bury(center, putter, rows)
         return number
 

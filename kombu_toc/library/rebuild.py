@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -62,11 +63,7 @@ LAST = 5.0
 
 def rows_by_time(store: Store, shard: Shard, place: int) -> Iterator[records.Row]:
     """The rows of a shard, the soonest first, a page at a time."""
-    after = None
-    while page := store.page(shard, place, after, PAGE):
-        yield from page
-        last = page[-1]
-        after = (last.action_us, *last.key)
+    return chain.from_iterable(store.pages(shard, place, size=PAGE))
 
 
 class _Batch(NamedTuple):
@@ -460,9 +457,9 @@ class Reconciler:
 
     def __post_init__(self) -> None:
         self._returner = putting.Returner(self._store, self._center, self._putter)
-        #: the shards that are looked at in this round, and where each goes on, by its number
+        #: the shards that are looked at in this round, and what is left of each, by its number
         self._round: deque[Shard] = deque()
-        self._after: dict[int, tuple[int, str, str, str] | None] = {}
+        self._pages: dict[int, Iterator[list[records.Row]]] = {}
         #: by the number of a shard: what was missing in the latest round through it, and what is in
         #: this one. Whatever is not met again has ended
         self._suspects: dict[int, dict[records.Key, _Suspect]] = defaultdict(dict)
@@ -509,7 +506,7 @@ class Reconciler:
         """A page of a shard was read, perhaps the last one."""
         if ends or len(self._seen[shard.number]) >= MAX_SUSPECTS:
             # Its round is over: with so many that are missing, the first of them come first.
-            self._after[shard.number] = None
+            self._pages.pop(shard.number)
             self._suspects[shard.number] = self._seen.pop(shard.number, {})
         else:
             self._round.append(shard)
@@ -531,18 +528,17 @@ class Reconciler:
     def _forget(self, shard: Shard) -> None:
         """Begin anew with a shard that was away, or has nothing overdue: of one that was away, what
         has ended meanwhile is recorded first."""
-        for kept in (self._after, self._suspects, self._seen):
+        for kept in (self._pages, self._suspects, self._seen):
             kept.pop(shard.number, None)
 
     def _page(self, shard: Shard) -> tuple[list[records.Row], bool]:
         """The next rows that are overdue, and whether there are no more."""
-        until = now_us() - UNDER_WAY_US
-        rows = self._store.page(
-            shard, statuses.IN_REDIS, self._after.get(shard.number), CHUNK, until
-        )
-        last = rows[-1] if rows else None
-        self._after[shard.number] = None if last is None else (last.action_us, *last.key)
-        return rows, last is None
+        if shard.number not in self._pages:
+            overdue = shard.tables.pending.c.action_us <= now_us() - UNDER_WAY_US
+            pages = self._store.pages(shard, statuses.IN_REDIS, overdue, size=CHUNK)
+            self._pages[shard.number] = pages
+        rows = next(self._pages[shard.number], None)
+        return rows or [], rows is None
 
     def _judge(self, shard: Shard, rows: Sequence[records.Row]) -> int:
         now, limits = now_us(), self._center.limits

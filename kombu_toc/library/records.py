@@ -269,6 +269,20 @@ def as_of(row: Row, ttl_ms: int | None, now: int) -> Row | None:
     return row._replace(traits=as_put(f"{said}{expires // 1000}", now // 1000))
 
 
+def dead_row(row: Row, at_us: int = 0, attempts: int = 0, error: str | None = None) -> Row:
+    """The row of what is dead from now on: it stays, for a rebuild.
+
+    at_us: since when; 0: since just now
+    """
+    return row._replace(
+        status=statuses.DEAD,
+        place=statuses.IN_DEAD_QUEUE,
+        modified_us=at_us or now_us(),
+        attempts=attempts,
+        error=error,
+    )
+
+
 def has_worker(row: Row, limits: Limits, now: int) -> bool:
     """Whether a worker that has taken a message may be about to finish it: it says so again well
     before its lease ends."""

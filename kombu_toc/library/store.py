@@ -423,14 +423,10 @@ class Store:
         for database, shards in self._patiently():
             for shard in shards:
                 columns, patient = shard.tables.pending.c, shard._replace(database=database)
-                near = [columns.place == one for one in (statuses.IN_REDIS, statuses.NOT_PUT)]
-                for place in [sa.text(IS_FAR)] if far else near:
-                    conditions = [place, columns.topic == topic, columns.created_us <= until_us]
-                    conditions += [] if far else [sa.text(IS_NOT_FAR)]
-                    after = None
-                    while rows := self.after(patient, conditions, after, CHUNK)[0]:
-                        yield rows
-                        after = rows[-1].action_us, *rows[-1].key
+                mine: list[Any] = [columns.topic == topic, columns.created_us <= until_us]
+                mine += [] if far else [sa.text(IS_NOT_FAR)]
+                for place in (statuses.FAR,) if far else (statuses.IN_REDIS, statuses.NOT_PUT):
+                    yield from self.pages(patient, place, *mine, size=CHUNK)
 
     # -- what is there
 
@@ -467,32 +463,39 @@ class Store:
             )
         return found
 
-    def page(
-        self,
+    @classmethod
+    def pages(
+        cls,
         shard: Shard,
         place: int,
-        after: tuple[int, str, str, str] | None,
-        limit: int,
-        until_us: int | None = None,
-    ) -> list[Row]:
-        """Rows of what has not ended, the soonest first: as many as the limit and as :mod:`.store`
-        allow; none if there are no more.
+        *conditions: Any,
+        size: int,
+        most: int = 0,
+        after: tuple[int, str, str, str] | None = None,
+    ) -> Iterator[list[Row]]:
+        """Rows of what has not ended, the soonest first, a page at a time.
 
         place: whether they are in Redis, as far as is known
+        size: how many a page has, as far as they may be in memory together; the next ones grow
+        most: up to so many
         after: action time and key of the row before the first
-        until_us: those that are due until then
         """
-        columns = shard.tables.pending.c
-        conditions = [columns.place == place]
-        if until_us is not None:
-            conditions.append(columns.action_us <= until_us)
-        return self.after(shard, conditions, after, limit)[0]
+        # In these words, an index serves it that has only such rows.
+        far, columns = place == statuses.FAR, shard.tables.pending.c
+        wanted = [sa.text(IS_FAR) if far else columns.place == place, *conditions]
+        ends = False
+        while not ends:
+            rows, ends = cls._after(shard, wanted, after, size)
+            if rows:
+                yield rows
+                after = rows[-1].action_us, *rows[-1].key
+            size = max(size, min(4 * size, most))
 
     @staticmethod
-    def after(
+    def _after(
         shard: Shard, conditions: Sequence[Any], after: tuple[int, str, str, str] | None, limit: int
     ) -> tuple[list[Row], bool]:
-        """As :meth:`page`, of the rows for which these hold; and whether there are no more."""
+        """The rows for which these hold, and whether there are no more."""
         columns = shard.tables.pending.c
         order = [columns[name] for name in _ORDER]
         if after is None:

@@ -51,7 +51,7 @@ def send(app: Celery, number: int, name: str) -> list[str]:
 def bring_near(far: FarStore, ids: list[str], seconds: float) -> int:
     """As if it were tomorrow: they are due in so many seconds. Returns when."""
     at_us = now_us() + int(seconds * 1_000_000)
-    rows = far.of_ids(ids, None)
+    rows = far.store.of_ids(ids)
     assert len(rows) == len(ids)
     assert len(far.move(rows, {"action_us": at_us})) == len(ids)
     return at_us

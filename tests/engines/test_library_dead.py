@@ -93,7 +93,7 @@ def test_what_was_deleted_of_deadqueue_stays_so(client, broker, store, center, r
     assert recorded.library.rebuild().put == 0
     die(broker, "order-6")
     prune(store, now_us() + 1)
-    assert all(not store.page(s, statuses.IN_DEAD_QUEUE, None, 9) for s in store.shards.all)
+    assert all(not list(store.pages(s, statuses.IN_DEAD_QUEUE, size=9)) for s in store.shards.all)
 
 
 def test_many_are_deleted_a_few_at_a_time(broker, store, monkeypatch):

@@ -99,7 +99,7 @@ def test_what_is_large_and_ends_while_it_is_read_ends_no_page(
         return fill(shard, rows, large)
 
     monkeypatch.setattr(pages, "_with_bodies", ending)
-    found = store.page(shard, statuses.IN_REDIS, None, 100)
+    found = next(store.pages(shard, statuses.IN_REDIS, size=100))
     assert [row.id for row in found] == ids[1:2]
 
 
