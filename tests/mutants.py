@@ -495,8 +495,8 @@ MUTANTS = [
     Mutant(
         "what Redis has lost is not put again",
         "kombu_toc/library/rebuild.py",
-        "return self._returner.put([*certain, *claimed])",
-        "return self._returner.put(claimed)",
+        "return self._putter.put_back([*certain, *claimed])",
+        "return self._putter.put_back(claimed)",
         "tests/e2e/test_library.py::test_what_waits_when_redis_is_lost_runs_on_time_and_once",
     ),
     Mutant(

@@ -89,7 +89,7 @@ def measure(center: Any, number: int) -> dict[str, float]:
     far = FarStore(store)
 
     def loader() -> Loader:
-        return Loader(far, center, Putter(center, store.topics), lambda rows: None)
+        return Loader(far, Putter(store, center), lambda rows: None)
 
     def load() -> tuple[int, float]:
         one, began = loader(), time.perf_counter()

@@ -388,7 +388,7 @@ def _load(center: Any, store: Any) -> float:
 
     center.queues.declare("far", horizon=3600)
     center.queues.alter("far", horizon=(DAYS + 2) * 86_400)
-    loader = Loader(FarStore(store), center, Putter(center, store.topics), lambda rows: None)
+    loader = Loader(FarStore(store), Putter(store, center), lambda rows: None)
     began = time.perf_counter()
     while loader.loaded < REBUILT and loader.turn(time.monotonic() + 600):
         pass
@@ -410,9 +410,9 @@ def _look(center: Any, store: Any) -> dict[str, float]:
         for n in range(OVERDUE)
     ]
     store.insert(rows)
-    putter = Putter(center, store.topics)
+    putter = Putter(store, center)
     putter.put(rows)
-    reconciler = Reconciler(store, center, putter)
+    reconciler = Reconciler(putter)
     times = []
     for _ in range(5):
         began = time.perf_counter()

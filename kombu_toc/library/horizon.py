@@ -27,7 +27,7 @@ from ..model.results import WAITING, Cancelled, Found, Rescheduled
 from ..model.topic import Declaration, Topic
 from . import outcomes, statuses
 from .outcomes import DAY_US, are
-from .putting import Putter, note_expired
+from .putting import Putter
 from .records import Key, Row, event_of, key_of, now_us
 from .schema import IS_FAR
 from .shards import CHUNK, Shard, chunks, each_asked
@@ -58,7 +58,7 @@ class FarMessages:
     def __init__(self, store: FarStore, center: TimeoutCenter) -> None:
         self._store = store
         self._center = center
-        self._putter = Putter(center, store.store.topics)
+        self._putter = Putter(store.store, center)
 
     # -- what is there
 
@@ -228,11 +228,11 @@ class Loader:
     """
 
     _far: FarStore
-    _center: TimeoutCenter
     _putter: Putter
     _doubtful: Callable[[Sequence[Row]], None]
 
     def __post_init__(self) -> None:
+        self._center = self._putter.center
         #: monotonic seconds of the next looks
         self._next_look = self._next_all = 0.0
         self._queues: dict[str, Declaration] = {}
@@ -314,7 +314,7 @@ class Loader:
 
     def _with_horizons(self) -> dict[str, Declaration]:
         """The queues that have, or had, a horizon."""
-        declared = self._putter.declarations()
+        declared = self._far.store.topics()
         return {name: declaration for name, declaration in declared.items() if declaration.far}
 
     def _see(self, heads: list[_Head], first_us: int, shard: Shard, topic: str | None) -> None:
@@ -337,7 +337,7 @@ class Loader:
         except BaseException:
             self._doubtful(put)
             raise
-        note_expired(self._far.store, self._putter)
+        self._putter.note_expired()
         self.loaded += len(rows)
         return rows
 

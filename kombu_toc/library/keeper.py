@@ -18,7 +18,7 @@ from . import statuses
 from .deferred import Behind
 from .horizon import FarStore, Loader, is_far
 from .outcomes import DAY_US
-from .putting import GONE_US, DeadLetters, Putter, Returner, Schedules, missing_of, off_among
+from .putting import GONE_US, DeadLetters, Putter, Schedules, missing_of, off_among
 from .rebuild import LOOK_INTERVAL, Reconciler, Restored
 from .records import Key, Row, now_us
 from .shards import CHUNK, Asking, Database, Shard, each_asked
@@ -83,13 +83,10 @@ class Keeper:
         #: the number of the database that is asked next
         self._asked = 0
         self._name = f"{self._process}/{os.urandom(6).hex()}"
-        self._putter = Putter(self.center, self._store.topics, self._store.take_over)
-        self.is_restored = Restored(self._store, self.center, self._putter, self._name)
-        self._reconciler = Reconciler(self._store, self.center, self._putter)
-        self._returner = Returner(self._store, self.center, self._putter)
-        self._loader = Loader(
-            FarStore(self._store), self.center, self._putter, self._reconciler.watch
-        )
+        self._putter = Putter(self._store, self.center)
+        self.is_restored = Restored(self._putter, self._name)
+        self._reconciler = Reconciler(self._putter)
+        self._loader = Loader(FarStore(self._store), self._putter, self._reconciler.watch)
         self._behind = Behind(self._store, self.center)
         #: monotonic seconds until which nobody else is elected
         self._until = 0.0
@@ -290,7 +287,7 @@ class Keeper:
             if far:
                 self._store.place(list(far), statuses.FAR)
                 rows = [row for row in rows if row.key not in far]
-            put = self._returner.put(rows, counted=True).number
+            put = self._putter.put_back(rows, counted=True).number
             off = off_among(self.center, rows)
             self._store.forget([row.key for row in rows if row.topic in off])
             return put

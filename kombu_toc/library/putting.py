@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from ..model.keys import Slot
 from ..model.library import OFF
 from ..model.message import FOR_A_TIME, KEEP_EARLIER, UNIQUE, Claim, Unique, claim_of, decode_key
 from ..model.results import WAITING, Delivery, Found, PutTogether
-from ..model.topic import Declaration, Topic
+from ..model.topic import Topic
 from ..scripts.call import ScriptCall
 from . import records, statuses
 from .guard import ended_rows, ends_of, over_of
@@ -96,34 +95,45 @@ def is_anothers(row: records.Row, result: Any) -> bool:
 
 
 # -- puts the messages of rows into Redis, many at once
+#
+# Between the look at a row and the put of its message, anything may happen to it: just before, what
+# has ended is left out; right after, what has ended meanwhile is taken back.
+
+#: Why a message is dead that was put back again and again.
+LOST = "no retries left: the workers that ran it were lost"
 
 
-@dataclass(eq=False)
-class Putter:
-    """Puts rows back.
+class Returned(NamedTuple):
+    """What was put back.
 
-    declarations: gives what queues were declared with, for those that Redis has forgotten
-    on_kept: told the rows whose messages are not put, because others have their unique keys
+    number: how many messages were not there
+    rows: whose messages are there now
+    expired: how many were too old for that
     """
 
-    _center: TimeoutCenter
-    declarations: Callable[[], Mapping[str, Declaration]]
-    _on_kept: Callable[[list[records.Row]], None] = lambda rows: None
+    number: int
+    rows: list[records.Row]
+    expired: int
 
-    def __post_init__(self) -> None:
+
+class Putter:
+    """Puts rows back."""
+
+    def __init__(self, store: Store, center: TimeoutCenter) -> None:
+        self.store, self.center = store, center
         #: rows that were not put, because they have expired: whoever has them put records that
         self.expired: list[records.Row] = []
 
     def topic(self, name: str) -> Topic:
         """The topic of that name; if Redis has none, it is declared as it was."""
-        registry = self._center.registry
+        registry = self.center.registry
         found = registry.recent(name)
         if found is not None:
             return found
-        declaration = self.declarations().get(name)
+        declaration = self.store.topics().get(name)
         if declaration is None:
             return registry.topic(name)
-        declared: Topic = self._center.runner.run(registry.declare_call(name, declaration))
+        declared: Topic = self.center.runner.run(registry.declare_call(name, declaration))
         return declared
 
     def put(self, rows: Iterable[records.Row], *, counted: bool = False) -> int:
@@ -140,7 +150,7 @@ class Putter:
             topic = topics.get(row.topic)
             if topic is None:
                 topic = topics[row.topic] = self.topic(row.topic)
-            ttl_ms = topic.declaration.limits(self._center.limits).message_ttl
+            ttl_ms = topic.declaration.limits(self.center.limits).message_ttl
             timely = records.as_of(row, ttl_ms, now)
             if timely is None:
                 self.expired.append(row)
@@ -149,7 +159,7 @@ class Putter:
             if is_unique(row):
                 unique.append(row)
                 continue
-            self._center.registry.admit(topic, row.id, row.basis)
+            self.center.registry.admit(topic, row.id, row.basis)
             slot = topic.slot_for(row.basis or row.id).number
             by_place[row.topic, slot, topic.step_index(row.priority)].append(row)
         calls: list[ScriptCall] = []
@@ -158,39 +168,93 @@ class Putter:
         for (name, slot, step), some in by_place.items():
             topic = topics[name]
             if topic.declaration.put_gates:
-                puts = self._center.commands.put
+                puts = self.center.commands.put
                 apart += [puts(topic, records.request_of(row, counted=counted)) for row in some]
                 continue
             for batch in _batches(some):
                 flat: list[Any] = []
                 for row in batch:
                     flat += (row.id, row.body, row.action_us, row.traits, row.token)
-                context = self._center.context
+                context = self.center.context
                 calls.append(put_many_call(context, topic, topic.slot(slot), step, flat, 5))
                 of_call.append((topic, batch))
         added = 0
-        for (topic, batch), result in zip(
-            of_call, self._center.runner.run_puts(calls), strict=True
-        ):
+        for (topic, batch), result in zip(of_call, self.center.runner.run_puts(calls), strict=True):
             assert isinstance(result, PutTogether)
             added += len(batch) - len(result.there) - len(result.taken)
             for number in result.taken:
-                apart.append(self._center.commands.put(topic, records.request_of(batch[number])))
+                apart.append(self.center.commands.put(topic, records.request_of(batch[number])))
         if apart:
-            added += sum(one.added for one in self._center.runner.run_puts(apart))
+            added += sum(one.added for one in self.center.runner.run_puts(apart))
         return added + (self._put_unique(unique, topics, counted) if unique else 0)
 
     def _put_unique(
         self, rows: Sequence[records.Row], topics: Mapping[str, Topic], counted: bool
     ) -> int:
         """Put what has a unique key, if no other message has it by now."""
-        calls = [putting(self._center, topics[row.topic], row, counted=counted) for row in rows]
-        results = self._center.runner.run_puts(calls)
+        calls = [putting(self.center, topics[row.topic], row, counted=counted) for row in rows]
+        results = self.center.runner.run_puts(calls)
         pairs = list(zip(rows, results, strict=True))
-        kept = [row for row, result in pairs if is_anothers(row, result)]
-        if kept:
-            self._on_kept(kept)
+        self.store.take_over([row for row, result in pairs if is_anothers(row, result)])
         return sum(bool(result.added) for _, result in pairs)
+
+    def put_missing(self, rows: Sequence[records.Row]) -> Returned:
+        """Put the messages of rows that are not in Redis. What has ended, or is in a queue without
+        a library by now, has no row from then on."""
+        if not rows:
+            return Returned(0, [], 0)
+        over = ended_rows(self.store, rows)
+        off = off_among(self.center, rows)
+        over |= {row.key for row in rows if row.topic in off}
+        self.store.forget([row.key for row in rows if row.key in over])
+        wanted = self._counted([row for row in rows if row.key not in over])
+        self.store.record([records.event_of(row.key, statuses.PENDING) for row in wanted])
+        return self.put_back(wanted)
+
+    def _counted(self, rows: Sequence[records.Row]) -> list[records.Row]:
+        """The same, each with how often it was put back; a message of which no retries are left for
+        that becomes a dead letter: it may be what kills its workers. Of one that no worker has said
+        to have, Redis may have lost the message: it is put back once in any case."""
+        lost: list[records.Row] = []
+        dead: list[records.Row] = []
+        for row in rows:
+            times = (trait(row.traits, "l") or 0) + 1
+            retries = self.topic(row.topic).declaration.retries
+            if times > (retries if row.status == statuses.TAKEN else max(retries, 1)):
+                error = f"{times} workers, one after the other"
+                dead.append(row._replace(error=error))
+            else:
+                lost.append(row._replace(traits=with_trait(row.traits, "l", times)))
+        if lost:
+            self.store.set_traits(lost)
+        if dead:
+            DeadLetters.bury(self, dead, LOST)
+            self.store.record(
+                [records.event_of(row.key, statuses.DEAD, row.error or "") for row in dead]
+            )
+        return lost
+
+    def put_back(self, rows: Sequence[records.Row], *, counted: bool = False) -> Returned:
+        """Put the messages of rows, but for those that have expired; take back those that have
+        ended since the rows were read.
+
+        counted: as for :meth:`put`
+        """
+        number = self.put(rows, counted=counted)
+        late = {row.key for row in self.expired}
+        expired = self.note_expired()
+        put = [row for row in rows if row.key not in late] if late else list(rows)
+        over = ended_since(self.store, put)
+        if over:
+            number -= withdraw(self.center, [row for row in put if row.key in over])
+            put = [row for row in put if row.key not in over]
+        return Returned(max(number, 0), put, expired)
+
+    def note_expired(self) -> int:
+        """Record what was not put because it has expired; return how many that were."""
+        expired, self.expired = self.expired, []
+        self.store.record([records.event_of(row.key, statuses.EXPIRED) for row in expired])
+        return len(expired)
 
 
 def _batches(rows: Sequence[records.Row]) -> Iterable[Sequence[records.Row]]:
@@ -381,22 +445,20 @@ class DeadLetters:
             yield len(keys)
         yield 0
 
-    def rebuild(self, center: TimeoutCenter, putter: Putter, database: Database) -> int:
+    def rebuild(self, putter: Putter, database: Database) -> int:
         """Make dead letters of what was dead in a database and is not in Redis; return how many.
         Their age counts from now on."""
         number = 0
         for shard in self._store.shards.of_database(database):
             for rows in self._store.pages(shard, statuses.IN_DEAD_QUEUE, size=PAGE):
-                number += self.bury(center, putter, rows)
+                number += self.bury(putter, rows)
         return number
 
     @staticmethod
-    def bury(
-        center: TimeoutCenter, putter: Putter, rows: Sequence[records.Row], reason: str = REASON
-    ) -> int:
+    def bury(putter: Putter, rows: Sequence[records.Row], reason: str = REASON) -> int:
         """Make dead letters of rows whose messages are not in Redis, with their errors; return how
         many."""
-        calls = []
+        calls, center = [], putter.center
         for row, state in zip(rows, states_in_redis(center, rows), strict=True):
             topic = putter.topic(row.topic)
             age_us = topic.declaration.limits(center.limits).dead_age * 1_000_000
@@ -425,102 +487,10 @@ def _alive() -> dict[str, int]:
     return {**place, "action_us": now, "modified_us": now}
 
 
-# -- what Redis does not have is put back
-#
-# Between the look at a row and the put of its message, anything may happen to it: just before, what
-# has ended is left out; right after, what has ended meanwhile is taken back.
-
-#: Why a message is dead that was put back again and again.
-LOST = "no retries left: the workers that ran it were lost"
-
-
-class Returned(NamedTuple):
-    """What was put back.
-
-    number: how many messages were not there
-    rows: whose messages are there now
-    expired: how many were too old for that
-    """
-
-    number: int
-    rows: list[records.Row]
-    expired: int
-
-
-class Returner:
-    """Puts rows back. Used by one thread."""
-
-    def __init__(self, store: Store, center: TimeoutCenter, putter: Putter) -> None:
-        self._store = store
-        self._center = center
-        self._putter = putter
-
-    def put_missing(self, rows: Sequence[records.Row]) -> Returned:
-        """Put the messages of rows that are not in Redis. What has ended, or is in a queue without
-        a library by now, has no row from then on."""
-        if not rows:
-            return Returned(0, [], 0)
-        over = ended_rows(self._store, rows)
-        off = off_among(self._center, rows)
-        over |= {row.key for row in rows if row.topic in off}
-        self._store.forget([row.key for row in rows if row.key in over])
-        wanted = self._counted([row for row in rows if row.key not in over])
-        self._store.record([records.event_of(row.key, statuses.PENDING) for row in wanted])
-        return self.put(wanted)
-
-    def _counted(self, rows: Sequence[records.Row]) -> list[records.Row]:
-        """The same, each with how often it was put back; a message of which no retries are left for
-        that becomes a dead letter: it may be what kills its workers. Of one that no worker has said
-        to have, Redis may have lost the message: it is put back once in any case."""
-        lost: list[records.Row] = []
-        dead: list[records.Row] = []
-        for row in rows:
-            times = (trait(row.traits, "l") or 0) + 1
-            retries = self._putter.topic(row.topic).declaration.retries
-            if times > (retries if row.status == statuses.TAKEN else max(retries, 1)):
-                error = f"{times} workers, one after the other"
-                dead.append(row._replace(error=error))
-            else:
-                lost.append(row._replace(traits=with_trait(row.traits, "l", times)))
-        if lost:
-            self._store.set_traits(lost)
-        if dead:
-            DeadLetters(self._store).bury(self._center, self._putter, dead, LOST)
-            self._store.record(
-                [records.event_of(row.key, statuses.DEAD, row.error or "") for row in dead]
-            )
-        return lost
-
-    def put(self, rows: Sequence[records.Row], *, counted: bool = False) -> Returned:
-        """Put the messages of rows, but for those that have expired; take back those that have
-        ended since the rows were read.
-
-        counted: as for :meth:`.putting.Putter.put`
-        """
-        number = self._putter.put(rows, counted=counted)
-        late = {row.key for row in self._putter.expired}
-        expired = note_expired(self._store, self._putter)
-        put = [row for row in rows if row.key not in late] if late else list(rows)
-        over = ended_since(self._store, put)
-        if over:
-            number -= withdraw(self._center, [row for row in put if row.key in over])
-            put = [row for row in put if row.key not in over]
-        return Returned(max(number, 0), put, expired)
-
-
 def off_among(center: TimeoutCenter, rows: Iterable[records.Row]) -> set[str]:
     """The queues of rows that are kept without a library by now."""
     known = {name: center.registry.recent(name) for name in {row.topic for row in rows}}
     return {name for name, one in known.items() if one and one.declaration.library == OFF}
-
-
-def note_expired(store: Store, putter: Putter) -> int:
-    """Record what was not put because it has expired; return how many that were."""
-    expired = putter.expired
-    if expired:
-        store.record([records.event_of(row.key, statuses.EXPIRED) for row in expired])
-        putter.expired = []
-    return len(expired)
 
 
 def ended_since(store: Store, rows: Sequence[records.Row]) -> set[records.Key]:
@@ -649,12 +619,12 @@ class Schedules:
 
     # -- a rebuild
 
-    def rebuild(self, center: TimeoutCenter, putter: Putter, database: Database) -> int:
+    def rebuild(self, putter: Putter, database: Database) -> int:
         """Put back the schedules of a database that Redis has lost, each with the message of its
         next firing; return how many."""
         there = select(SCHEDULES).where(SCHEDULES.c.record != "")
         pages = database.pages(there, SCHEDULES.c.topic, SCHEDULES.c.name, size=PAGE)
-        return sum(self._put(center, putter, rows) for rows in pages)
+        return sum(self._put(putter, rows) for rows in pages)
 
     def any_before(self, database: Database, us: int) -> bool:
         """Whether a schedule fires next before that time: a worker may have just taken it on."""
@@ -662,7 +632,7 @@ class Schedules:
         reading = select(SCHEDULES.c.name).where(soon).limit(1)
         return bool(database.read(reading))
 
-    def _put(self, center: TimeoutCenter, putter: Putter, rows: Sequence[Any]) -> int:
+    def _put(self, putter: Putter, rows: Sequence[Any]) -> int:
         """Put back those of these schedules that are gone, those of a queue together; return how
         many."""
         keys = {
@@ -679,17 +649,17 @@ class Schedules:
         by_topic: dict[str, list[Any]] = defaultdict(list)
         for row in rows:
             by_topic[row["topic"]].append(row)
-        number = 0
+        number, recurring = 0, putter.center.recurring
         for topic, some in by_topic.items():
             putter.topic(topic)
-            _, found = center.recurring.read(topic, [row["name"] for row in some])
+            _, found = recurring.read(topic, [row["name"] for row in some])
             there = {one.name for one in found}
             changes = [
                 _change(row, puts=(topic, row["name"]) in waiting)
                 for row in some
                 if row["name"] not in there
             ]
-            number += sum(one.done for one in center.recurring.change_many(topic, changes))
+            number += sum(one.done for one in recurring.change_many(topic, changes))
         return number
 
 

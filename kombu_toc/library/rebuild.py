@@ -133,12 +133,11 @@ class Restored:
     name: of this process, which no other one has
     """
 
-    _store: Store
-    _center: TimeoutCenter
     _putter: putting.Putter
     _name: str
 
     def __post_init__(self) -> None:
+        self._store, self._center = self._putter.store, self._putter.center
         #: the queues that it has paused as Redis had lost that, and monotonic seconds when workers
         #: know of it; None: it is not at it
         self._paused: tuple[list[str], float] | None = None
@@ -216,8 +215,7 @@ class Rebuild:
     def __post_init__(self) -> None:
         #: the databases that are away, and what has said so
         self._away: dict[Database, LibraryError] = {}
-        self._putter = putting.Putter(self._center, self._store.topics, self._store.take_over)
-        self._returner = putting.Returner(self._store, self._center, self._putter)
+        self._putter = putting.Putter(self._store, self._center)
         #: rows that may be under way to a worker, or back: monotonic seconds when each is looked at
         #: once more
         self._doubts: deque[tuple[float, records.Row]] = deque()
@@ -234,7 +232,7 @@ class Rebuild:
                 database.read(select(LAYOUT))
         if len(self._away) == len(databases):
             raise next(iter(self._away.values()))
-        Restored(store, self._center, self._putter, self._name).wait(anew=True)
+        Restored(self._putter, self._name).wait(anew=True)
         done = Rebuilt(0, 0, 0, 0, 0)
         places = (statuses.IN_REDIS, statuses.NOT_PUT)
         sources = [self._rows(shard, place) for shard in store.shards.all for place in places]
@@ -269,8 +267,8 @@ class Rebuild:
                 if Schedules(store).any_before(database, now_us() + SOON_US):
                     # A worker that has taken a firing says so soon.
                     time.sleep(max(began + SETTLE - time.monotonic(), 0.0))
-                others += Schedules(store).rebuild(self._center, self._putter, database)
-                others += putting.DeadLetters(store).rebuild(self._center, self._putter, database)
+                others += Schedules(store).rebuild(self._putter, database)
+                others += putting.DeadLetters(store).rebuild(self._putter, database)
         there = {one.name: one.declaration for one in self._center.registry.select(None)}
         every = sorted((self._store.topics() | there).items())
         off, behind = (
@@ -335,7 +333,7 @@ class Rebuild:
         certain = [row for row in rows if row.place != statuses.NOT_PUT]
         claimed = self._claim([row for row in rows if row.place == statuses.NOT_PUT])
         try:
-            return self._returner.put([*certain, *claimed])
+            return self._putter.put_back([*certain, *claimed])
         except BaseException:
             with suppress(LibraryError):  # the next rebuild looks whether they are there
                 self._store.place([row.key for row in claimed], statuses.NOT_PUT)
@@ -451,12 +449,10 @@ _Suspect = tuple[float, int]
 class Reconciler:
     """What the upkeep does about what is overdue. Used by one thread."""
 
-    _store: Store
-    _center: TimeoutCenter
     _putter: putting.Putter
 
     def __post_init__(self) -> None:
-        self._returner = putting.Returner(self._store, self._center, self._putter)
+        self._store, self._center = self._putter.store, self._putter.center
         #: the shards that are looked at in this round, and what is left of each, by its number
         self._round: deque[Shard] = deque()
         self._pages: dict[int, Iterator[list[records.Row]]] = {}
@@ -568,7 +564,7 @@ class Reconciler:
         return False
 
     def _put(self, rows: Sequence[records.Row]) -> int:
-        put = self._returner.put_missing(rows)
+        put = self._putter.put_missing(rows)
         self.watch(put.rows)
         return put.number
 
@@ -618,14 +614,14 @@ class Comparison:
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
-        self._putter = putting.Putter(self._center, self._store.topics, self._store.take_over)
+        self._putter = putting.Putter(self._store, self._center)
 
     def run(self, *, fix: bool = False) -> Iterator[Disagreement]:
         """Yield what disagrees; with `fix`, mend it."""
         suspects: list[records.Row] = []
         messages: list[tuple[Found, records.Key]] = []
         if fix:
-            Restored(self._store, self._center, self._putter, f"check/{os.urandom(6).hex()}").wait()
+            Restored(self._putter, f"check/{os.urandom(6).hex()}").wait()
         for rows in self._rows():
             suspects += self._apart(rows)
             if _is_much(suspects):
@@ -681,7 +677,7 @@ class Comparison:
         messages: Sequence[tuple[Found, records.Key]],
         over: set[records.Key],
     ) -> None:
-        putting.Returner(self._store, self._center, self._putter).put_missing(missing)
+        self._putter.put_missing(missing)
         self._store.record([records.event_of(row.key, statuses.DEAD) for row in dead])
         new = [records.row_of_message(one, key) for one, key in messages if key not in over]
         if new:

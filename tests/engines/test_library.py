@@ -471,7 +471,7 @@ def test_what_is_overdue_and_lost_is_put_again_by_the_upkeep(
     publish(broker, "later", **{"x-delay": 60_000})
     lose(client, center, "order-7")
     lose(client, center, "later")
-    reconciler = Reconciler(store, center, Putter(center, store.topics))
+    reconciler = Reconciler(Putter(store, center))
     assert reconciler.look() == 0  # it is looked at twice
     assert reconciler.look() == 1
     assert center.get("order-7")
@@ -493,7 +493,7 @@ def test_what_a_worker_has_taken_is_put_again_when_it_says_so_no_more(
     store.record([Event(row.key, statuses.TAKEN, now_us(), 1, "gone:1", "", ({}, 0))])
     client.flushall()
     center.registry.forget("mail")
-    reconciler = Reconciler(store, center, Putter(center, store.topics))
+    reconciler = Reconciler(Putter(store, center))
     assert reconciler.look() == reconciler.look() == 0
     long_ago = now_us() - 61_000_000
     store.record([Event(row.key, statuses.TAKEN, long_ago, 1, "gone:1", "", ({}, 0))])
@@ -509,7 +509,7 @@ def test_a_look_is_bounded_and_the_next_one_goes_on(broker, store, center, at_on
     for number in range(100):
         publish(broker, f"order-{number}")
     center.queues.purge("mail")  # this center has no library
-    reconciler = Reconciler(store, center, Putter(center, store.topics))
+    reconciler = Reconciler(Putter(store, center))
     seen = [reconciler.look() for _ in range(8)]
     assert sum(seen) == 100
     assert max(seen) <= 40

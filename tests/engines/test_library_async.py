@@ -110,7 +110,7 @@ def test_a_guarded_queue_gives_a_loop_nothing_that_has_ended(
             rows = store.of_ids(["order-1"])
             await mine.ack((await mine.pop("mail")).messages)
             await asyncio.to_thread(mine.center.recorder.recorder._inner.flush)
-            Putter(center, store.topics).put(rows)
+            Putter(store, center).put(rows)
             assert (await mine.pop("mail", wait=0.2)).messages == []
             assert sum(center.counts("mail")) == 0
 

@@ -242,13 +242,13 @@ def test_a_guarded_queue_gives_nothing_that_has_ended(recorded, store, center):
     rows = store.of_ids(["order-1"])
     recorded.ack(recorded.pop("mail").messages)
     flushed(recorded)
-    Putter(center, store.topics).put(rows)
+    Putter(store, center).put(rows)
     began = time.monotonic()
     assert recorded.pop("mail", 5, wait=0.3).messages == []
     assert time.monotonic() - began > 0.25
     assert sum(center.counts("mail")) == 0
     recorded.put("mail", "order-2", b"two")
-    Putter(center, store.topics).put(rows)
+    Putter(store, center).put(rows)
     found: list[str] = []
     while sum(center.counts("mail")[:2]):
         found += [one.id for one in recorded.pop(["mail", "sms"], 5).messages]

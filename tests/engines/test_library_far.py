@@ -63,7 +63,7 @@ def load(store: Store, center: TimeoutCenter) -> Callable[[], int]:
 
 
 def loader_of(store: Store, center: TimeoutCenter, doubtful: Any = lambda rows: None) -> Loader:
-    return Loader(FarStore(store), center, Putter(center, store.topics), doubtful)
+    return Loader(FarStore(store), Putter(store, center), doubtful)
 
 
 def send(connection: Connection, id: str, delay_ms: int = DAY, **headers: Any) -> None:
@@ -212,7 +212,7 @@ def test_a_loader_that_dies_has_put_nothing_twice_and_forgotten_nothing(
 def test_a_message_that_is_there_already_is_not_put_twice(queue, store, center, load):
     send(queue, "far")
     time_passes(store, "far", until_due=60)
-    Putter(center, store.topics).put(store.of_ids(["far"]))
+    Putter(store, center).put(store.of_ids(["far"]))
     assert load() == 1
     assert len(center.get("far")) == 1
     assert row_of(store, "far").place == statuses.IN_REDIS
@@ -413,7 +413,7 @@ def test_it_is_found_by_its_id(queue, asked, store):
     assert asked.get(["none", "far"]) == [found]
     assert not asked.get("far", topic="other")
     time_passes(store, "far")
-    Putter(asked, store.topics).put(store.of_ids(["far"]))
+    Putter(store, asked).put(store.of_ids(["far"]))
     [there] = asked.get("far")
     assert not there.far
 
@@ -496,7 +496,7 @@ def test_it_is_cancelled(queue, asked, store, load):
 
 def test_one_is_cancelled_that_a_loader_has_put_before_it_died(queue, asked, center, store):
     send(queue, "far")
-    Putter(center, store.topics).put(store.of_ids(["far"]))
+    Putter(store, center).put(store.of_ids(["far"]))
     [cancelled] = asked.cancel("far")
     assert cancelled.deleted
     assert not center.get("far")
@@ -544,7 +544,7 @@ def test_it_is_run_now(queue, asked, store):
 
 def test_one_is_rescheduled_that_a_loader_has_put_before_it_died(queue, asked, center, store, load):
     send(queue, "far")
-    Putter(center, store.topics).put(store.of_ids(["far"]))
+    Putter(store, center).put(store.of_ids(["far"]))
     asked.reschedule("far", delay=2 * 86_400)
     [found] = center.get("far")
     assert abs(found.time_us / 1e6 - time.time() - 2 * 86_400) < 60
@@ -579,10 +579,10 @@ def test_it_is_purged_with_its_queue_and_goes_with_it(queue, asked, store, load)
 def test_nothing_is_missing_in_redis_or_left_without_a_row(queue, store, center):
     send(queue, "far")
     send(queue, "put")
-    Putter(center, store.topics).put(store.of_ids(["put"]))
+    Putter(store, center).put(store.of_ids(["put"]))
     assert not list(Comparison(store, center, sleep=lambda seconds: None).run())
     time_passes(store, "far", until_due=-600)
-    reconciler = Reconciler(store, center, Putter(center, store.topics))
+    reconciler = Reconciler(Putter(store, center))
     assert reconciler.look() == 0
 
 

@@ -44,7 +44,7 @@ def recorded(server: Any, options: dict[str, Any]) -> Iterator[TimeoutCenter]:
 @pytest.fixture
 def look(store: Store, center: TimeoutCenter) -> Callable[[], int]:
     """Two looks of the upkeep: what is missing is looked at twice."""
-    reconciler = Reconciler(store, center, Putter(center, store.topics))
+    reconciler = Reconciler(Putter(store, center))
     return lambda: reconciler.look() + reconciler.look()
 
 
@@ -293,7 +293,7 @@ def put_in_the_middle(
     def put_back(self: Store, *given: Any) -> list[Row]:
         found = of_ids(self, *given)
         monkeypatch.setattr(Store, "of_ids", of_ids)
-        assert Putter(center, store.topics).put([row]) == 1
+        assert Putter(store, center).put([row]) == 1
         return found
 
     monkeypatch.setattr(Store, "of_ids", put_back)
@@ -321,7 +321,7 @@ def test_bytes_that_were_put_again_are_not_taken_for_those_that_were_put_back(
 ):
     recorded.put("mail", "order-1", b"one")
     rows = store.of_ids(["order-1"])
-    reconciler = Reconciler(store, center, Putter(center, store.topics))
+    reconciler = Reconciler(Putter(store, center))
     reconciler.watch(rows)
     recorded.ack(recorded.pop("mail").messages)
     recorded.recorder.recorder.flush()
@@ -340,7 +340,7 @@ def test_a_purge_ends_what_had_come_back_from_a_lost_worker(broker, store, cente
     [held] = center.pop("mail").messages
     [other] = store.of_ids(["order-2"])
     store.record([Event(other.key, statuses.TAKEN, long_ago, 1, "w:1", "", ({}, 0))])
-    assert Putter(center, store.topics).put([row]) == 1
+    assert Putter(store, center).put([row]) == 1
     assert recorded.queues.purge("mail") == 1
     assert status_of(store, "order-1") == ["cancelled"]
     assert status_of(store, "order-2") == ["taken"], "it is in flight"
