@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -208,16 +208,9 @@ TURN = 0.5
 ROWS, TRANSACTIONS = 10_000, 50
 
 
-class _Head(NamedTuple):
-    """The soonest rows of a queue, or of all, in one shard.
-
-    seen: settles which of two goes first whose times are the same
-    """
-
-    first_us: int
-    seen: int
-    shard: Shard
-    topic: str | None
+#: The soonest rows of a queue, or of all, in one shard: when they are due; a number, which settles
+#: which of two goes first; shard and queue.
+_Head = tuple[int, int, Shard, str | None]
 
 
 @dataclass(eq=False)
@@ -236,8 +229,7 @@ class Loader:
         #: monotonic seconds of the next looks
         self._next_look = self._next_all = 0.0
         self._queues: dict[str, Declaration] = {}
-        #: how often it has seen something
-        self._seen = 0
+        self._numbers = count()
         #: how many it has put so far
         self.loaded = 0
 
@@ -252,7 +244,9 @@ class Loader:
             return False
         look_at_all = now >= self._next_all
         if look_at_all:
-            self._queues = self._with_horizons()
+            declared = self._far.store.topics()
+            #: the queues that have, or had, a horizon
+            self._queues = {name: one for name, one in declared.items() if one.far}
         horizons = self._horizons()
         if look_at_all:
             horizons[None] = UNKNOWN
@@ -275,21 +269,21 @@ class Loader:
             ends = time.monotonic() + TURN
             loaded, transactions = self.loaded, 0
             while heads and time.monotonic() < until:
-                head = heapq.heappop(heads)
-                if head.shard.database.rests:
+                first_us, _, shard, topic = heapq.heappop(heads)
+                if shard.database.rests:
                     continue
-                bound = bounds[head.topic]
+                bound = bounds[topic]
                 with asking:
-                    ahead = self._far.ahead(head.shard, head.topic, head.first_us, bound, TOGETHER)
-                    if ahead.number and heads and ahead.first_us > heads[0].first_us:
+                    ahead = self._far.ahead(shard, topic, first_us, bound, TOGETHER)
+                    if ahead.number and heads and ahead.first_us > heads[0][0]:
                         # What was there before is put by now: others are sooner.
-                        self._see(heads, ahead.first_us, head.shard, head.topic)
+                        self._see(heads, ahead.first_us, shard, topic)
                         continue
                     if not ahead.number:
                         continue
                     transactions += 1
-                    if rows := self._load(head, ahead, bound, until):
-                        self._see(heads, rows[-1].action_us, head.shard, head.topic)
+                    if rows := self._load(shard, topic, ahead, bound, until):
+                        self._see(heads, rows[-1].action_us, shard, topic)
                 if time.monotonic() >= ends or transactions >= TRANSACTIONS:
                     break
                 if self.loaded - loaded >= ROWS:
@@ -312,17 +306,13 @@ class Loader:
             found[name] = HORIZON if horizon is None else horizon
         return found
 
-    def _with_horizons(self) -> dict[str, Declaration]:
-        """The queues that have, or had, a horizon."""
-        declared = self._far.store.topics()
-        return {name: declaration for name, declaration in declared.items() if declaration.far}
-
     def _see(self, heads: list[_Head], first_us: int, shard: Shard, topic: str | None) -> None:
         """Note that a shard may have something of a queue that is to be put."""
-        self._seen += 1
-        heapq.heappush(heads, _Head(first_us, self._seen, shard, topic))
+        heapq.heappush(heads, (first_us, next(self._numbers), shard, topic))
 
-    def _load(self, head: _Head, ahead: Ahead, bound: int, until: float) -> list[Row]:
+    def _load(
+        self, shard: Shard, topic: str | None, ahead: Ahead, bound: int, until: float
+    ) -> list[Row]:
         """Put some rows; return them."""
         put: list[Row] = []
 
@@ -333,7 +323,7 @@ class Loader:
             self._putter.put(rows)
 
         try:
-            rows = self._far.put_ahead(head.shard, head.topic, ahead, bound, putting)
+            rows = self._far.put_ahead(shard, topic, ahead, bound, putting)
         except BaseException:
             self._doubtful(put)
             raise

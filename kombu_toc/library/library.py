@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from sqlalchemy import delete, func, select, update
@@ -25,7 +26,7 @@ from .records import Key, attributes_of, now_us, storable
 from .retry import retry
 from .schema import LAYOUT, LOCATOR, SCHEDULES, TOPICS
 from .shards import MOVED, Database, Shard, T
-from .store import COUNTING, Store
+from .store import Store
 
 #: Records that are read at a time where all are meant.
 PAGE = 500
@@ -318,13 +319,10 @@ class Reshard:
 
     def _count_rows(self) -> int:
         """How many rows there are."""
-        number = 0
-        for database in self._shards.databases:
-            with database.patiently(COUNTING) as patient:
-                for shard in self._shards.of_database(database):
-                    for table in shard.tables:
-                        many = select(func.count().label("many")).select_from(table)
-                        number += patient.read(many)[0]["many"]
+        many, number = func.count().label("many"), 0
+        for patient, shards in self._store.patiently():
+            for table in chain.from_iterable(shard.tables for shard in shards):
+                number += patient.read(select(many).select_from(table))[0]["many"]
         return number
 
     def _move(self, shard: Shard, rows: int) -> int:

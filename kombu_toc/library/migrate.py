@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 from alembic import command
@@ -61,10 +61,6 @@ def _is_made(connection: Connection) -> bool:
     if _version(connection) is None:
         return False
     return connection.execute(select(LAYOUT.c.id)).first() is not None
-
-
-def _is_of_this_release(connection: Connection) -> bool:
-    return _version(connection) == REVISION
 
 
 def create(shards: Shards, databases: Iterable[Database] | None = None) -> list[Database]:
@@ -140,7 +136,7 @@ def _upgrade(shards: Shards, database: Database) -> bool:
         if found == REVISION:
             return False
         _refuse_newer(database, found)
-        return _change(shards, database, unless=_is_of_this_release)
+        return _change(shards, database, unless=lambda one: _version(one) == REVISION)
 
 
 def prepare(shards: Shards, database: Database) -> None:
@@ -179,15 +175,9 @@ def _missing(database: Database) -> LibraryError:
     )
 
 
-@lru_cache(maxsize=1)
-def _known() -> frozenset[str]:
-    return frozenset(
-        one.revision for one in ScriptDirectory.from_config(_config()).walk_revisions()
-    )
-
-
 def _refuse_newer(database: Database, found: str) -> None:
-    if found not in _known():
+    known = ScriptDirectory.from_config(_config()).walk_revisions()
+    if all(found != one.revision for one in known):
         raise LibraryError(
             f"the library {database.url} has tables of version {found}, which this release does "
             "not know: install the release that made them, or a newer one"
@@ -200,13 +190,8 @@ def _config() -> Config:
     return config
 
 
-def _change(
-    shards: Shards,
-    database: Database,
-    to: str = "head",
-    unless: Callable[[Connection], bool] = lambda _: False,
-) -> bool:
-    """Bring the tables of a database to a version; return whether that was done here.
+def _change(shards: Shards, database: Database, unless: Callable[[Connection], bool]) -> bool:
+    """Bring the tables of a database to this version; return whether that was done here.
 
     unless: says that another process has done it. One does it at a time
     """
@@ -222,7 +207,7 @@ def _change(
             connection.rollback()
         config.attributes["connection"] = connection
         with _alembic:
-            command.upgrade(config, to)
+            command.upgrade(config, "head")
         if connection.execute(select(LAYOUT.c.id)).first() is None:
             layout = shards.layout_of(database)
             number = layout.urls.index(database.url)

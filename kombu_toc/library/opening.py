@@ -17,7 +17,6 @@ from ..errors import ConfigurationError
 if TYPE_CHECKING:
     from .center import OpenLibrary
     from .recorder import Recorder
-    from .shards import Shards
 
 #: The file beside the data of the embedded server.
 FILE = "library.db"
@@ -42,15 +41,6 @@ def databases(settings: Settings, address: Address) -> tuple[DatabaseURL, ...]:
         os.makedirs(address.path, exist_ok=True)
         return (DatabaseURL(f"sqlite:///{os.path.join(address.path, FILE)}"),)
     return found
-
-
-def open_shards(settings: Settings, address: Address) -> Shards:
-    """The shards of a connection's library. Raises ConfigurationError."""
-    from .shards import Layout, Shards
-
-    urls, before = databases(settings, address), settings.toc_library_before
-    former = Layout(before, settings.toc_library_tables_before) if before else None
-    return Shards(urls, settings.toc_library_tables, settings.toc_library_timeout, former)
 
 
 #: What this process has opened: the databases and the server -> the recorder
@@ -88,6 +78,7 @@ def attach(
     from .horizon import FarMessages, FarStore
     from .library import Library
     from .retry import FailedRows
+    from .shards import Layout, Shards
     from .store import Store
 
     urls = databases(settings, address)
@@ -97,7 +88,9 @@ def attach(
     key = (urls, *how, *before, *server)
     with _lock:
         if key not in _opened:
-            shards = open_shards(settings, address)
+            former = Layout(*before) if before[0] else None
+            timeout = settings.toc_library_timeout
+            shards = Shards(urls, settings.toc_library_tables, timeout, former)
             for database in shards.databases:
                 database.prepare = partial(migrate.prepare, shards)
             _opened[key] = recording.Recorder(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from ..errors import LibraryError
+from ..model.delivery import spread_of_biz
 from ..model.library import Record, RecordPage
 from . import statuses
 from .outcomes import DAY_US
@@ -55,7 +56,8 @@ def find(
     """
     start = None if after is None else _read_after(after)
     of_biz = "biz_id" in where
-    every = shards.of_biz(where["biz_id"]) if of_biz else shards.all
+    # While rows are moved, also the shard that a business id had.
+    every = shards.both(spread_of_biz(where["biz_id"])) if of_biz else shards.all
 
     def parts_of(shard: Shard, table: sa.Table) -> list[_Part]:
         is_pending = table is shard.tables.pending

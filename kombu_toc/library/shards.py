@@ -25,7 +25,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from ..center.core import started
 from ..client.options import DatabaseURL
 from ..errors import ConfigurationError, LibraryError
-from ..model.delivery import spread_of, spread_of_biz
+from ..model.delivery import spread_of
 from ..model.topic import slot_of
 from ..scripts.call import parts_of
 from .outcomes import MySQLOutcomes, Outcomes, PostgreSQLOutcomes
@@ -544,8 +544,14 @@ class Watchdog:
         descriptor: of its socket
         until: monotonic seconds
         """
+        if self._pid != os.getpid():
+            self.after_fork()
         number = next(self._numbers)
-        self._watch(number, until, descriptor)
+        with self._lock:
+            self._watched[number] = (until, descriptor)
+            if self._bell is None:
+                started(self._run, "toc-watchdog", bell := threading.Event())
+                self._bell = bell
         try:
             yield
         finally:
@@ -557,15 +563,6 @@ class Watchdog:
         """End the thread, if nothing is watched. It starts again when something is."""
         if (bell := self._bell) is not None:
             bell.set()
-
-    def _watch(self, number: int, until: float, descriptor: int) -> None:
-        if self._pid != os.getpid():
-            self.after_fork()
-        with self._lock:
-            self._watched[number] = (until, descriptor)
-            if self._bell is None:
-                started(self._run, "toc-watchdog", bell := threading.Event())
-                self._bell = bell
 
     def _run(self, bell: threading.Event) -> None:
         pid, used = os.getpid(), time.monotonic()
@@ -1003,22 +1000,14 @@ class Shards:
             return self.all[0]
         return self.of_spread(spread_of(key[0], key[1]))
 
-    def of_biz(self, biz_id: str) -> list[Shard]:
-        """The shard of a business id; while rows are moved, also the one that it had."""
-        return self.both(spread_of_biz(biz_id))
-
     def of_spread(self, spread: int) -> Shard:
         """The shard that a spread picks."""
         return self._own[spread % len(self._own)]
 
-    def before(self, spread: int) -> Shard:
-        """The shard that a spread has picked, if rows are moved."""
-        return self._before[spread % len(self._before)]
-
     def both(self, spread: int) -> list[Shard]:
         """The shards in which the rows of a spread may be."""
-        own = self.of_spread(spread)
-        return [own] if not self._before else list(dict.fromkeys((own, self.before(spread))))
+        own, before = self.of_spread(spread), self._before
+        return [own] if not before else list(dict.fromkeys((own, before[spread % len(before)])))
 
     def divided(self, items: Iterable[R], key_of: Callable[[R], Key]) -> dict[Shard, list[R]]:
         """Items, by the shards of the rows with their keys."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
@@ -420,7 +420,7 @@ class Store:
         That may take longer than a statement usually may: a database has to go over what was
         deleted a moment ago.
         """
-        for database, shards in self._patiently():
+        for database, shards in self.patiently():
             for shard in shards:
                 columns, patient = shard.tables.pending.c, shard._replace(database=database)
                 mine: list[Any] = [columns.topic == topic, columns.created_us <= until_us]
@@ -553,7 +553,7 @@ class Store:
         ends: says so, between two tables
         """
         many, number = sa.func.count().label("many"), 0
-        for database, shards in self._patiently():
+        for database, shards in self.patiently():
             for shard in shards:
                 if ends():
                     return None
@@ -562,7 +562,7 @@ class Store:
                 number += database.read(sa.select(many).select_from(table).where(near))[0]["many"]
         return number
 
-    def _patiently(self) -> Iterator[tuple[Database, list[Shard]]]:
+    def patiently(self) -> Iterator[tuple[Database, list[Shard]]]:
         """The databases, for statements that read all rows of their shards."""
         for database in self.shards.databases:
             with database.patiently(COUNTING) as patient:
@@ -575,22 +575,21 @@ class Store:
     def count(self) -> dict[str, int]:
         """How many rows have each status; ``not put``: how many of them are not in Redis, as far
         as is known; ``far``: how many are too far ahead for it, if any are."""
-        found: dict[str, int] = defaultdict(int)
+        found: Counter[str] = Counter()
 
-        def count(database: Database) -> dict[str, int]:
-            mine: dict[str, int] = defaultdict(int)
+        def count(database: Database) -> Counter[str]:
+            mine: Counter[str] = Counter()
             with database.patiently(COUNTING) as patient:
                 for shard in self.shards.of_database(database):
                     self._count(patient, shard, mine)
             return mine
 
         for mine in self.shards.asked(count):
-            for name, number in mine.items():
-                found[name] += number
+            found.update(mine)
         return dict(found)
 
     @staticmethod
-    def _count(database: Database, shard: Shard, found: dict[str, int]) -> None:
+    def _count(database: Database, shard: Shard, found: Counter[str]) -> None:
         pending, history = shard.tables
         for table in (pending, history):
             many = sa.func.count().label("many")
