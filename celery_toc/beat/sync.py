@@ -23,7 +23,7 @@ from celery.schedules import crontab, schedule, solar
 
 import kombu_toc
 
-from ..schedules.rules import check_name, read_schedule, read_zone
+from ..schedules.rules import FIELDS, check_name, read_schedule, read_zone
 from ..schedules.schedules import TOGETHER
 from . import configured
 from .configured import UNUSABLE, Entry, NotTakenError, Read, Refused, without_marks
@@ -432,7 +432,7 @@ def _django_entry(row: Any, now: float) -> Entry:
 
 def _django_crontab(row: Any) -> crontab:
     try:
-        return _crontab(*(getattr(row, name) for name in _FIELDS))
+        return _crontab(*(getattr(row, name) for name in FIELDS))
     except ValueError as exc:
         raise NotTakenError(f"its crontab cannot be read: {exc}") from exc
 
@@ -454,8 +454,6 @@ REDBEAT_PREFIX = "redbeat:"
 
 #: Entries that are read at a time.
 _PAGE = 500
-
-_FIELDS = ("minute", "hour", "day_of_week", "day_of_month", "month_of_year")
 
 
 def redbeat_definitions(
@@ -521,7 +519,7 @@ _decode = json.JSONDecoder(object_hook=_redbeat_value).decode
 @lru_cache(maxsize=2048, typed=True)
 def _crontab(*fields: Any) -> crontab:
     """Many entries have the same, and reading one takes a tenth of a millisecond."""
-    return crontab(**dict(zip(_FIELDS, fields, strict=True)))
+    return crontab(**dict(zip(FIELDS, fields, strict=True)))
 
 
 def _redbeat_schedule(found: Any) -> Any:
@@ -531,7 +529,7 @@ def _redbeat_schedule(found: Any) -> Any:
             every = timedelta(seconds=found["every"])
             return schedule(every, relative=bool(found.get("relative")))
         if kind == "crontab":
-            fields = (found.get(name, "*") for name in _FIELDS)
+            fields = (found.get(name, "*") for name in FIELDS)
             return _crontab(*(tuple(one) if isinstance(one, list) else one for one in fields))
     except (ValueError, TypeError, KeyError) as exc:
         raise NotTakenError(f"its {kind} cannot be read: {exc}") from exc

@@ -535,7 +535,7 @@ def check_name(name: Any) -> str:
 
 
 #: The fields of a crontab in their usual order, and names of some crontabs.
-_FIELDS = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
+FIELDS = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
 _NAMED = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -556,11 +556,11 @@ def read_cron(text: str) -> schedules.crontab:
             said = _NAMED[said[0].lower()].split()
         except KeyError:
             raise ValueError(f"there is no {said[0]}; there are {', '.join(_NAMED)}") from None
-    if len(said) != len(_FIELDS):
+    if len(said) != len(FIELDS):
         raise ValueError(f"{text!r} has {len(said)} fields, not five: '0 3 * * *'")
     weekdays = ",".join(map(_weekdays, said.pop().split(",")))
     try:
-        return schedules.crontab(**dict(zip(_FIELDS, (*said, weekdays), strict=True)))
+        return schedules.crontab(**dict(zip(FIELDS, (*said, weekdays), strict=True)))
     except schedules.ParseException as exc:
         raise ValueError(f"{text!r}: {exc}") from None
 
@@ -589,4 +589,4 @@ def schedule_of(timing: Timing) -> Any:
 
 
 def utc(us: int | None) -> datetime | None:
-    return None if us is None else to_datetime(us).astimezone(timezone.utc)
+    return None if us is None else to_datetime(us)

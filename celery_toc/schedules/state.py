@@ -650,8 +650,7 @@ class Schedule:
         in comments."""
         timing = self.timing
         if isinstance(timing, rules.Cron):
-            names = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
-            fields = zip(names, timing.text.split(" "), strict=True)
+            fields = zip(rules.FIELDS, timing.fields.split(" "), strict=True)
             when = f"crontab({', '.join(f'{name}={text!r}' for name, text in fields)})"
         elif isinstance(timing, rules.Every):
             when = f"timedelta(microseconds={timing.period_us})"
@@ -679,6 +678,7 @@ class Schedule:
         ]
         if isinstance(timing, rules.Cron):
             lost.append(f"timezone={timing.zone!s}, unless the app has it")
+            lost += ["either_day=True"] * timing.either_day
         if self.paused:
             lost.append("that it is paused")
         lines = [f"    # Not taken along: {'; '.join(lost)}."] if lost else []
@@ -694,9 +694,7 @@ class Schedule:
         if self.record.max_runs is not None:
             left = min(left, self.record.max_runs - self.record.runs)
         while at is not None and len(found) < left:
-            moment = rules.utc(at)
-            assert moment is not None
-            found.append(moment)
+            found.append(rules.to_datetime(at))
             at = self.record.after(at)
         return found
 
@@ -764,8 +762,7 @@ class Firing(NamedTuple):
 def firing_of_line(app: Celery, id: str, said: list[Any]) -> Firing:
     """What a line says of a firing."""
     planned_us, what, at_us, reason = said[:4]
-    planned, at = rules.utc(planned_us), rules.utc(at_us)
-    assert planned is not None
+    planned, at = rules.to_datetime(planned_us), rules.to_datetime(at_us)
     by_hand = what == BY_HAND
     ran = what not in (SKIPPED, LEFT_OUT, LOST)
     outcome, ended = _result(app, id) if ran else (what, None)

@@ -283,7 +283,8 @@ def test_the_way_back_names_the_schedules_and_what_replaces_them(
     schedules = timeout_center(app).schedules
     add = app.tasks["e2e.add"]
     schedules.put("every", add, 90, args=(1,), kwargs={"y": 3}, overlap="skip", queue="urgent")
-    schedules.put("nightly", add, crontab("*/20", "2-4", day_of_month="1"), args=(1, 2))
+    nightly = crontab("*/20", "2-4", day_of_month="1")
+    schedules.put("nightly", add, nightly, args=(1, 2), either_day=True)
     schedules.put("dusk", add, solar("sunset", 52.5, 13.4), args=(1, 2), options={"priority": 3})
     schedules.put("over", add, 1.5, args=(1, 2))
     schedules.pause("over")
@@ -292,7 +293,7 @@ def test_the_way_back_names_the_schedules_and_what_replaces_them(
     out = answer(app, "migrate", "--to", server.url, "--yes").out
     assert "4 schedules stay in the timeout center" in out
     assert "# Not taken along: overlap=skip." in out
-    assert "that it is paused" in out
+    assert "that it is paused" in out and "either_day=True" in out
     found: dict[str, Any] = {}
     exec(out[out.index("from datetime") :], found)
     beat_schedule = found["beat_schedule"]
