@@ -66,8 +66,10 @@ def test_a_rebuild_reads_large_messages_a_few_at_a_time(
     at = time.time() + 600
     recorded.put_many("mail", [(id, body, at + len(body)) for id, body in bodies.items()])
     read, worked_on = [], []
-    page, wanted = Store.page, Rebuild._wanted
-    monkeypatch.setattr(Store, "page", lambda *args: _noted(read, page(*args)))
+    found, wanted = Store.pages, Rebuild._wanted
+    monkeypatch.setattr(
+        Store, "pages", lambda _, *args, **how: (_noted(read, page) for page in found(*args, **how))
+    )
     monkeypatch.setattr(
         Rebuild, "_wanted", lambda self, rows: wanted(self, _noted(worked_on, rows))
     )
