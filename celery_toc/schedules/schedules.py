@@ -149,12 +149,7 @@ class Schedules:
         """
         with self.planning():
             plans = [self.plan(**entry) for entry in entries]
-        found = []
-        for kept in self.keep_many(plans):
-            if isinstance(kept, Exception):
-                raise kept
-            found.append(kept)
-        return found
+        return [_kept(one) for one in self.keep_many(plans)]
 
     @contextmanager
     def planning(self) -> Iterator[None]:
@@ -177,10 +172,7 @@ class Schedules:
 
     def keep(self, plan: Plan) -> state.Schedule:
         """The second half of :meth:`put`: asks the server only."""
-        [kept] = self.keep_many([plan])
-        if isinstance(kept, Exception):
-            raise kept
-        return kept
+        return _kept(self.keep_many([plan])[0])
 
     def keep_many(
         self, plans: Sequence[Plan], *, own: bool = False
@@ -651,6 +643,13 @@ def _to_be_filled(
             "come; choose a shorter one, or a higher limit"
         )
     return times
+
+
+def _kept(one: state.Schedule | ScheduleError) -> state.Schedule:
+    """What has become of a plan, if it is kept."""
+    if isinstance(one, ScheduleError):
+        raise one
+    return one
 
 
 def _unknown(name: str) -> UnknownScheduleError:

@@ -95,7 +95,6 @@ class Keeper:
         #: the same of what is done once a second, whatever is left of the turn
         self._next_second = 0.0
         self._elected = False
-        self._claims = 0
         #: by the number of a shard, of what may have been put and is not in Redis: its row, as key
         #: and time of the last change, and since when it is missing
         self._missing: dict[int, dict[tuple[Key, int], int]] = {}
@@ -250,12 +249,10 @@ class Keeper:
         rows = next(self._store.pages(shard, statuses.NOT_PUT, size=CHUNK), [])
         if not rows:
             return 0, False
-        self._claims += 1
-        by = f"{self._name}/{self._claims}"
         # Each is put by whoever has claimed it: it may have run before another looks.
         there, sure = self._sort(shard, rows)
         self._store.place(there, statuses.IN_REDIS)
-        mine = self._store.claim(shard, sure, by)
+        mine = self._store.claim(shard, sure)
         put = self._put_claimed(mine)
         self.doubts = self.doubts or len(there) + len(mine) < len(rows)
         return put, bool(there or mine)
@@ -276,8 +273,7 @@ class Keeper:
         """Put the messages of these rows, as far as these are there; return which."""
         # Whoever cannot put them must not keep them from others who can.
         self.center.client.ping()
-        self._claims += 1
-        mine = self._store.claim_if_there(keys, f"{self._name}/{self._claims}")
+        mine = self._store.claim_if_there(keys)
         self._put_claimed(mine)
         return [row.key for row in mine]
 

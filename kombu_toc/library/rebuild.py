@@ -219,8 +219,6 @@ class Rebuild:
         #: rows that may be under way to a worker, or back: monotonic seconds when each is looked at
         #: once more
         self._doubts: deque[tuple[float, records.Row]] = deque()
-        self._name = f"rebuild/{os.urandom(6).hex()}"
-        self._claims = 0
 
     def run(self, on_progress: OnProgress = tell_nobody) -> Rebuilt:
         """Put back what is pending. Raises LibraryError: if another database is there, when what
@@ -232,7 +230,7 @@ class Rebuild:
                 database.read(select(LAYOUT))
         if len(self._away) == len(databases):
             raise next(iter(self._away.values()))
-        Restored(self._putter, self._name).wait(anew=True)
+        Restored(self._putter, f"rebuild/{os.urandom(6).hex()}").wait(anew=True)
         done = Rebuilt(0, 0, 0, 0, 0)
         places = (statuses.IN_REDIS, statuses.NOT_PUT)
         sources = [self._rows(shard, place) for shard in store.shards.all for place in places]
@@ -343,9 +341,7 @@ class Rebuild:
         found: list[records.Row] = []
         for shard, some in self._store.shards.divided(rows, attrgetter("key")).items():
             for chunk in chunks(some):
-                self._claims += 1
-                by = f"{self._name}/{self._claims}"
-                found += self._store.claim(shard, [row.key for row in chunk], by)
+                found += self._store.claim(shard, [row.key for row in chunk])
         return found
 
     def _wanted(self, batch: list[records.Row]) -> _Batch:

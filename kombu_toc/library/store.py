@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -208,7 +209,7 @@ class Store:
         outbox.write(connection, shard.tables.pending, self._insert(shard), [row])
         return row
 
-    def claim_if_there(self, keys: Sequence[Key], by: str) -> list[Row]:
+    def claim_if_there(self, keys: Sequence[Key]) -> list[Row]:
         """As :meth:`claim`, of those of these rows that are there and were not tried."""
         found: list[Row] = []
         for key in [key for key in keys if key in self._astray]:
@@ -220,7 +221,7 @@ class Store:
             waiting = are(table, chunk) & (table.c.place == statuses.NOT_PUT)
             waiting &= table.c.modified_us == table.c.created_us
             if there := shard.database.keys(table, waiting):
-                found += self.claim(shard, there, by)
+                found += self.claim(shard, there)
         return found
 
     def _insert(self, shard: Shard) -> Any:
@@ -292,7 +293,7 @@ class Store:
         dead = {"status": statuses.DEAD, "place": statuses.IN_DEAD_QUEUE}
         self._change(keys, statuses.TAKEN, dead)
 
-    def claim(self, shard: Shard, keys: Sequence[Key], by: str) -> list[Row]:
+    def claim(self, shard: Shard, keys: Sequence[Key]) -> list[Row]:
         """Of rows that are not in Redis, those that nobody else puts: from now on they count as
         put.
 
@@ -300,16 +301,15 @@ class Store:
         for callers that have not found them in Redis, for as long as :meth:`said_until` says.
 
         shard: where they lie; what belongs to others is moved there
-        by: a name that no other claim has
         """
         self.mover.bring_home(shard, keys)
         found: list[Row] = []
         for home, some in self.shards.of_keys(keys).items():
-            found += self._claim(home, some, by)
+            found += self._claim(home, some)
         return found
 
-    def _claim(self, shard: Shard, keys: Sequence[Key], by: str) -> list[Row]:
-        table = shard.tables.pending
+    def _claim(self, shard: Shard, keys: Sequence[Key]) -> list[Row]:
+        table, by = shard.tables.pending, f"claim/{token_hex(8)}"  # which no other one has
         until = self.said_until()
 
         def work(connection: sa.Connection) -> list[Row]:

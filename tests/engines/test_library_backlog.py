@@ -389,9 +389,9 @@ def test_two_processes_of_one_name_are_two(center, broker, store, monkeypatch):
     [row] = store.of_ids(["order-1"])
     store.place([row.key], statuses.NOT_PUT)
     one, other = (Keeper(store, center, "web-1:1", 86_400) for _ in range(2))
-    mine = store.claim(store.shards.of(row.id), [row.key], f"{one._name}/1")
+    mine = store.claim(store.shards.of(row.id), [row.key])
     assert [found.id for found in mine] == ["order-1"]
-    assert store.claim(store.shards.of(row.id), [row.key], f"{other._name}/1") == []
+    assert store.claim(store.shards.of(row.id), [row.key]) == []
     for keeper in (one, other):
         keeper.turn()
     assert [one._elected, other._elected] == [True, False]

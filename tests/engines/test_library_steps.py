@@ -154,7 +154,7 @@ def test_a_rebuild_puts_back_what_is_overdue_and_claims_what_is_not_put(
     client.flushall()
     row = store.of_ids(["order-3"])[0]
     store.place([row.key], statuses.NOT_PUT)
-    mine = store.claim(store.shards.of(row.id), [row.key], "another")
+    mine = store.claim(store.shards.of(row.id), [row.key])
     assert mine == []  # it is in doubt
     made = center_for(server.toc_url, **options).library.rebuild()
     # What is in doubt is put by those who look after it.
