@@ -42,7 +42,7 @@ class Locator:
         self._shards = shards
         #: by the id and the spread, the day
         self.owed: Owed[tuple[str, int], int] = Owed(
-            lambda key: shards.of(key[0]).database, self._write, MAX_OWED, max
+            lambda key: shards.of(key[0]), self._write, MAX_OWED, max
         )
         self._known = threading.local()
 

@@ -585,7 +585,7 @@ class Schedules:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.owed: Owed[Name, dict[str, Any]] = Owed(
-            lambda name: store.shards.of(name[1]).database, write_schedules, MAX_CHANGES, _over
+            lambda name: store.shards.of(name[1]), write_schedules, MAX_CHANGES, _over
         )
 
     def changed(self, topic: str, change: ScheduleChange, at_us: int) -> None:

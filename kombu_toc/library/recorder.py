@@ -188,16 +188,16 @@ class Gathering:
         self._all: list[Notes] = []
         #: of each message the latest
         self._events: Owed[Key, Event] = Owed(
-            *(self._database_of, partial(self._write_some, "record"), MAX_EVENTS, _latest),
-            *(self._count_key, lambda key: self._store.shards.of_key(key).number),
+            *(store.shards.of_key, partial(self._write_some, "record"), MAX_EVENTS, _latest),
+            count=self._count_key,
         )
         self._rows: Owed[Key, Row] = Owed(
-            *(self._database_of, partial(self._write_some, "insert"), MAX_ROWS),
+            *(store.shards.of_key, partial(self._write_some, "insert"), MAX_ROWS),
             *(lambda before, since: before, self._count_key),
         )
         #: what was written, perhaps, for publishes that have failed: by key and time
         self._withdrawn: Owed[Any, Made] = Owed(
-            *(self._database_of, partial(self._write_some, "take_back"), MAX_ROWS),
+            *(store.shards.of_key, partial(self._write_some, "take_back"), MAX_ROWS),
             count=self._count_key,
         )
         self._owed: tuple[Owed[Any, Any], ...] = self._withdrawn, self._rows, self._events
@@ -314,9 +314,6 @@ class Gathering:
 
     def __len__(self) -> int:
         return sum(map(len, self._owed))
-
-    def _database_of(self, key: Key) -> Database:
-        return self._store.shards.of_key(key).database
 
     def _count_key(self, key: Key) -> None:
         self._count(key[2])

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import sqlalchemy as sa
@@ -814,25 +815,22 @@ class Owed(Generic[K, V]):
     """What is to be written into databases, by its key. Each is written by itself: what is for one
     that is away is kept until that answers. Any thread may call it.
 
-    of: the database that a key is for
+    of: a shard of the database that a key is for: what is for one is written together
     write: writes some into a database
     most: how many are kept; of more the oldest are given up
     merge: of what was owed for a key, and what has come since, what is written: the latter
     count: is told the keys of those that are given up
-    order: what is written together is next to each other in this order of keys
     """
 
     def __init__(
         self,
-        of: Callable[[K], Database],
+        of: Callable[[K], Shard],
         write: Callable[[Database, list[tuple[K, V]]], object],
         most: int,
         merge: Callable[[V, V], V] = lambda before, since: since,
         count: Callable[[K], object] = lambda key: None,
-        order: Callable[[K], int] = lambda key: 0,
     ) -> None:
-        self._of, self._write, self._most, self._merge = of, write, most, merge
-        self._count, self._order = count, order
+        self._of, self._write, self._most, self._merge, self._count = of, write, most, merge, count
         self.begin()
 
     def begin(self) -> None:
@@ -887,9 +885,11 @@ class Owed(Generic[K, V]):
         with self._writing:
             with self._lock:
                 items, self.items = self.items, {}
+            placed = [(self._of(item[0]), item) for item in items.items()]
+            placed.sort(key=itemgetter(0))
             parts: dict[Database, list[tuple[K, V]]] = defaultdict(list)
-            for item in sorted(items.items(), key=lambda item: self._order(item[0])):
-                parts[self._of(item[0])].append(item)
+            for shard, item in placed:
+                parts[shard.database].append(item)
             with each_asked() as asking:
                 try:
                     for database, part in parts.items():
@@ -907,7 +907,8 @@ class Owed(Generic[K, V]):
         since, self.items = self.items, {}
         for part in parts.values():
             self._add(part[CHUNK:] + part[:CHUNK])
-        self.behind = {one for one, part in parts.items() if part} | set(map(self._of, since))
+        self.behind = {one for one, part in parts.items() if part}
+        self.behind |= {self._of(key).database for key in since}
         self._add(since.items())
 
 

@@ -703,7 +703,7 @@ class Declarations:
         self._declared: dict[str, tuple[str, float]] = {}
         #: what a database which was away is to have, by its number and the topic
         self.owed: Owed[tuple[int, str], dict[str, Any]] = Owed(
-            lambda key: shards.databases[key[0]], self._write, MAX_OWED
+            *(lambda key: shards.of_database(shards.databases[key[0]])[0], self._write, MAX_OWED)
         )
 
     def note(self, name: str, declaration: Declaration, database: Database | None = None) -> bool:

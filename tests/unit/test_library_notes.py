@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def lost() -> list[str]:
 
 @pytest.fixture
 def gathering(lost) -> Gathering:
-    store: Any = None
+    store: Any = SimpleNamespace(shards=SimpleNamespace(of_key=None))  # nothing is written
     return Gathering(store, lost.append, "w:1")
 
 
