@@ -13,10 +13,11 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 from ..center.calls import ScheduleChange
@@ -318,9 +319,9 @@ class Gathering:
     def _count_key(self, key: Key) -> None:
         self._count(key[2])
 
-    def add_all(self, events: Iterable[Event]) -> None:
+    def add_all(self, events: Sequence[Event]) -> None:
         """Have events written."""
-        self._events.add((event.key, event) for event in events)
+        self._events.add(zip(map(attrgetter("key"), events), events, strict=True))
 
     def add_rows(self, database: Database, rows: Sequence[Row]) -> None:
         """Have rows written whose messages are sent already."""

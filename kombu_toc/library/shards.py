@@ -853,13 +853,14 @@ class Owed(Generic[K, V]):
             self._add(items)
 
     def _add(self, items: Iterable[tuple[K, V]]) -> None:
+        owed = self.items
         for key, value in items:
-            if key in self.items:
-                value = self._merge(self.items.pop(key), value)
-            self.items[key] = value
-        while len(self.items) > self._most:
-            key = next(iter(self.items))
-            self.items.pop(key)
+            if key in owed:
+                value = self._merge(owed.pop(key), value)
+            owed[key] = value
+        while len(owed) > self._most:
+            key = next(iter(owed))
+            owed.pop(key)
             self._lost += 1
             self._count(key)
 
@@ -885,10 +886,9 @@ class Owed(Generic[K, V]):
         with self._writing:
             with self._lock:
                 items, self.items = self.items, {}
-            placed = [(self._of(item[0]), item) for item in items.items()]
-            placed.sort(key=itemgetter(0))
+            places = zip(map(self._of, items), items.items(), strict=True)
             parts: dict[Database, list[tuple[K, V]]] = defaultdict(list)
-            for shard, item in placed:
+            for shard, item in sorted(places, key=itemgetter(0)):
                 parts[shard.database].append(item)
             with each_asked() as asking:
                 try:
