@@ -265,15 +265,13 @@ class ServerTime:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + INTERVAL
-            self._ahead_us = self._ask()
+            try:
+                seconds, us = self._client.time()
+                own_us = int(time.monotonic() * 1_000_000)
+                self._ahead_us = int(seconds) * 1_000_000 + int(us) - own_us
+            except BROKEN:
+                self._ahead_us = None
         return None if self._ahead_us is None else int(now * 1_000_000) + self._ahead_us
-
-    def _ask(self) -> int | None:
-        try:
-            seconds, us = self._client.time()
-        except BROKEN:
-            return None
-        return int(seconds) * 1_000_000 + int(us) - int(time.monotonic() * 1_000_000)
 
 
 # -- all rows are moved to another layout, while it is used

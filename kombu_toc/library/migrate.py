@@ -86,7 +86,7 @@ def _add_tables(shards: Shards, database: Database) -> bool:
 
     def work(connection: Connection) -> bool:
         if not _is_whole(shards, database, connection):
-            make_tables(connection, shards.tables_in(database))
+            make_tables(connection, len(shards.of_database(database)))
         return True
 
     if database.run(partial(_is_whole, shards, database)):
@@ -96,7 +96,7 @@ def _add_tables(shards: Shards, database: Database) -> bool:
 
 
 def _is_whole(shards: Shards, database: Database, connection: Connection) -> bool:
-    last = tables(shards.tables_in(database) - 1).history
+    last = tables(len(shards.of_database(database)) - 1).history
     return inspect(connection).has_table(last.name)
 
 
@@ -196,7 +196,7 @@ def _change(shards: Shards, database: Database, unless: Callable[[Connection], b
     unless: says that another process has done it. One does it at a time
     """
     config = _config()
-    config.attributes["tables"] = shards.tables_in(database)
+    config.attributes["tables"] = len(shards.of_database(database))
 
     def work(connection: Connection) -> bool:
         # SQLite does all of it or nothing, and who writes waits; the others let Alembic begin.

@@ -393,11 +393,8 @@ def _bytes_sent(parameters: Any) -> int:
     """Bytes that a statement of MySQL's has about its values; of one for many rows, about those of
     the largest: PyMySQL sends few in one packet."""
     rows = parameters if isinstance(parameters, list) else [parameters or ()]
-    return max((sum(map(_size_sent, _values(row))) for row in rows), default=0)
-
-
-def _values(row: Any) -> Iterable[Any]:
-    return row.values() if isinstance(row, Mapping) else row
+    values = [row.values() if isinstance(row, Mapping) else row for row in rows]
+    return max((sum(map(_size_sent, some)) for some in values), default=0)
 
 
 def _size_sent(value: Any) -> int:
@@ -1059,10 +1056,6 @@ class Shards:
         if self.former is not None and database.url not in self.layout.urls:
             return self.former
         return self.layout
-
-    def tables_in(self, database: Database) -> int:
-        """How many tables of each kind a database is to have."""
-        return len(self.of_database(database))
 
     def side_by_side(
         self, work: Callable[[Database], T], databases: Iterable[Database] | None = None

@@ -44,11 +44,8 @@ def read(
     statement: Any = sa.select(*columns)
     statement = statement.where(*conditions).order_by(*order).limit(limit)
 
-    def work(connection: sa.Connection) -> list[Row]:
-        return [Row(*row) for row in connection.execute(statement)]
-
     while True:
-        rows = shard.database.run_single(work)
+        rows = _rows(shard.database, statement)
         ends = len(rows) < limit
         large = [row.key for row in rows if row.body is None]
         if not large:
