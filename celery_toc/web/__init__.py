@@ -321,7 +321,7 @@ class AppExtras(http.PageExtras):
 class _Workers(http.Background[list[http.WorkerRow] | None]):
     """What the workers of an app hold."""
 
-    EVERY = ASK_EVERY
+    NAME, EVERY = "the workers", ASK_EVERY
     latest = None
 
     def __init__(self, app: Celery, asks: ThreadPoolExecutor) -> None:

@@ -260,8 +260,6 @@ class DecompressionBudget:
     left: bytes
     """
 
-    __slots__ = ("left",)
-
     def __init__(self, left: int = EXPANDED) -> None:
         self.left = left
 

@@ -228,10 +228,11 @@ class Background(Generic[T]):
     """What is asked beside the requests, for all who want to know. Nobody waits for it but who asks
     first."""
 
-    #: seconds between two questions, at least; or so many times as long as one took
-    EVERY, SHARE = 10.0, 0.0
-    #: seconds for which the first who wants to know waits
-    FIRST = 0.0
+    #: who is asked
+    NAME = ""
+    #: seconds between two questions, at least; or so many times as long as one took; and seconds
+    #: for which the first who wants to know waits
+    EVERY, SHARE, FIRST = 10.0, 0.0, 0.0
 
     #: the latest answer
     latest: T
@@ -257,7 +258,7 @@ class Background(Generic[T]):
         try:
             self.latest = await self.ask()
         except Exception as exc:
-            logger.info("what is shown of it stays as it was: %s", exc)
+            logger.info("%s cannot be asked, and are shown as they were: %s", self.NAME, exc)
         finally:
             took = clock() - began
             self._next = began + max(took + self.EVERY, took * self.SHARE)
