@@ -95,14 +95,14 @@ class AdminCommands:
             args += (len(slot.stores), len(ids), *ids)
 
         def parse(raw: list[Any]) -> list[results.Found]:
-            found = []
+            messages = []
             for at, id, state, step, score, body, note, token in rows(raw, 8):
                 place, told = places[at], _reason_and_error(note)
                 what = (text(id), results.STATES[state], step, score, body)
-                found.append(
+                messages.append(
                     results.Found(place.topic.name, place.slot.number, *what, *told, text(token))
                 )
-            return found
+            return messages
 
         return ScriptCall(load("get"), keys, args, parse)
 
@@ -118,14 +118,14 @@ class AdminCommands:
         counts = self._counts(topic)
 
         def parse(raw: list[Any]) -> CancelReply:
-            found = []
+            cancelled = []
             for id, state, deleted, tried, body, token in rows(raw[0], 6):
                 what = (results.STATES[state], bool(deleted), bool(tried), body, text(token))
-                found.append(results.Cancelled(topic.name, text(id), *what))
-            dead = sum(one.deleted for one in found if one.state == results.DEAD)
+                cancelled.append(results.Cancelled(topic.name, text(id), *what))
+            dead = sum(one.deleted for one in cancelled if one.state == results.DEAD)
             counts.purged += dead
-            counts.cancelled += sum(one.deleted for one in found) - dead
-            return CancelReply(found, raw[1])
+            counts.cancelled += sum(one.deleted for one in cancelled) - dead
+            return CancelReply(cancelled, raw[1])
 
         keys = [key for id in ids for key in (slot.copies(id), slot.copies(base_of(id)))]
         return self._announcing(
@@ -156,13 +156,13 @@ class AdminCommands:
         counts = self._counts(topic)
 
         def parse(raw: list[Any]) -> list[results.Rescheduled]:
-            found = []
+            rescheduled = []
             for id, state, score in rows(raw[0], 3):
                 moved = state == 1
                 counts.rescheduled += moved
                 what = (results.STATES[state], moved, scores.action_time(score) if moved else 0)
-                found.append(results.Rescheduled(topic.name, text(id), *what))
-            return found
+                rescheduled.append(results.Rescheduled(topic.name, text(id), *what))
+            return rescheduled
 
         return self._announcing(
             topic,
@@ -256,12 +256,12 @@ class AdminCommands:
         gate = self._context.gate_of(topic, slots[0])
 
         def parse(raw: list[Any]) -> list[results.Fault]:
-            found = []
+            faults = []
             for at, key, _, _ in rows(raw, 4):
                 busy = slots[at].busy if key else gate.busy
                 what = (results.MISCOUNTED, decode_key(text(key)), (busy,))
-                found.append(results.Fault(topic.name, slots[at].number, *what))
-            return found
+                faults.append(results.Fault(topic.name, slots[at].number, *what))
+            return faults
 
         return ScriptCall(load("recount"), (*keys, gate.busy), (int(repair),), parse)
 

@@ -312,20 +312,20 @@ def read_deliveries(
     starts: numbers of those that may start later only, each with its microseconds
     """
     retries = topic.declaration.retries
-    found: list[Delivery] = []
+    deliveries: list[Delivery] = []
     for slot, step, id, score, body in rows(flat, 5):
         birth, start_us = name, 0
         if births:
-            birth = births[len(found)].decode()
+            birth = births[len(deliveries)].decode()
         if isinstance(id, list):
             id, birth, start_us = id[0], id[1].decode(), id[2] if len(id) > 2 else 0
         id = id.decode("utf-8", "surrogatepass")
-        found.append(
+        deliveries.append(
             Delivery(topic.name, numbers[slot], step, id, score, body, retries, birth, start_us)
         )
     for at, start_us in zip(starts[::2], starts[1::2], strict=True):
-        found[at] = found[at]._replace(start_us=start_us)
-    return found
+        deliveries[at] = deliveries[at]._replace(start_us=start_us)
+    return deliveries
 
 
 def read_put(counts: TopicCounts, raw: Any, asked: str = "") -> Put:
@@ -478,8 +478,8 @@ def written_call(slot: Slot, entries: Sequence[str], ids: Sequence[str] = ()) ->
 
 def logs_of(topic: Topic) -> list[Slot]:
     """The slots of a topic that may have a log: also those that it had before it was resharded."""
-    said = topic.declaration
-    span = max(topic.slot_span, *said.previous_counts, 0)
+    declaration = topic.declaration
+    span = max(topic.slot_span, *declaration.previous_counts, 0)
     return [topic.slot(number) for number in range(span)]
 
 
@@ -985,10 +985,10 @@ def _limited_keys(slots: Iterable[Slot], gate: Slot) -> list[str]:
 
 def batches_by_slot(deliveries: Iterable[Delivery]) -> list[list[Delivery]]:
     """Deliveries of one topic and slot each, as many as one call releases or renews."""
-    found: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
+    by_slot: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
     for delivery in deliveries:
-        found[delivery.topic, delivery.slot].append(delivery)
-    return [[*part] for some in found.values() for part in parts_of(some, LEASES_PER_CALL)]
+        by_slot[delivery.topic, delivery.slot].append(delivery)
+    return [[*part] for batch in by_slot.values() for part in parts_of(batch, LEASES_PER_CALL)]
 
 
 def lease_ms(visibility: float | None, limits: Limits) -> int:
@@ -1014,14 +1014,14 @@ def terms_of(limits: Limits, own: int = 0) -> str:
 
     own: whether the caller's visibility goes before the messages' own, as :func:`own_of` says it
     """
-    said = {
+    terms = {
         "own": own,
         "far": own == 2 or (not own and limits.visibility > Limits().visibility),
         "drop": not limits.dead_expired,
         f"m{int(limits.max_lease * 1000)}": limits.max_lease,
         f"t{limits.message_ttl}": limits.message_ttl is not None,
     }
-    return "".join(f"{term}," for term, holds in said.items() if holds)
+    return "".join(f"{term}," for term, holds in terms.items() if holds)
 
 
 def _backoff_ms(limits: Limits) -> tuple[int, int]:

@@ -208,8 +208,8 @@ class TimeoutCenter:
     def from_url(cls, url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:
         """The timeout center behind a broker URL: as :func:`kombu_toc.center_for`."""
         # The task library, which it may need, is in a room above this one.
-        made: TimeoutCenter = import_module("kombu_toc").center_for(url, ssl=ssl, **options)
-        return made
+        center: TimeoutCenter = import_module("kombu_toc").center_for(url, ssl=ssl, **options)
+        return center
 
     @property
     def limits(self) -> Limits:
@@ -357,12 +357,12 @@ def estimate_memory(
         slots = range(0, topic.slot_span, step)
         share = topic.slot_span / len(slots)
         wanted += [(name, share, key) for n in slots for key in topic.slot(n).all()]
-    found = dict.fromkeys(names, 0.0)
+    estimates = dict.fromkeys(names, 0.0)
     for part in parts_of(wanted, TOGETHER):
         asked = (("MEMORY USAGE", key) for _, _, key in part)
         replies = pipelined(center.client, asked, raises=False)
         for (name, share, _), reply in zip(part, replies, strict=True):
             if isinstance(reply, Exception):  # an ACL user who may not ask
                 return None
-            found[name] += share * (reply or 0)
-    return {name: round(size) for name, size in found.items()}
+            estimates[name] += share * (reply or 0)
+    return {name: round(size) for name, size in estimates.items()}

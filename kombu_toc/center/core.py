@@ -87,13 +87,13 @@ class SharedNotes(CenterPart):
         """The ids that were noted as cancelled within so many seconds, the oldest first."""
         now, us = self._client.time()
         since = now * 1000 + us // 1000 - int(seconds * 1000)
-        found: dict[str, None] = {}
+        ids: dict[str, None] = {}
         while True:
-            limit = {"start": len(found), "num": READ_PER_CALL}
+            limit = {"start": len(ids), "num": READ_PER_CALL}
             page = self._client.zrangebyscore(self._keys.cancelled, f"({since}", "+inf", **limit)
-            found.update(dict.fromkeys(map(text, page)))
+            ids.update(dict.fromkeys(map(text, page)))
             if len(page) < READ_PER_CALL:
-                return list(found)
+                return list(ids)
 
     def cancelled_at(self, id: str) -> float | None:
         """When an id was noted as cancelled, in seconds since the epoch; None if it was not."""

@@ -126,8 +126,8 @@ def remember(identity: Hashable, subscription: Subscription) -> None:
 
 def recall(identity: Hashable, queue: str, exchange: str, binding: str) -> Subscription | None:
     """Take what :func:`remember` has kept; None if it is older than MEMORY seconds."""
-    found = _memory.pop((identity, queue, exchange, binding), None)
-    return found if found and time.monotonic() - found.left <= MEMORY else None
+    kept = _memory.pop((identity, queue, exchange, binding), None)
+    return kept if kept and time.monotonic() - kept.left <= MEMORY else None
 
 
 def broadcast_call(
@@ -162,12 +162,12 @@ def broadcast_call(
 
 def keepers(members: Iterable[bytes], routing_key: str) -> list[str]:
     """The queues of these bindings that get a broadcast with that routing key."""
-    found: dict[str, None] = {}
+    queues: dict[str, None] = {}
     for member in members:
         binding, _, queue, *_ = json.loads(member)
         if matches(binding, routing_key or ""):
-            found[queue] = None
-    return list(found)
+            queues[queue] = None
+    return list(queues)
 
 
 def order(id: str) -> tuple[int, int]:
@@ -207,13 +207,13 @@ def begin(center: TimeoutCenter, keys: Iterable[str], read: dict[str, str]) -> d
         if isinstance(reply, Exception) and "WRONGTYPE" not in str(reply):
             raise reply
     # One that another program has written is to be a new one.
-    found = {
+    positions = {
         key: BEGINNING if isinstance(reply, Exception) else newest_of(reply)
         for key, reply in zip(keys, newest, strict=True)
     }
-    for key in found.keys() & read.keys():
-        found[key] = BEGINNING if restarted(read[key], found[key]) else read[key]
-    return found
+    for key in positions.keys() & read.keys():
+        positions[key] = BEGINNING if restarted(read[key], positions[key]) else read[key]
+    return positions
 
 
 def read_command(positions: dict[str, str], block_ms: int | None = None) -> tuple[Any, ...]:
@@ -271,8 +271,8 @@ def binding(
     kind: the exchange's type
     part: the part of a fanout exchange that is read for the binding; None: no part is
     """
-    made = [routing_key or "", pattern or "", queue, kind, *([] if part is None else [part])]
-    return json.dumps(made, separators=(",", ":"))
+    parts = [routing_key or "", pattern or "", queue, kind, *([] if part is None else [part])]
+    return json.dumps(parts, separators=(",", ":"))
 
 
 class Bindings:
@@ -378,8 +378,8 @@ class Table:
 
     def topic(self, routing_key: str) -> list[str]:
         """The queues that a topic exchange sends to."""
-        found = self._found.get(routing_key)
-        if found is None:
+        known = self._found.get(routing_key)
+        if known is None:
             if not self._arranged:
                 self._arrange()
             queues = dict.fromkeys(self._whole.get(routing_key, ()))
@@ -389,8 +389,8 @@ class Table:
                     queues[queue] = None
             if len(self._found) >= MAX_FOUND:  # there may be any number of routing keys
                 self._found.clear()
-            found = self._found[routing_key] = list(queues)
-        return found
+            known = self._found[routing_key] = list(queues)
+        return known
 
     def _arrange(self) -> None:
         compiled: dict[str, re.Pattern[str]] = {}

@@ -114,17 +114,17 @@ class Failures(CenterPart):
         messages: whether their messages are read, too
         """
         which, away = model.FailureFilter(task, exception), Away()
-        found: list[FailedTask] = []
+        failures: list[FailedTask] = []
         step = _STEP if task or exception else min(limit + 1, _STEP)
         parts = _WHOLE if messages else _DETAILS
-        for one in self._latest(away, topic, parts, step, since, until, after):
-            if which.matches(one):
-                found.append(one)
-            if len(found) > limit:
-                last = found[limit - 1]
-                page = self._whole(found[:limit], away)
+        for failed in self._latest(away, topic, parts, step, since, until, after):
+            if which.matches(failed):
+                failures.append(failed)
+            if len(failures) > limit:
+                last = failures[limit - 1]
+                page = self._whole(failures[:limit], away)
                 return away.checked(model.FailurePage(page, f"{last.failed_us}:{last.topic}"))
-        return away.checked(model.FailurePage(self._whole(found, away), None))
+        return away.checked(model.FailurePage(self._whole(failures, away), None))
 
     def groups(
         self, topic: str | None = None, *, since: float | None = None
@@ -138,19 +138,19 @@ class Failures(CenterPart):
         ids = [id] if isinstance(id, str) else [*dict.fromkeys(id)]
         ids = [one for one in ids if one]
         away = Away()
-        found: list[FailedTask] = []
+        failures: list[FailedTask] = []
         topics = self._topics(topic)
-        for some in parts_of(ids, _IDS):
-            args = (_WHOLE, len(some), 0, 0, 0, *some)
+        for part in parts_of(ids, _IDS):
+            args = (_WHOLE, len(part), 0, 0, 0, *part)
             for _, page in self._read([(one, args) for one in topics], away):
-                found += page
-        known = {(one.topic, one.id) for one in found}
+                failures += page
+        known = {(one.topic, one.id) for one in failures}
         for one in self._in_library(away, methodcaller("of_ids", ids)):
             if topic in (None, one.topic) and (one.topic, one.id) not in known:
-                found.append(one)
-        if away and {one.id for one in found} != set(ids):
-            return away.checked(found)
-        return found
+                failures.append(one)
+        if away and {one.id for one in failures} != set(ids):
+            return away.checked(failures)
+        return failures
 
     def _listed(self, failures: Iterable[FailedTask | Record]) -> dict[tuple[str, str], int]:
         """When these tasks failed that Redis lists, by their queues and ids."""
@@ -214,8 +214,8 @@ class Failures(CenterPart):
         low, high = microseconds(since) or 0, microseconds(until) or _LATEST
         behind = None
         if after is not None:
-            said, _, behind = after.partition(":")
-            high = min(high, int(said))
+            us, _, behind = after.partition(":")
+            high = min(high, int(us))
         return heapq.merge(
             self._in_redis(away, topic, parts, step, (low, high, behind)),
             self._only_in_library(away, topic, step, (low, high, behind)),
@@ -282,16 +282,16 @@ class Failures(CenterPart):
         Each failure is retried once, however often this is asked for at the same time.
         """
         done, away = FailuresRetried(), Away()
-        for some in self._chosen(away, topic, ids, model.FailureFilter(task, exception), limit):
-            sent, left = self._send_again(some)
+        for part in self._chosen(away, topic, ids, model.FailureFilter(task, exception), limit):
+            sent, left = self._send_again(part)
             done = done.plus(sent)
             settled: list[FailedTask] = []
             try:
-                for one in left:
-                    result = self._retry(one)
+                for failed in left:
+                    result = self._retry(failed)
                     done = done.plus(result)
                     if not result.not_kept:
-                        settled.append(one)
+                        settled.append(failed)
             finally:
                 self._forget(settled)
             on_progress(done.number + done.not_kept + done.gone, 0)
@@ -368,8 +368,8 @@ class Failures(CenterPart):
         stay in DeadQueue, and records of the task library in its history."""
         away, which = Away(), model.FailureFilter(task, exception)
         number = 0
-        for some in self._chosen(away, topic, ids, which, limit, parts=_HEAD):
-            number += self._forget(some)
+        for part in self._chosen(away, topic, ids, which, limit, parts=_HEAD):
+            number += self._forget(part)
             on_progress(number, 0)
         return away.checked(number)
 
@@ -390,8 +390,8 @@ class Failures(CenterPart):
             seconds, us = self._runner.client.time()
             every = self._latest(away, topic, parts, _IDS, until=seconds + us / 1e6)
         chosen = itertools.islice(filter(which.matches, every), limit)
-        while some := list(itertools.islice(chosen, _IDS)):
-            yield some
+        while part := list(itertools.islice(chosen, _IDS)):
+            yield part
 
     def _forget(self, failures: Sequence[FailedTask]) -> int:
         if self._core.recorder is not None:
@@ -494,12 +494,12 @@ class FailureWriter:
                 if not self._waiting and not self._bell.wait_for(lambda: self._waiting, _IDLE):
                     self._thread = None
                     return
-                some = list(self._waiting)[:_IDS]
+                records = list(self._waiting)[:_IDS]
             try:
-                self._look_at_shares({one.topic for one in some})
-                results = self._failures.keep(some, self._share)
+                self._look_at_shares({one.topic for one in records})
+                results = self._failures.keep(records, self._share)
             except Exception as exc:  # whatever it is, tasks go on
-                results = [exc] * len(some)
+                results = [exc] * len(records)
             with self._bell:
                 for result in results:
                     self._waiting.popleft()

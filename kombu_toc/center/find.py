@@ -83,13 +83,13 @@ class Lookup(CenterPart):
             # in its new one.
             moves = known is not None and bool(known.declaration.draining_counts)
             once.setdefault(one._replace(slot=-1) if moves else one, one)
-        found = list(once.values())
+        messages = list(once.values())
         if ahead:
-            there = {(one.topic, one.body, name_in(one.token)) for one in found}
-            found += [
+            there = {(one.topic, one.body, name_in(one.token)) for one in messages}
+            messages += [
                 one for one in ahead if (one.topic, one.body, name_in(one.token)) not in there
             ]
-        return self.checked(ids, found, away)
+        return self.checked(ids, messages, away)
 
     def looked(
         self,
@@ -127,8 +127,8 @@ class Lookup(CenterPart):
         for one in self._registry.select(topic):
             if topic is None and one.declaration.expires and one.declaration.named is False:
                 continue
-            for slot, some in one.places_of(ids, basis):
-                yield from (Place(one, slot, part) for part in parts_of(some, IDS_PER_CALL))
+            for slot, named in one.places_of(ids, basis):
+                yield from (Place(one, slot, part) for part in parts_of(named, IDS_PER_CALL))
 
     def run_at(
         self, places: Iterator[Place], command: Callable[[Place], ScriptCall], away: Away
@@ -136,8 +136,8 @@ class Lookup(CenterPart):
         """Run a command at each place; the place and the result, where there is one. A bounded
         number of calls leave together."""
         while together := list(itertools.islice(places, CALLS_TOGETHER)):
-            found = self._runner.run_there([command(place) for place in together], away)
-            pairs = zip(together, found, strict=True)
+            replies = self._runner.run_there([command(place) for place in together], away)
+            pairs = zip(together, replies, strict=True)
             yield from (pair for pair in pairs if pair[1] is not None)
         self._runner.send_counters()
 
@@ -152,8 +152,8 @@ class Lookup(CenterPart):
         found = iter(found)
         while batch := list(itertools.islice(found, IDS_PER_CALL)):
             by_slot: dict[tuple[str, int], list[str]] = defaultdict(list)
-            for one in batch:
-                by_slot[one.topic, one.slot].append(one.id)
+            for message in batch:
+                by_slot[message.topic, message.slot].append(message.id)
             places = []
             for (name, number), ids in by_slot.items():
                 topic = self._registry.standing(name)
@@ -166,24 +166,24 @@ class Lookup(CenterPart):
         ids_per_call = 1 if self._runner.clustered else IDS_PER_CALL
 
         def calls() -> Iterator[ScriptCall]:
-            some: list[Place] = []
+            batch: list[Place] = []
             number = 0
             for place in places:
                 number += len(place.ids)
-                if some and number > ids_per_call:
-                    yield self._admin.get(some)
-                    some, number = [], len(place.ids)
-                some.append(place)
-            if some:
-                yield self._admin.get(some)
+                if batch and number > ids_per_call:
+                    yield self._admin.get(batch)
+                    batch, number = [], len(place.ids)
+                batch.append(place)
+            if batch:
+                yield self._admin.get(batch)
 
-        found: list[Found] = []
+        messages: list[Found] = []
         waiting = calls()
         while together := list(itertools.islice(waiting, CALLS_TOGETHER)):
             for part in self._runner.run_there(together, away):
-                found += part or ()
+                messages += part or ()
         self._runner.send_counters()
-        return found
+        return messages
 
 
 # -- reads messages in the order of their times, page by page
@@ -233,15 +233,15 @@ class Scan(CenterPart):
         held = 0
         cursor = _read_cursor(after)
         away = Away()
-        for found, position in self.read(
+        for message, position in self.read(
             topic, state, since=since, until=until, cursor=cursor, step=step, away=away
         ):
             if len(messages) == limit or (size is not None and held >= size):
                 return away.checked(Page(messages, _write_cursor(cursor)))
             cursor = position
-            if where is None or where(found):
-                messages.append(found)
-                held += len(found.body)
+            if where is None or where(message):
+                messages.append(message)
+                held += len(message.body)
         return away.checked(Page(messages, None))
 
     def count(
@@ -257,10 +257,10 @@ class Scan(CenterPart):
         PartialError as that does, with the number of the others."""
         away = Away()
         far = where is not None or since is not None or until is not None
-        found = self.read(
+        messages = self.read(
             topic, state, since=since, until=until, bodies=where is not None, far=far, away=away
         )
-        number = sum(1 for one, _ in found if where is None or where(one))
+        number = sum(1 for one, _ in messages if where is None or where(one))
         if not far and self.far is not None and WAITING in _checked_states(state):
             number += sum(self.far.count(one.name) for one in self._registry.far(topic))
         return away.checked(number)
@@ -565,8 +565,8 @@ class Operations(CenterPart):
         self, places: Iterator[Place], when: str | Countdown, away: Away, *, copies: bool
     ) -> list[results.Rescheduled]:
         def command(place: Place) -> ScriptCall:
-            [one] = place.ids
-            return self._admin.reschedule(place.topic, place.slot, one, when, copies=copies)
+            [id] = place.ids
+            return self._admin.reschedule(place.topic, place.slot, id, when, copies=copies)
 
         return [one for _, part in self._lookup.run_at(places, command, away) for one in part]
 
@@ -654,15 +654,15 @@ class Dead(CenterPart):
             until = seconds + us / 1e6
             bodies = bodies or where is not None
             pairs = self._scan.read(topic, results.DEAD, until=until, bodies=bodies, away=away)
-            found: Iterator[results.Found] = (one for one, _ in pairs)
+            dead: Iterator[results.Found] = (one for one, _ in pairs)
         else:
             try:
                 known = self._lookup.get(ids, topic=topic)
             except PartialError as exc:
                 known = exc.results
                 away.add(exc.missing)
-            found = (one for one in known if one.state == results.DEAD)
-        return found if where is None else filter(where, found)
+            dead = (one for one in known if one.state == results.DEAD)
+        return dead if where is None else filter(where, dead)
 
 
 def _with(ahead: list[T], found: list[T]) -> list[T]:

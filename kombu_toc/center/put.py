@@ -324,20 +324,20 @@ class PutMany(CenterPart):
         return found
 
     def _not_all(self) -> errors.PutManyError:
-        found, error = self.results, cast(Exception, self._error)
+        results, error = self.results, cast(Exception, self._error)
         unsent = errors.ServerError(
             f"it was not sent, because another message was refused: {error}"
         )
-        found = [unsent if result is None else result for result in found]
-        failed = [at for at, result in enumerate(found) if isinstance(result, Exception)]
-        made = errors.PutManyError(
-            f"{len(failed)} of {len(found)} messages were not put, or perhaps not; the first is "
+        results = [unsent if result is None else result for result in results]
+        failed = [at for at, result in enumerate(results) if isinstance(result, Exception)]
+        not_put = errors.PutManyError(
+            f"{len(failed)} of {len(results)} messages were not put, or perhaps not; the first is "
             f"number {failed[0]} ({self._messages[failed[0]].id!r}): {error}. The error's results "
             "say which; a list with a token may be put again, and adds none twice",
-            found,
+            results,
         )
-        made.__cause__ = error
-        return made
+        not_put.__cause__ = error
+        return not_put
 
     def _too_many(self) -> errors.RateLimitedError:
         found, refused = self.results, self._refused
@@ -355,7 +355,7 @@ class PutMany(CenterPart):
         id with an earlier one."""
         topic, apart = self._topic, self._apart
         slots, step_of = topic.declaration.slots, topic.step_index
-        made: list[_Batch] = []
+        batches: list[_Batch] = []
         begun: dict[tuple[int, int], _Batch] = {}
         ids: set[str] = set()
         for number, (id, body, _, _, basis, priority, token, *_) in enumerate(self._messages):
@@ -371,11 +371,11 @@ class PutMany(CenterPart):
                 len(batch.numbers) >= MESSAGES_PER_CALL or batch.bytes + len(body) > BYTES_PER_CALL
             ):
                 batch = begun[place] = _Batch(*place)
-                made.append(batch)
+                batches.append(batch)
             batch.numbers.append(number)
             batch.flat += (id, body, self._said[number][0])
             batch.bytes += len(body)
-        return made
+        return batches
 
 
 def _when(number: int, id: str, at: float | None, delay: float | None) -> Any:
@@ -755,9 +755,9 @@ class Puts(CenterPart):
         )
         if token is not None:
             request = named_by(request, token, time.time())
-        made = self._put(declared, request, claim)
+        result = self._put(declared, request, claim)
         self._names.give(names)  # not after an error: the call may be on its way yet
-        return made if token is not None else made.by_this_put
+        return result if token is not None else result.by_this_put
 
     def put_named(self, topic: str, request: PutRequest, token: str) -> Put:
         """As :meth:`put` with a token, of a message whose traits are known already."""
@@ -772,12 +772,12 @@ class Puts(CenterPart):
                 request = recorder.named(topic, request)
             run = partial(self._run_unique, topic)
             make = partial(unique_call, self._commands, topic, request, claim)
-            found, _ = put_unique(topic.name, make, run, self._leases.free)
-            return found if isinstance(found, Put) else Put(found.id, KEPT)
+            outcome, _ = put_unique(topic.name, make, run, self._leases.free)
+            return outcome if isinstance(outcome, Put) else Put(outcome.id, KEPT)
         if recorder is not None:
             return self._put_recorded(recorder, topic, recorder.named(topic, request))
-        made: Put = self._run(topic.name, self._call(topic, request))
-        return made
+        result: Put = self._run(topic.name, self._call(topic, request))
+        return result
 
     def _call(self, topic: Topic, request: PutRequest) -> ScriptCall:
         if request.if_exists == REPLACE:
@@ -789,8 +789,8 @@ class Puts(CenterPart):
         does not have. Raises MessageError if one is to be replaced."""
         moves = bool(topic.declaration.draining_counts)
         slot = topic.slot_for(basis or id).number
-        found = self._lookup.get(id, topic=topic.name)
-        others = [one for one in found if one.slot != slot or moves]
+        messages = self._lookup.get(id, topic=topic.name)
+        others = [one for one in messages if one.slot != slot or moves]
         if if_exists == KEEP:
             return others[0].id if others else None
         for one in others:
@@ -827,10 +827,10 @@ class Puts(CenterPart):
     def _run(self, topic: str, call: ScriptCall) -> Any:
         """Run a call that puts a message, as :meth:`put` does."""
         reread = self._registry.rereading(topic)
-        made, *read = self._runner.run_puts([call] if reread is None else [call, reread])
+        result, *read = self._runner.run_puts([call] if reread is None else [call, reread])
         if read == [None]:
             self._registry.mend(topic)
-        return made
+        return result
 
     def put_many(
         self, topic: str, messages: Iterable[Given], *, token: str | None = None

@@ -91,10 +91,10 @@ def warn_of_contradictions(place: str, topic: Topic, asked: Mapping[str, Any]) -
     # A topic that expires is used by many who know nothing of each other: replies, events.
     if topic.declaration.expires:
         return
-    found = list(_contradictions(topic, asked))
-    if not found:
+    wrong = list(_contradictions(topic, asked))
+    if not wrong:
         return
-    options = " ".join(f"{option_of(name)} {shown(name, value)}" for name, _, value in found)
+    options = " ".join(f"{option_of(name)} {shown(name, value)}" for name, _, value in wrong)
     key = (place, topic.name, options)
     if key in _warned:
         return
@@ -105,8 +105,8 @@ def warn_of_contradictions(place: str, topic: Topic, asked: Mapping[str, Any]) -
         "queue %r was declared with %s, and this process asks for %s: the former stands; "
         "'celery toc topic set %s %s' changes it",
         topic.name,
-        ", ".join(f"{name}={shown(name, holds)}" for name, holds, _ in found),
-        ", ".join(f"{name}={shown(name, value)}" for name, _, value in found),
+        ", ".join(f"{name}={shown(name, holds)}" for name, holds, _ in wrong),
+        ", ".join(f"{name}={shown(name, value)}" for name, _, value in wrong),
         shlex.quote(topic.name),
         options,
     )
@@ -370,8 +370,8 @@ class Registry:
             bounds = names_between(prefix, after)
             page = self._client.zrange(self._keys.names, *bounds, bylex=True, offset=0, num=limit)
             return texts(page)
-        found = sorted(texts(self._client.hkeys(self._keys.topics)))
-        return [name for name in found if name > after and name.startswith(prefix)]
+        every = sorted(texts(self._client.hkeys(self._keys.topics)))
+        return [name for name in every if name > after and name.startswith(prefix)]
 
     def _remember(self, name: str, raw: bytes) -> Topic:
         known = self._known.get(name)
@@ -417,20 +417,20 @@ class Registry:
         steps = self.steps
         if limits.get("steps") is not None:
             steps = check_steps(limits["steps"])
-        said = limits
+        given = limits
         limits = {**limits, "steps": steps or PRIORITY_STEPS}
         check_name(name)
-        self.check_horizon(name, said)
+        self.check_horizon(name, given)
         asked = limits.get("slots")
         if asked is None:
             limits = {**limits, "slots": 1 if self.needs_one_slot(limits) else self.slots}
         if limits.get("retries") is None:
             limits = {**limits, "retries": self.retries}
             if self.retries != MAX_RETRIES:
-                said = {**said, "retries": self.retries}
+                given = {**given, "retries": self.retries}
         wanted = replace(Declaration.of(name, **limits), bases=False)
         check_horizon(name, wanted)
-        if not said.keys().isdisjoint(TERMS):
+        if not given.keys().isdisjoint(TERMS):
             check_gates(name, wanted, clustered=self._runner.clustered)
         if wanted.expires:
             wanted = replace(wanted, named=False, kept=kept)
@@ -448,7 +448,7 @@ class Registry:
                 f"declare it with {topic.slots}, or change it: "
                 f"'celery toc reshard {name} --slots {asked}'"
             )
-        warn_of_contradictions(self._keys.topics, topic, {**said, "steps": steps})
+        warn_of_contradictions(self._keys.topics, topic, {**given, "steps": steps})
         return topic
 
     def check_horizon(self, name: str, limits: Mapping[str, Any]) -> None:

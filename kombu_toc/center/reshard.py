@@ -53,7 +53,7 @@ def _by_target(
     topic: Topic, number: int, page: list[tuple[bytes, float]]
 ) -> dict[int, dict[bytes, float]]:
     """What goes from a slot to which others."""
-    found: dict[int, dict[bytes, float]] = defaultdict(dict)
+    by_target: dict[int, dict[bytes, float]] = defaultdict(dict)
     fewest = min(topic.slots, *topic.declaration.draining_counts or (topic.slots,))
     for member, used in page:
         if member in (b"", b":"):  # of the whole topic
@@ -65,8 +65,8 @@ def _by_target(
             targets = (slot_of(decode_key(name), topic.slots),)
         for target in targets:
             if target != number:
-                found[target][member] = used
-    return found
+                by_target[target][member] = used
+    return by_target
 
 
 def _note(client: Any, source: str, target: str, used: dict[bytes, float]) -> None:
@@ -178,36 +178,36 @@ def reshard_topic(
     """
     check_slots(topic, slots)
     _make_known(center, topic, slots, min(settle, KNOWN))
-    found = _switch(center, topic, slots)
-    declaration = found.declaration
+    declared = _switch(center, topic, slots)
+    declaration = declared.declaration
     counts = bool(declaration.lanes or declaration.put_gates)
     if counts and declaration.draining_counts:
-        move_paces(center.client, found, ended=False)
+        move_paces(center.client, declared, ended=False)
     began = time.monotonic()
     moved = 0
-    while found.declaration.draining_counts:
-        left = _beyond(center, found)
+    while declared.declaration.draining_counts:
+        left = _beyond(center, declared)
         state = Resharded(topic, slots, moved, left, False)
         rest = began + settle - time.monotonic()
         pause = PAUSE
         if rest <= 0:
             start = time.monotonic()
             # Before anything is looked at: it may go to a slot that is.
-            moved += carry_on(center.runner, center.context, found)
-            for some, left in _move(center, found) if move else ():
-                moved += some
+            moved += carry_on(center.runner, center.context, declared)
+            for number, left in _move(center, declared) if move else ():
+                moved += number
                 on_progress(moved, moved + left)
-            left = _beyond(center, found) or sum(
+            left = _beyond(center, declared) or sum(
                 unknown + sum(map(len, by_target.values()))
-                for _, by_target, unknown in _look(center, found)  # because of a smaller count
+                for _, by_target, unknown in _look(center, declared)  # because of a smaller count
             )
             state = Resharded(topic, slots, moved, left, False)
-            if not left and found.declaration.unique:
-                move_claims(center.client, found)
+            if not left and declared.declaration.unique:
+                move_claims(center.client, declared)
             if not left and counts:
-                move_paces(center.client, found, ended=True)
+                move_paces(center.client, declared, ended=True)
             if not left and center.registry.redeclare(
-                found, replace(found.declaration, draining_counts=())
+                declared, replace(declared.declaration, draining_counts=())
             ):
                 break
             pause = max(PAUSE, 5 * (time.monotonic() - start))  # all of it has been looked at
@@ -217,7 +217,7 @@ def reshard_topic(
         on_progress(moved, moved + left)
         # For producers, or for who has messages.
         sleep_of(center.client)(max(min(rest, pause), 0.01))
-        found = _standing(center, topic, slots)
+        declared = _standing(center, topic, slots)
     return Resharded(topic, slots, moved, 0, True)
 
 
@@ -278,8 +278,8 @@ def _counts_in_use(center: TimeoutCenter, topic: Topic) -> set[int]:
     does."""
     numbers = range(topic.slot_span, MAX_SLOTS)
     asked = (("EXISTS", slot.body, slot.leaving) for slot in map(topic.slot, numbers))
-    found = pipelined(center.client, asked)
-    there = [n for n, exists in zip(numbers, found, strict=True) if exists]
+    replies = pipelined(center.client, asked)
+    there = [n for n, exists in zip(numbers, replies, strict=True) if exists]
     return {1 << max(there).bit_length()} if there else set()
 
 

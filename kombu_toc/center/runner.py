@@ -114,10 +114,10 @@ class StandaloneExecutor:
         while unknown := _unknown(replies):
             commands = [*_with_texts([calls[number] for number in unknown]), *wait]
             if self._run_packed is None or wait:
-                found = self._pipeline(commands)
+                again = self._pipeline(commands)
             else:
-                found = self._run_packed([pack_command(*command) for command in commands])
-            for number, reply in zip((*unknown, *[-1] * len(wait)), found, strict=True):
+                again = self._run_packed([pack_command(*command) for command in commands])
+            for number, reply in zip((*unknown, *[-1] * len(wait)), again, strict=True):
                 replies[number] = reply
         return replies
 
@@ -171,9 +171,9 @@ class ClusterExecutor:
             for i, reply, waits in zip(unknown, *client.run_keyed(whole, wait), strict=True):
                 replies[i], waited[i] = reply, waits
         announced = [
-            found
+            again
             for call, reply in zip(calls, replies, strict=True)
-            if not isinstance(reply, Exception) and (found := call.announcing(reply)) is not None
+            if not isinstance(reply, Exception) and (again := call.announcing(reply)) is not None
         ]
         if announced:
             self.on_announced(announced)
@@ -193,15 +193,15 @@ Executor: TypeAlias = StandaloneExecutor | ClusterExecutor
 
 def misused(client: Any, keys: Sequence[str]) -> dict[str, str]:
     """The keys that are of another type than they should be: key -> that type."""
-    found = {}
+    kinds = {}
     for key in dict.fromkeys(keys):
         command, kind = reading(key)
         try:
             client.execute_command(command[0], as_bytes(key), *command[2:])
         except ResponseError as exc:
             if "WRONGTYPE" in str(exc):
-                found[key] = kind
-    return found
+                kinds[key] = kind
+    return kinds
 
 
 def named(exc: Exception, client: Any, keys: Sequence[str]) -> Exception:
@@ -292,7 +292,7 @@ class Runner:
         """
         if not self.clustered and not misused:
             return self.run_all(calls)
-        found: list[Any] = [None] * len(calls)
+        replies: list[Any] = [None] * len(calls)
         asked = []
         for number, call in enumerate(calls):
             place = self._place_of(call)
@@ -315,8 +315,8 @@ class Runner:
             elif isinstance(result, Exception):
                 raise result
             else:
-                found[number] = result
-        return found
+                replies[number] = result
+        return replies
 
     def lost(self, place: Hashable, error: Exception) -> None:
         """A node of a Cluster was not reached."""
@@ -388,14 +388,14 @@ class Runner:
         time.
         """
         if not (wait and self.wait_replicas):
-            found = self.run_all(calls)
+            results = self.run_all(calls)
             if time.monotonic() >= self.metrics.due:
                 self.metrics.send(self)
-            return found
-        found, shortage = self.run_each_put(calls)
+            return results
+        results, shortage = self.run_each_put(calls)
         if shortage is not None:
-            raise next((one for one in found if isinstance(one, Exception)), shortage)
-        return _without_errors(found)
+            raise next((one for one in results if isinstance(one, Exception)), shortage)
+        return _without_errors(results)
 
     def run_each_put(self, calls: Sequence[ScriptCall]) -> tuple[list[Any], Exception | None]:
         """As :meth:`run_puts`, but a call that failed has the error in place of its result, and
@@ -404,18 +404,18 @@ class Runner:
             return self.run_each(calls), None
         wait = ("WAIT", self.wait_replicas, int(self.wait_timeout * 1000))
         replies, reported = self.executor.replies_and_replicas(calls, wait)
-        found = [
+        results = [
             reply if isinstance(reply, Exception) else call.result(reply)
             for call, reply in zip(calls, replies, strict=True)
         ]
         for report in reported:
             if isinstance(report, Exception):
-                return found, report
+                return results, report
         self.send_counters()
         replicas = min(reported, default=self.wait_replicas)
         if replicas >= self.wait_replicas:
-            return found, None
-        return found, errors.ReplicationError(
+            return results, None
+        return results, errors.ReplicationError(
             f"only {replicas} of {self.wait_replicas} replicas have the message after "
             f"{self.wait_timeout:g} seconds. It is on the primary and may run; it is lost if a "
             "replica takes over from that primary before it has the message, or has done so. See "

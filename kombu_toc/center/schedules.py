@@ -249,19 +249,19 @@ class Recurring(CenterPart):
     ) -> tuple[int, list[Scheduled]]:
         """Read schedules by name: the server's clock in microseconds, and those that are there."""
         declared = self._registry.resolved(topic)
-        us, found = 0, []
+        us, schedules = 0, []
         for some in parts_of(names, NAMES_PER_CALL):
             us, part, _ = self._runner.run(reading(declared, some, template=template, fired=fired))
-            found += [one for one in part if one.record]
-        return us, found
+            schedules += [one for one in part if one.record]
+        return us, schedules
 
     def find(
         self, name: str, *, template: bool = False, fired: bool = False
     ) -> tuple[int, list[Scheduled]]:
         """Read the schedules of that name, in all topics; as :meth:`read`. Only those are asked in
         which there is one."""
-        us, found = self.find_many([name], template=template, fired=fired)
-        return us, found[name]
+        us, by_name = self.find_many([name], template=template, fired=fired)
+        return us, by_name[name]
 
     def find_many(
         self, names: Sequence[str], *, template: bool = False, fired: bool = False
@@ -282,17 +282,17 @@ class Recurring(CenterPart):
             reading(self._registry.resolved(topic), some, template=template, fired=fired)
             for topic, some in wanted
         ]
-        found: dict[str, list[Scheduled]] = {name: [] for name in names}
+        by_name: dict[str, list[Scheduled]] = {name: [] for name in names}
         us = 0
         for (topic, _), (now_us, part, _) in zip(wanted, self._runner.run_all(calls), strict=True):
             us = now_us
             for one in part:
                 if one.record:
-                    found[one.name].append(one)
+                    by_name[one.name].append(one)
             gone = [one.name for one in part if not one.record]
             if gone:
                 self.places.gone(topic, gone)
-        return us, found
+        return us, by_name
 
     def by_name(
         self, topics: Sequence[str], limit: int, after: str = "", *, template: bool = False
@@ -304,18 +304,18 @@ class Recurring(CenterPart):
         limit: how many schedules at most
         after: of the first topic, only those behind this name
         """
-        found: list[Scheduled] = []
+        schedules: list[Scheduled] = []
         behind: tuple[str, str] | None = None
         start = 0
         for _ in range(ROUNDS + len(topics) // TOPICS_TOGETHER):
-            if start >= len(topics) or len(found) >= limit:
+            if start >= len(topics) or len(schedules) >= limit:
                 break
-            some = topics[start : start + TOPICS_TOGETHER]
-            part, read, after = self._by_name(some, limit - len(found), after, template)
-            found += part
+            together = topics[start : start + TOPICS_TOGETHER]
+            part, read, after = self._by_name(together, limit - len(schedules), after, template)
+            schedules += part
             start += read
             behind = (topics[start], after) if after else (topics[start - 1], "")
-        return ScheduledByName(found, behind if start < len(topics) else None)
+        return ScheduledByName(schedules, behind if start < len(topics) else None)
 
     def _by_name(
         self, topics: Sequence[str], limit: int, after: str, template: bool
@@ -344,12 +344,12 @@ class Recurring(CenterPart):
             else:  # whoever noted it has put none
                 self.places.gone(topic.name)
             after = ""
-        found: list[Scheduled] = []
+        schedules: list[Scheduled] = []
         for (number, most), (_, part, _) in zip(asked, self._runner.run_all(calls), strict=True):
-            found += part[: limit - len(found)]
-            if len(found) >= limit or len(part) >= most:  # it may have more
-                return found, number, found[-1].name
-        return found, whole, ""
+            schedules += part[: limit - len(schedules)]
+            if len(schedules) >= limit or len(part) >= most:  # it may have more
+                return schedules, number, schedules[-1].name
+        return schedules, whole, ""
 
     def page(
         self,
@@ -369,8 +369,8 @@ class Recurring(CenterPart):
         """
         rest = [*(after or ("", "")), "" if behind_us is None else str(behind_us)]
         call = reading(self._registry.resolved(topic), rest, limit=limit, template=template)
-        found: tuple[int, list[Scheduled], int] = self._runner.run(call)
-        return found
+        page: tuple[int, list[Scheduled], int] = self._runner.run(call)
+        return page
 
     def recheck(self, topic: str, ids: Iterable[str] | None = None) -> list[str]:
         """Messages of a topic were deleted: have the schedules looked at whose next firing was

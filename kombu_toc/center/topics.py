@@ -56,13 +56,13 @@ class Expiring(CenterPart):
         nothing is done.
         """
         registry = self._registry
-        found = registry.recent(name) or registry.known(name)
-        if found is None:
+        known = registry.recent(name) or registry.known(name)
+        if known is None:
             return
-        if found.declaration.kept:
-            self.hold(found)
+        if known.declaration.kept:
+            self.hold(known)
             return
-        wanted = replace(found.declaration, expires=expires_ms)
+        wanted = replace(known.declaration, expires=expires_ms)
         topic: Topic = self._runner.run(registry.declare_call(name, wanted))
         if topic.declaration.expires:  # else it is another's by now, and stays
             self._keep_keys(topic, expires_ms)
@@ -163,13 +163,13 @@ class Queues(CenterPart):
         wanted = self._checked(topic, limits)
         self._registry.check_horizon(topic, limits)
         while True:
-            found = self._require(topic)
-            changed = self._changed(found, wanted)
+            declared = self._require(topic)
+            changed = self._changed(declared, wanted)
             # If not, somebody else has changed it meanwhile, and this begins anew.
-            if self._registry.redeclare(found, changed):
-                altered = self._registry.declared(topic) or replace(found, declaration=changed)
+            if self._registry.redeclare(declared, changed):
+                altered = self._registry.declared(topic) or replace(declared, declaration=changed)
                 if self._core.recorder is not None:
-                    self._core.recorder.altered(found, altered)
+                    self._core.recorder.altered(declared, altered)
                 return altered
 
     def describe(self, topic: str) -> results.Description:
@@ -177,8 +177,8 @@ class Queues(CenterPart):
 
         Raises UnknownTopicError if nobody has declared it, PartialError as :meth:`counts`.
         """
-        found = self._require(topic)
-        standing = found.declaration
+        declared = self._require(topic)
+        standing = declared.declaration
         in_force = standing.limits(self._context.limits)
         own = (*terms.TERMS, *terms.LIBRARY_TERMS, *terms.NOTIFIER_TERMS, "steps")
         limits = {}
@@ -186,7 +186,7 @@ class Queues(CenterPart):
             said = getattr(standing, name)
             value = getattr(in_force, name, None) if said is None else said
             if name == "steps":
-                value = found.open_steps
+                value = declared.open_steps
             elif name == "key_weights" and value:
                 value = dict(value)
             origin = results.DEFAULT if said is None else results.DECLARED
@@ -198,7 +198,7 @@ class Queues(CenterPart):
             counts, away = exc.results, tuple(exc.missing)
         described = results.Description(
             topic,
-            found.slots,
+            declared.slots,
             limits,
             standing.closed_steps,
             standing.expires,
@@ -214,10 +214,10 @@ class Queues(CenterPart):
 
     def _require(self, topic: str) -> Topic:
         """The topic as it is declared now. Raises UnknownTopicError if nobody has declared it."""
-        found = self._registry.declared(topic)
-        if found is None:
+        declared = self._registry.declared(topic)
+        if declared is None:
             raise errors.UnknownTopicError(f"there is no queue {topic!r}")
-        return found
+        return declared
 
     @staticmethod
     def _checked(topic: str, limits: dict[str, Any]) -> dict[str, Any]:
@@ -334,13 +334,13 @@ class Queues(CenterPart):
             topics = [one for one in self._registry.select(None) if one.name in named]
         calls = [self._admin.summary(slot) for one in topics for slot in one.all_slots()]
         away = Away()
-        found = iter(self._runner.run_there(calls, away, misused=True))
-        made = []
+        parts = iter(self._runner.run_there(calls, away, misused=True))
+        summaries = []
         for one in topics:
-            by_slot = [part for part in itertools.islice(found, one.slot_span) if part is not None]
+            by_slot = [part for part in itertools.islice(parts, one.slot_span) if part is not None]
             if not by_slot:
                 continue
-            made.append(
+            summaries.append(
                 results.Summary(
                     one.name,
                     one.slots,
@@ -348,7 +348,7 @@ class Queues(CenterPart):
                     max(oldest for _, oldest in by_slot),
                 )
             )
-        return away.checked(made)
+        return away.checked(summaries)
 
     def usage(self, topic: str) -> results.Usage:
         """What is used of a topic's limits of starts, keys and puts, and what waits because of
@@ -356,13 +356,13 @@ class Queues(CenterPart):
 
         Raises UnknownTopicError if nobody has declared the topic, PartialError as :meth:`counts`.
         """
-        found = self._require(topic)
-        calls = [self._admin.usage(slot) for slot in found.all_slots()]
+        declared = self._require(topic)
+        calls = [self._admin.usage(slot) for slot in declared.all_slots()]
         away = Away()
         slots = [one for one in self._runner.run_there(calls, away) if one is not None]
         if not slots:
             raise errors.PartialError(None, away.missing)
-        return away.checked(results.usage_of(topic, found.declaration, slots))
+        return away.checked(results.usage_of(topic, declared.declaration, slots))
 
     def unwritten(self, topic: str | None = None) -> list[results.Unwritten]:
         """What the task library has no rows of yet, of topics that are declared with ``library``
@@ -395,12 +395,12 @@ class Queues(CenterPart):
         """
         seconds, us = self._client.time()
         now = seconds * 1000 + us // 1000
-        found: dict[str, list[results.Consumer]] = {}
+        by_topic: dict[str, list[results.Consumer]] = {}
         for raw in self._client.zrangebyscore(self._keys.consumers, f"({now}", "+inf"):
             host, pid, *topics = json.loads(raw)
             for topic in topics:
-                found.setdefault(topic, []).append(results.Consumer(host, pid))
-        return found
+                by_topic.setdefault(topic, []).append(results.Consumer(host, pid))
+        return by_topic
 
     def count_far(self, topic: str | None = None, *, limit: int = MOST_FAR) -> dict[str, int]:
         """How many messages are in the task library only, because they are further ahead than the

@@ -299,8 +299,8 @@ def carry_on(runner: Runner, context: Context, topic: Topic) -> int:
         return 0
     arrived = 0
     slots = topic.all_slots()
-    found = pipelined(runner.client, [("HKEYS", slot.leaving) for slot in slots])
-    for slot, batches in zip(slots, found, strict=True):
+    replies = pipelined(runner.client, [("HKEYS", slot.leaving) for slot in slots])
+    for slot, batches in zip(slots, replies, strict=True):
         for batch in batches:
             records = runner.client.hget(slot.leaving, batch)
             if records is not None:
@@ -339,8 +339,8 @@ class ClaimSweep:
         calls = [sweep_call(topic.slot(number)) for topic, number in chosen]
         self._again = {
             (topic.name, number)
-            for (topic, number), found in zip(chosen, self._runner.run_each(calls), strict=True)
-            if isinstance(found, tuple) and found[1] > found[0] / 2 and found[0] == LOOK
+            for (topic, number), reply in zip(chosen, self._runner.run_each(calls), strict=True)
+            if isinstance(reply, tuple) and reply[1] > reply[0] / 2 and reply[0] == LOOK
         }
 
 
@@ -460,18 +460,18 @@ def keep(
 
     def parse(raw: list[Any]) -> Kept:
         now, more, holding, flat, *_ = raw
-        found: dict[int, Event] = {}
+        by_index: dict[int, Event] = {}
         stray = []
         for at, raw_number, what, raw_id in rows(flat, 4):
             number, id = int(raw_number), text(raw_id)
-            event = found.setdefault(at, Event(topics[at].name, [], [], [], [], to_dead[at]))
+            event = by_index.setdefault(at, Event(topics[at].name, [], [], [], [], to_dead[at]))
             if what != _ENDED:
                 (event.rolled_back, event.died, event.dropped, event.expired)[what - 1].append(id)
             gone = what in (_DROPPED, _ENDED) or (what == _EXPIRED and not to_dead[at])
             if gone and "#" in id:
                 slot = topics[at].slot(number)
                 stray.append((slot.copies(id.rpartition("#")[0]), id))
-        return Kept(int(now), bool(more), holding, list(found.values()), stray)
+        return Kept(int(now), bool(more), holding, list(by_index.values()), stray)
 
     if context.clustered:
         [topic] = topics
@@ -775,18 +775,18 @@ class Leases(CenterPart):
         self._looked[what] = now
         calls = self.look_calls(topic, slots, recover)
         try:
-            found = self._runner.run_each(calls)
+            results = self._runner.run_each(calls)
         except BROKEN:
             self._watch(topic, slots[0]).missed()
             raise
-        for group, kept in zip(self._context.groups(slots), found, strict=True):
+        for group, kept in zip(self._context.groups(slots), results, strict=True):
             if isinstance(kept, Kept):
                 continue
             if not self._runner.clustered:
                 raise kept
             # What one node cannot do keeps nobody from the others: a pop of its slots will tell.
             self._watch(topic, group[0]).missed()
-        return [kept for kept in found if isinstance(kept, Kept)]
+        return [kept for kept in results if isinstance(kept, Kept)]
 
     def free(self, topic: Topic, slot: int, id: str) -> bool:
         """Look at the leases of a slot, because a delivered message there keeps another one from
@@ -813,5 +813,5 @@ class Leases(CenterPart):
 
     def _watch(self, topic: Topic, slot: int) -> Watch:
         place = self._place_of(topic.slot(slot).announced_times)
-        found = self._watches.get(place)
-        return found or self._watches.setdefault(place, Watch())
+        watch = self._watches.get(place)
+        return watch or self._watches.setdefault(place, Watch())

@@ -76,10 +76,10 @@ def early_us(ahead_us: int) -> int:
 
 def by_topic(claims: Iterable[Claim]) -> dict[str, list[tuple[int, int]]]:
     """Claims by topic, each as a slot and a time."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    claims_of: dict[str, list[tuple[int, int]]] = {}
     for topic, slot, us in claims:
-        found.setdefault(topic, []).append((slot, us))
-    return found
+        claims_of.setdefault(topic, []).append((slot, us))
+    return claims_of
 
 
 class Wait:
@@ -113,11 +113,11 @@ class Wait:
 
     def due(self, now: float) -> dict[str, set[int]]:
         """The slots to be popped now, by topic. Their claims stay until :meth:`popped`."""
-        found: dict[str, set[int]] = {}
+        slots: dict[str, set[int]] = {}
         for (topic, slot, _), at in self._claims.items():
             if at <= now:
-                found.setdefault(topic, set()).add(slot)
-        return found
+                slots.setdefault(topic, set()).add(slot)
+        return slots
 
     def popped(
         self, topic: str, slots: Collection[int] | None, now_us: int, now: float, ahead_us: int = 0
@@ -625,15 +625,15 @@ class _Pop:
         looks = self._shared.looks
         if self._anew:
             return self._topics
-        found = looks.due(self._topics, now)
-        if found and looks.asks(now):
+        topics = looks.due(self._topics, now)
+        if topics and looks.asks(now):
             runner, key = self._shared.runner, self._shared.keys.upkeep
             exists = partial(runner.client.exists, key)
             looks.asked(bool(runner.at_home(key, exists, lambda _: False)), now)
-            found = looks.due(self._topics, now)
-        for topic in found:  # before the server is asked: threads share the looks
+            topics = looks.due(self._topics, now)
+        for topic in topics:  # before the server is asked: threads share the looks
             looks.looked(topic, now)
-        return [topic for topic in found if self._looks_for_all(topic, now)]
+        return [topic for topic in topics if self._looks_for_all(topic, now)]
 
     def _looks_for_all(self, topic: str, now: float) -> bool:
         """Whether this process looks into a topic for all that wait there. Without a place it asks
