@@ -31,7 +31,7 @@ from .support.run import memory
 from .support.scheduling import Scheduling
 from .support.servers import Server
 
-pytest_plugins = ["tests.support.fixtures"]
+pytest_plugins = ["tests.support.fixtures", "tests.support.loops"]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell script: programs started by tests would ignore it too.

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import gc
 import multiprocessing
-import os
-import signal
 import threading
 import time
 import warnings
@@ -34,7 +32,7 @@ from ..support.certificates import Authority, TLSServer, tls_program
 from ..support.loops import in_loop, watched
 from ..support.proxy import Proxy
 from ..support.sentinels import NAME, Deployment
-from ..support.servers import Server
+from ..support.servers import Server, frozen
 
 
 @contextlib.asynccontextmanager
@@ -45,110 +43,94 @@ async def center_at(url: str, **options: Any) -> AsyncIterator[AsyncTimeoutCente
 
 
 @pytest.mark.parametrize("slots", [1, 16])
-def test_every_operation_works_and_is_that_of_the_center(
+async def test_every_operation_works_and_is_that_of_the_center(
     url: str, center: TimeoutCenter, slots: int
 ) -> None:
-    async def use() -> None:
-        async with center_at(url) as toc:
-            await toc.queues.declare("mail", slots=slots)
-            assert await toc.queues.names() == ["mail"]
-            ids = [f"m{i}" for i in range(60)]
-            for number, id in enumerate(ids):
-                delay = 3600 if number < 20 else 0
-                assert (
-                    await toc.put("mail", id, b"body", delay=delay, priority=number % 10)
-                ).id == id
-            await toc.put("mail", "m0", b"another body", delay=3600)  # a copy
-            assert (await toc.put("mail", "m1", b"body", if_exists="keep")).added is False
-            assert await toc.counts("mail") == center.counts("mail")
-            assert await toc.queues.counts_by_slot("mail") == center.queues.counts_by_slot("mail")
-            assert await toc.get("m0") == center.get("m0") != []
-            assert (await toc.scan("mail", limit=200)).messages == center.scan(
-                "mail", limit=200
-            ).messages
-            assert await toc.count("mail", where=lambda found: found.id == "m3") == 1
-            assert [one.topic for one in await toc.queues.summary("mail")] == ["mail"]
-            assert await toc.queues.coming("mail", [10, 7200]) == center.queues.coming(
-                "mail", [10, 7200]
-            )
-            assert await toc.admin.check("mail") == await toc.admin.repair("mail") == []
+    async with center_at(url) as toc:
+        await toc.queues.declare("mail", slots=slots)
+        assert await toc.queues.names() == ["mail"]
+        ids = [f"m{i}" for i in range(60)]
+        for number, id in enumerate(ids):
+            delay = 3600 if number < 20 else 0
+            assert (await toc.put("mail", id, b"body", delay=delay, priority=number % 10)).id == id
+        await toc.put("mail", "m0", b"another body", delay=3600)  # a copy
+        assert (await toc.put("mail", "m1", b"body", if_exists="keep")).added is False
+        assert await toc.counts("mail") == center.counts("mail")
+        assert await toc.queues.counts_by_slot("mail") == center.queues.counts_by_slot("mail")
+        assert await toc.get("m0") == center.get("m0") != []
+        assert (await toc.scan("mail", limit=200)).messages == center.scan(
+            "mail", limit=200
+        ).messages
+        assert await toc.count("mail", where=lambda found: found.id == "m3") == 1
+        assert [one.topic for one in await toc.queues.summary("mail")] == ["mail"]
+        assert await toc.queues.coming("mail", [10, 7200]) == center.queues.coming(
+            "mail", [10, 7200]
+        )
+        assert await toc.admin.check("mail") == await toc.admin.repair("mail") == []
 
-            messages: list[Any] = []
-            while popped := (await toc.pop("mail", 7)).messages:
-                messages += popped
-            assert {message.id for message in messages} == set(ids[20:])
-            assert await toc.extend(messages) == []
-            early = (await toc.pop("mail", ids=["m1", "m2"], early=True)).messages
-            early += (
-                await toc.pop("mail", where=lambda found: found.id == "m3", early=True)
-            ).messages
-            assert {message.id for message in early} == {"m1", "m2", "m3"}
-            assert await toc.release([message.receipt for message in early]) == 3
-            assert await toc.ack([message.receipt for message in messages[:20]]) == 20
-            assert (await toc.ack(messages[:20])).stale == messages[:20]
-            assert await toc.release(messages[20:30]) == 10
-            for message in messages[30:]:
-                assert await toc.reject(message, requeue=False, reason="done for") == DEAD
-            assert await toc.dead.requeue("mail", ids=[messages[30].id]) == 1
-            assert await toc.dead.purge("mail") == 9
+        messages: list[Any] = []
+        while popped := (await toc.pop("mail", 7)).messages:
+            messages += popped
+        assert {message.id for message in messages} == set(ids[20:])
+        assert await toc.extend(messages) == []
+        early = (await toc.pop("mail", ids=["m1", "m2"], early=True)).messages
+        early += (await toc.pop("mail", where=lambda found: found.id == "m3", early=True)).messages
+        assert {message.id for message in early} == {"m1", "m2", "m3"}
+        assert await toc.release([message.receipt for message in early]) == 3
+        assert await toc.ack([message.receipt for message in messages[:20]]) == 20
+        assert (await toc.ack(messages[:20])).stale == messages[:20]
+        assert await toc.release(messages[20:30]) == 10
+        for message in messages[30:]:
+            assert await toc.reject(message, requeue=False, reason="done for") == DEAD
+        assert await toc.dead.requeue("mail", ids=[messages[30].id]) == 1
+        assert await toc.dead.purge("mail") == 9
 
-            [moved] = await toc.reschedule("m5", delay=10)
-            assert moved.moved
-            assert [one.id for one in await toc.run_now("m6")] == ["m6"]
-            [gone] = await toc.cancel("m5")
-            assert gone.deleted
-            assert await toc.get("m5") == []
-            assert await toc.queues.pause("mail") is True
-            assert await toc.queues.paused() == {"mail"}
-            await toc.notes.remember_cancelled(["m5"], most=5, seconds=60)
-            assert await toc.notes.cancelled_lately(60) == ["m5"]
-            assert await toc.queues.purge("mail") > 0
-            await toc.queues.delete("mail")
-            assert await toc.queues.names() == []
-
-    in_loop(use())
+        [moved] = await toc.reschedule("m5", delay=10)
+        assert moved.moved
+        assert [one.id for one in await toc.run_now("m6")] == ["m6"]
+        [gone] = await toc.cancel("m5")
+        assert gone.deleted
+        assert await toc.get("m5") == []
+        assert await toc.queues.pause("mail") is True
+        assert await toc.queues.paused() == {"mail"}
+        await toc.notes.remember_cancelled(["m5"], most=5, seconds=60)
+        assert await toc.notes.cancelled_lately(60) == ["m5"]
+        assert await toc.queues.purge("mail") > 0
+        await toc.queues.delete("mail")
+        assert await toc.queues.names() == []
 
 
-def test_what_it_puts_is_what_the_center_puts(url: str, center: TimeoutCenter) -> None:
-    async def put() -> None:
-        async with center_at(url, toc_slots=8) as toc:
-            await toc.put("mail", "one", b"body", at=4e9, priority=3)
-
-    in_loop(put())
+async def test_what_it_puts_is_what_the_center_puts(url: str, center: TimeoutCenter) -> None:
+    async with center_at(url, toc_slots=8) as toc:
+        await toc.put("mail", "one", b"body", at=4e9, priority=3)
     center.put("mail", "two", b"body", at=4e9, priority=3)
     one, two = (center.get(id)[0] for id in ("one", "two"))
     assert one._replace(id="", slot=0) == two._replace(id="", slot=0)
 
 
-def test_many_tasks_share_a_few_connections(url: str) -> None:
-    async def use() -> None:
-        async with center_at(url, max_connections=3) as toc:
-            await asyncio.gather(*[toc.put("mail", f"m{i}", b"x") for i in range(2000)])
-            assert (await toc.counts("mail")).ready == 2000
-            found = await asyncio.gather(*[toc.get(f"m{i}", topic="mail") for i in range(200)])
-            assert [[one.id for one in some] for some in found] == [[f"m{i}"] for i in range(200)]
-            pools = (
-                [client.links for client in toc.client._clients.values() if client._links]
-                if toc.clustered
-                else [toc.client.links]
-            )
-            assert sum(links.count for links in pools) <= 3 * len(pools)
-
-    in_loop(use())
+async def test_many_tasks_share_a_few_connections(url: str) -> None:
+    async with center_at(url, max_connections=3) as toc:
+        await asyncio.gather(*[toc.put("mail", f"m{i}", b"x") for i in range(2000)])
+        assert (await toc.counts("mail")).ready == 2000
+        found = await asyncio.gather(*[toc.get(f"m{i}", topic="mail") for i in range(200)])
+        assert [[one.id for one in some] for some in found] == [[f"m{i}"] for i in range(200)]
+        pools = (
+            [client.links for client in toc.client._clients.values() if client._links]
+            if toc.clustered
+            else [toc.client.links]
+        )
+        assert sum(links.count for links in pools) <= 3 * len(pools)
 
 
-def test_a_client_of_redis_asyncio_says_where_the_server_is(single_server: Server) -> None:
-    async def use() -> None:
-        client = redis.asyncio.Redis(port=single_server.port, db=3, max_connections=2)
-        async with AsyncTimeoutCenter(client, "own:") as toc:
-            await toc.put("mail", "a", b"x")
-            assert toc.client.most == 2
-            assert await toc.queues.names() == ["mail"]
-            assert await client.hexists("own:{toc}:topics", "mail")
-            await toc.queues.delete("mail")
-        await client.aclose()
-
-    in_loop(use())
+async def test_a_client_of_redis_asyncio_says_where_the_server_is(single_server: Server) -> None:
+    client = redis.asyncio.Redis(port=single_server.port, db=3, max_connections=2)
+    async with AsyncTimeoutCenter(client, "own:") as toc:
+        await toc.put("mail", "a", b"x")
+        assert toc.client.most == 2
+        assert await toc.queues.names() == ["mail"]
+        assert await client.hexists("own:{toc}:topics", "mail")
+        await toc.queues.delete("mail")
+    await client.aclose()
 
 
 @pytest.mark.parametrize(
@@ -188,270 +170,199 @@ def test_a_function_that_takes_a_center_can_be_called(url: str) -> None:
 # -- the loop
 
 
-def test_the_loop_turns_while_the_server_stands_still(tmp_path: Path) -> None:
-    server = Server(tmp_path).start()
-
-    async def use() -> None:
+async def test_the_loop_turns_while_the_server_stands_still(tmp_path: Path) -> None:
+    with Server(tmp_path) as server:
         async with center_at(server.toc_url) as toc, watched():
             await toc.put("mail", "first", b"x")
-            os.kill(server.pid, signal.SIGSTOP)
-            try:
-                waiting = [
-                    asyncio.create_task(toc.put("mail", f"m{i}", b"x", delay=60))
-                    for i in range(100)
-                ]
+            with frozen(server):
+                puts = [toc.put("mail", f"m{i}", b"x", delay=60) for i in range(100)]
+                waiting = [asyncio.create_task(put) for put in puts]
                 lookup = asyncio.create_task(toc.get("first"))
                 done, _ = await asyncio.wait([*waiting, lookup], timeout=1.0)
                 assert not done
-            finally:
-                os.kill(server.pid, signal.SIGCONT)
             assert len(await asyncio.gather(*waiting)) == 100
             assert len(await lookup) == 1
 
-    try:
-        in_loop(use())
-    finally:
-        server.stop()
+
+async def test_each_put_is_a_message_and_a_token_names_one(url: str) -> None:
+    """As of the center; also of tasks that put at once."""
+    async with center_at(url) as toc:
+        tokens = (None, None, "t", "t", "u")
+        made = [await toc.put("mail", "x", b"", token=token) for token in tokens]
+        assert [one.outcome for one in made] == ["added"] * 3 + ["repeated", "added"]
+        again = [await toc.put_many("mail", [("l", b""), ("l", b"")], token="t") for _ in "12"]
+        outcomes = [one.outcome for many in again for one in many]
+        assert outcomes == ["added"] * 2 + ["repeated"] * 2
+        made = await asyncio.gather(*[toc.put("mail", "same", b"") for _ in range(50)])
+        assert len({one.id for one in made}) == 50
+        assert (await toc.counts("mail")).ready == 56
 
 
-def test_each_put_is_a_message_and_a_token_names_one(url: str, center: TimeoutCenter) -> None:
-    """As of the center: also from a handler that puts its job again, and beside a dead letter."""
-
-    async def use() -> None:
-        async with center_at(url) as toc:
-            await toc.put("mail", "refund-7", b"look")
-            [job] = (await toc.pop("mail")).messages
-            assert (await toc.put("mail", "refund-7", b"look", delay=60)).outcome == "added"
-            assert await toc.ack([job]) == 1
-            made = await toc.put("mail", "refund-7", b"look", delay=5, if_exists="replace")
-            assert made.outcome == "replaced"
-            assert center.queues.coming("mail", [30]) == [1]
-            await toc.put("mail", "x", b"")
-            [job] = (await toc.pop("mail")).messages
-            await toc.reject(job, requeue=False)
-            outcomes = [
-                (await toc.put("mail", "x", b"", token=token)).outcome
-                for token in (None, "t", "t", "u")
-            ]
-            assert outcomes == ["added", "added", "repeated", "added"]
-            made = await asyncio.gather(*[toc.put("mail", "same", b"") for _ in range(50)])
-            assert len({one.id for one in made}) == 50
-            again = [await toc.put_many("mail", [("l", b""), ("l", b"")], token="t") for _ in "12"]
-            assert [one.outcome for many in again for one in many] == ["added"] * 2 + [
-                "repeated"
-            ] * 2
-            assert center.counts("mail").ready == 55
-
-    in_loop(use())
+async def test_a_server_that_is_silent_is_an_error_after_the_timeout(single_server: Server) -> None:
+    with Proxy(single_server.port) as proxy:
+        async with center_at(f"{proxy.toc_url}?socket_timeout=0.3") as toc:
+            await toc.put("mail", "a", b"x")
+            proxy.freeze()
+            async with watched():
+                began = time.monotonic()
+                found = await asyncio.gather(
+                    *[toc.put("mail", f"m{i}", b"x") for i in range(20)], return_exceptions=True
+                )
+                assert all(
+                    isinstance(one, (redis.TimeoutError, redis.ConnectionError)) for one in found
+                )
+                assert 0.3 <= time.monotonic() - began < 5
+            proxy.thaw()
+            assert [one.id for one in await toc.get("a")] == ["a"]
 
 
-def test_a_server_that_is_silent_is_an_error_after_the_timeout(single_server: Server) -> None:
-    async def use() -> None:
-        with Proxy(single_server.port) as proxy:
-            async with center_at(f"{proxy.toc_url}?socket_timeout=0.3") as toc:
-                await toc.put("mail", "a", b"x")
-                proxy.freeze()
-                async with watched():
-                    began = time.monotonic()
-                    found = await asyncio.gather(
-                        *[toc.put("mail", f"m{i}", b"x") for i in range(20)], return_exceptions=True
-                    )
-                    assert all(
-                        isinstance(one, (redis.TimeoutError, redis.ConnectionError))
-                        for one in found
-                    )
-                    assert 0.3 <= time.monotonic() - began < 5
-                proxy.thaw()
-                assert [one.id for one in await toc.get("a")] == ["a"]
-
-    in_loop(use())
-
-
-def test_a_cut_connection_is_an_error_for_those_who_wait_and_opened_again(
+async def test_a_cut_connection_is_an_error_for_those_who_wait_and_opened_again(
     single_server: Server,
 ) -> None:
-    async def use() -> None:
-        with Proxy(single_server.port) as proxy:
-            async with center_at(proxy.toc_url) as toc:
-                await toc.put("mail", "a", b"x")
-                proxy.freeze()
-                waiting = asyncio.create_task(toc.put("mail", "b", b"x", delay=60, token="t"))
-                await asyncio.sleep(0.05)  # it is on its way
-                proxy.thaw()
-                proxy.cut()
-                with contextlib.suppress(redis.ConnectionError):
-                    await waiting
-                for _ in range(2):  # the same put again is the same message
-                    await toc.put("mail", "b", b"x", delay=60, token="t")
-                assert len(await toc.get("b")) == 1
-                proxy.cut()  # while nobody uses it
-                await asyncio.sleep(0.05)  # the loop hears of it
-                assert len(await toc.get("b")) == 1
-            proxy.refuse()
-            async with center_at(proxy.toc_url) as toc:
-                with pytest.raises(redis.ConnectionError):
-                    await toc.queues.names()
-
-    in_loop(use())
+    with Proxy(single_server.port) as proxy:
+        async with center_at(proxy.toc_url) as toc:
+            await toc.put("mail", "a", b"x")
+            proxy.freeze()
+            waiting = asyncio.create_task(toc.put("mail", "b", b"x", delay=60, token="t"))
+            await asyncio.sleep(0.05)  # it is on its way
+            proxy.thaw()
+            proxy.cut()
+            with contextlib.suppress(redis.ConnectionError):
+                await waiting
+            for _ in range(2):  # the same put again is the same message
+                await toc.put("mail", "b", b"x", delay=60, token="t")
+            assert len(await toc.get("b")) == 1
+            proxy.cut()  # while nobody uses it
+            await asyncio.sleep(0.05)  # the loop hears of it
+            assert len(await toc.get("b")) == 1
+        proxy.refuse()
+        async with center_at(proxy.toc_url) as toc:
+            with pytest.raises(redis.ConnectionError):
+                await toc.queues.names()
 
 
-def test_it_is_closed_while_what_was_asked_for_ends(url: str) -> None:
-    async def use() -> None:
-        for turns in range(12):
-            async with center_at(url) as toc:
-                asked = [asyncio.create_task(toc.put("mail", f"m{n}", b"x")) for n in range(40)]
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-            # Who still waited has got an error, and nobody waits for ever.
-            found = await asyncio.gather(*asked, return_exceptions=True)
-            await toc.aclose()  # who asked for more has opened connections again
-            assert all(isinstance(one, (Put, redis.ConnectionError, OSError)) for one in found)
-
-    in_loop(use())
+async def test_it_is_closed_while_what_was_asked_for_ends(url: str) -> None:
+    for turns in range(12):
+        async with center_at(url) as toc:
+            asked = [asyncio.create_task(toc.put("mail", f"m{n}", b"x")) for n in range(40)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        # Who still waited has got an error, and nobody waits for ever.
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        await toc.aclose()  # who asked for more has opened connections again
+        assert all(isinstance(one, (Put, redis.ConnectionError, OSError)) for one in found)
 
 
-def test_a_cancelled_task_leaves_no_reply_unread(url: str) -> None:
-    async def use() -> None:
-        async with center_at(url, max_connections=1) as toc:
-            await toc.queues.declare("mail", slots=4)
-            for number in range(50):
-                task = asyncio.create_task(toc.put("mail", f"c{number}", b"x", delay=60, token="t"))
-                for _ in range(number % 5):
-                    await asyncio.sleep(0)
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-                # Whatever was cut off, the next one gets its own reply.
-                id = f"m{number}"
-                assert (await toc.put("mail", id, b"x", delay=60)).id == id
-                assert [one.id for one in await toc.get(id, topic="mail")] == [id]
-            ids = [f"c{number}" for number in range(50)]
-            for id in ids:  # put or not: again, it is there once
-                await toc.put("mail", id, b"x", delay=60, token="t")
-            assert sorted(one.id for one in await toc.get(ids, topic="mail")) == sorted(ids)
-
-    in_loop(use())
+async def test_a_cancelled_task_leaves_no_reply_unread(url: str) -> None:
+    async with center_at(url, max_connections=1) as toc:
+        await toc.queues.declare("mail", slots=4)
+        for number in range(50):
+            task = asyncio.create_task(toc.put("mail", f"c{number}", b"x", delay=60, token="t"))
+            for _ in range(number % 5):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            # Whatever was cut off, the next one gets its own reply.
+            id = f"m{number}"
+            assert (await toc.put("mail", id, b"x", delay=60)).id == id
+            assert [one.id for one in await toc.get(id, topic="mail")] == [id]
+        ids = [f"c{number}" for number in range(50)]
+        for id in ids:  # put or not: again, it is there once
+            await toc.put("mail", id, b"x", delay=60, token="t")
+        assert sorted(one.id for one in await toc.get(ids, topic="mail")) == sorted(ids)
 
 
-def test_a_task_that_is_cancelled_while_it_connects_ends(
+async def test_a_task_that_is_cancelled_while_it_connects_ends(
     single_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if redis-py loses the cancellation, as it may before Python 3.12"""
 
-    async def use() -> None:
-        connects = asyncio.Event()
+    connects = asyncio.Event()
 
-        async def connect(self: Any, real: Any = redis.asyncio.Connection.connect) -> None:
-            connects.set()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0.2)
-            await real(self)
+    async def connect(self: Any, real: Any = redis.asyncio.Connection.connect) -> None:
+        connects.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.2)
+        await real(self)
 
-        async with center_at(single_server.toc_url) as toc:
-            await toc.counts("idle")  # where no other test puts anything
-            before = toc.client.links.count
-            monkeypatch.setattr(redis.asyncio.Connection, "connect", connect)
-            task = asyncio.create_task(toc.pop("idle", wait=60))
-            await connects.wait()
-            task.cancel()
-            await asyncio.wait({task}, timeout=10)
-            assert task.cancelled()
-            assert toc.client.links.count == before
-
-    in_loop(use())
+    async with center_at(single_server.toc_url) as toc:
+        await toc.counts("idle")  # where no other test puts anything
+        before = toc.client.links.count
+        monkeypatch.setattr(redis.asyncio.Connection, "connect", connect)
+        task = asyncio.create_task(toc.pop("idle", wait=60))
+        await connects.wait()
+        task.cancel()
+        await asyncio.wait({task}, timeout=10)
+        assert task.cancelled()
+        assert toc.client.links.count == before
 
 
-def test_a_task_that_is_cancelled_before_the_loop_turns_sends_nothing(url: str) -> None:
-    async def use() -> None:
-        async with center_at(url) as toc:
-            await toc.queues.declare("mail")
-            task = asyncio.create_task(toc.put("mail", "a", b"x"))
-            await asyncio.sleep(0)  # it has asked; what was asked leaves at the end of the turn
-            task.cancel()
-            await asyncio.wait([task])
-            assert task.cancelled()
-            assert await toc.get("a", topic="mail") == []
-
-    in_loop(use())
+async def test_a_task_that_is_cancelled_before_the_loop_turns_sends_nothing(url: str) -> None:
+    async with center_at(url) as toc:
+        await toc.queues.declare("mail")
+        task = asyncio.create_task(toc.put("mail", "a", b"x"))
+        await asyncio.sleep(0)  # it has asked; what was asked leaves at the end of the turn
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert await toc.get("a", topic="mail") == []
 
 
-def test_a_timeout_of_the_callers_ends_what_blocks(single_server: Server) -> None:
-    async def use() -> None:
-        async with center_at(single_server.toc_url, max_connections=2) as toc:
+async def test_a_timeout_of_the_callers_ends_what_blocks(single_server: Server) -> None:
+    async with center_at(single_server.toc_url, max_connections=2) as toc:
+        await toc.queues.names()
+        for _ in range(3):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(
+                    toc.call(lambda center: center.client.bzpopmin("none", 30)), 0.1
+                )
             await toc.queues.names()
-            for _ in range(3):
-                with pytest.raises(asyncio.TimeoutError):
-                    await asyncio.wait_for(
-                        toc.call(lambda center: center.client.bzpopmin("none", 30)), 0.1
-                    )
-                await toc.queues.names()
-            assert toc.client.links.count <= 2
-
-    in_loop(use())
+        assert toc.client.links.count <= 2
 
 
-def test_who_blocks_leaves_a_connection_to_the_others(single_server: Server) -> None:
-    async def use() -> None:
-        async with center_at(single_server.toc_url, max_connections=2) as toc:
-            toc.client._timeout = 0.3
-            block = lambda center: center.client.bzpopmin("none", 1)  # noqa: E731
-            blocked = [asyncio.create_task(toc.call(block)) for _ in range(2)]
-            await asyncio.sleep(0.05)
-            await toc.queues.names()
-            assert not all(one.done() for one in blocked)
-            found = await asyncio.gather(*blocked, return_exceptions=True)
-            assert None in found
-            [error] = [one for one in found if one is not None]
-            assert "none of 2 connections became free" in str(error)
-
-    in_loop(use())
+async def test_who_blocks_leaves_a_connection_to_the_others(single_server: Server) -> None:
+    async with center_at(single_server.toc_url, max_connections=2) as toc:
+        toc.client._timeout = 0.3
+        block = lambda center: center.client.bzpopmin("none", 1)  # noqa: E731
+        blocked = [asyncio.create_task(toc.call(block)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        await toc.queues.names()
+        assert not all(one.done() for one in blocked)
+        found = await asyncio.gather(*blocked, return_exceptions=True)
+        assert None in found
+        [error] = [one for one in found if one is not None]
+        assert "none of 2 connections became free" in str(error)
 
 
-def test_a_script_that_the_server_has_forgotten_is_sent_again(url: str, client: Any) -> None:
-    async def use() -> None:
-        async with center_at(url) as toc:
-            await toc.put("mail", "a", b"x", delay=60)
-            client.script_flush()
-            assert await asyncio.gather(*[toc.put("mail", f"m{i}", b"x") for i in range(20)])
-            assert (await toc.counts("mail")).waiting == 21
-
-    in_loop(use())
+async def test_a_script_that_the_server_has_forgotten_is_sent_again(url: str, client: Any) -> None:
+    async with center_at(url) as toc:
+        await toc.put("mail", "a", b"x", delay=60)
+        client.script_flush()
+        assert await asyncio.gather(*[toc.put("mail", f"m{i}", b"x") for i in range(20)])
+        assert (await toc.counts("mail")).waiting == 21
 
 
-def test_replicas_are_waited_for(tmp_path: Path) -> None:
-    primary = Server(tmp_path).start()
-
-    async def use() -> None:
-        options = {"toc_wait_replicas": 1, "toc_wait_timeout": 0.1}
+async def test_replicas_are_waited_for(tmp_path: Path) -> None:
+    options = {"toc_wait_replicas": 1, "toc_wait_timeout": 0.1}
+    with Server(tmp_path) as primary:
         async with center_at(primary.toc_url, **options) as toc, watched():
             with pytest.raises(ReplicationError, match="only 0 of 1"):
                 await toc.put("mail", "a", b"x")
             assert len(await toc.get("a")) == 1
 
-    try:
-        in_loop(use())
-    finally:
-        primary.stop()
 
-
-def test_tls_and_what_is_wrong_with_it(tmp_path: Path) -> None:
+async def test_tls_and_what_is_wrong_with_it(tmp_path: Path) -> None:
     tls_program()
     authority = Authority(tmp_path / "ca")
-    server = TLSServer(tmp_path, authority, authority.certificate("server")).start()
-    url = f"toc+rediss://127.0.0.1:{server.tls_port}/0"
-
-    async def use() -> None:
+    with TLSServer(tmp_path, authority, authority.certificate("server")) as server:
+        url = f"toc+rediss://127.0.0.1:{server.tls_port}/0"
         async with center_at(url, ssl={"ca_certs": authority.file}) as toc:
             await toc.put("mail", "a", b"x")
             assert len(await toc.get("a")) == 1
         async with center_at(url) as toc:
             with pytest.raises(ServerError, match="the server's certificate is not trusted"):
                 await toc.queues.names()
-
-    try:
-        in_loop(use())
-    finally:
-        server.stop()
 
 
 @pytest.mark.one_server("whose users the test changes")
@@ -477,39 +388,33 @@ def test_users_passwords_and_databases(server: Server, client: redis.Redis) -> N
         client.acl_deluser("ann")
 
 
-def test_an_option_that_redis_asyncio_does_not_know_is_refused(single_server: Server) -> None:
-    async def use() -> None:
-        async with center_at(single_server.toc_url) as toc:
-            toc.client.connection_pool.connection_kwargs["ssl_validate_ocsp"] = True
-            with pytest.raises(ConfigurationError, match="knows no 'ssl_validate_ocsp'"):
-                await toc.queues.names()
-
-    in_loop(use())
+async def test_an_option_that_redis_asyncio_does_not_know_is_refused(single_server: Server) -> None:
+    async with center_at(single_server.toc_url) as toc:
+        toc.client.connection_pool.connection_kwargs["ssl_validate_ocsp"] = True
+        with pytest.raises(ConfigurationError, match="knows no 'ssl_validate_ocsp'"):
+            await toc.queues.names()
 
 
 # -- loops, threads, processes
 
 
-def test_another_loop_is_refused_while_the_first_one_lives(url: str) -> None:
-    async def use() -> None:
-        toc = AsyncTimeoutCenter.from_url(url)
-        await toc.queues.names()
-        caught: list[BaseException] = []
+async def test_another_loop_is_refused_while_the_first_one_lives(url: str) -> None:
+    toc = AsyncTimeoutCenter.from_url(url)
+    await toc.queues.names()
+    caught: list[BaseException] = []
 
-        def elsewhere() -> None:
-            try:
-                asyncio.run(toc.queues.names())
-            except ConfigurationError as exc:
-                caught.append(exc)
+    def elsewhere() -> None:
+        try:
+            asyncio.run(toc.queues.names())
+        except ConfigurationError as exc:
+            caught.append(exc)
 
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        while thread.is_alive():
-            await asyncio.sleep(0.01)
-        assert "one for each loop" in str(caught[0])
-        await toc.aclose()
-
-    in_loop(use())
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    while thread.is_alive():
+        await asyncio.sleep(0.01)
+    assert "one for each loop" in str(caught[0])
+    await toc.aclose()
 
 
 # redis-py's older connections try to close themselves when they are collected.
@@ -525,21 +430,18 @@ def test_a_loop_after_the_first_one_may_use_it(url: str) -> None:
         gc.collect()
 
 
-def test_the_child_of_a_fork_has_connections_of_its_own(url: str) -> None:
+async def test_the_child_of_a_fork_has_connections_of_its_own(url: str) -> None:
     toc = AsyncTimeoutCenter.from_url(url)
 
-    async def use() -> None:
-        await toc.put("mail", "a", b"x", delay=60)
-        context = multiprocessing.get_context("fork")
-        child = context.Process(target=in_a_child, args=(toc,))
-        child.start()
-        while child.is_alive():
-            await asyncio.sleep(0.01)
-        assert child.exitcode == 0
-        assert len(await toc.get(["a", "b"])) == 2
-        await toc.aclose()
-
-    in_loop(use())
+    await toc.put("mail", "a", b"x", delay=60)
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=in_a_child, args=(toc,))
+    child.start()
+    while child.is_alive():
+        await asyncio.sleep(0.01)
+    assert child.exitcode == 0
+    assert len(await toc.get(["a", "b"])) == 2
+    await toc.aclose()
 
 
 def in_a_child(toc: AsyncTimeoutCenter) -> None:
@@ -551,30 +453,24 @@ def in_a_child(toc: AsyncTimeoutCenter) -> None:
 
 
 @pytest.mark.one_server("of sentinels")
-def test_sentinels_lead_to_the_master_and_to_the_next_one(failing: Deployment) -> None:
-    async def use() -> None:
-        async with center_at(failing.toc_url) as toc, watched():
-            await toc.put("mail", "a", b"x", delay=60)
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(None, failing.primary.kill)
-            deadline = time.monotonic() + 30
-            while True:
-                try:
-                    await toc.put("mail", "b", b"x", delay=60)
-                    break
-                except (redis.ConnectionError, redis.TimeoutError, OSError):
-                    assert time.monotonic() < deadline
-                    await asyncio.sleep(0.1)
-            assert sorted(one.id for one in await toc.get(["a", "b"])) == ["a", "b"]
-
-    in_loop(use())
+async def test_sentinels_lead_to_the_master_and_to_the_next_one(failing: Deployment) -> None:
+    async with center_at(failing.toc_url) as toc, watched():
+        await toc.put("mail", "a", b"x", delay=60)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, failing.primary.kill)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                await toc.put("mail", "b", b"x", delay=60)
+                break
+            except (redis.ConnectionError, redis.TimeoutError, OSError):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.1)
+        assert sorted(one.id for one in await toc.get(["a", "b"])) == ["a", "b"]
 
 
 @pytest.mark.one_server("of sentinels")
-def test_a_wrong_name_of_a_master_is_explained(failing: Deployment) -> None:
-    async def use() -> None:
-        async with center_at(failing.toc_url.replace(NAME, "other")) as toc:
-            with pytest.raises(ServerError, match="set master_name to the right one"):
-                await toc.queues.names()
-
-    in_loop(use())
+async def test_a_wrong_name_of_a_master_is_explained(failing: Deployment) -> None:
+    async with center_at(failing.toc_url.replace(NAME, "other")) as toc:
+        with pytest.raises(ServerError, match="set master_name to the right one"):
+            await toc.queues.names()

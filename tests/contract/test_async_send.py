@@ -4,10 +4,9 @@ an event loop."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
-import os
 import re
-import signal
 import zlib
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -33,7 +32,7 @@ from ..support.cluster import Cluster
 from ..support.loops import in_loop, watched
 from ..support.proxy import Proxy
 from ..support.sentinels import Deployment
-from ..support.servers import Server
+from ..support.servers import Server, frozen
 
 
 def make_app(url: str, **settings: Any) -> Celery:
@@ -55,17 +54,28 @@ def app(client: redis.Redis, server: Server | Cluster) -> Iterator[Celery]:
         yield made
 
 
-@pytest.fixture
-def made_quickly() -> Iterator[mock.Mock]:
+@contextlib.contextmanager
+def counting(by: type) -> Iterator[mock.Mock]:
     """Counts the messages that were not made by Celery's own code. What was learned of Celery's
     holds for as long as a test takes."""
-    with (
-        mock.patch.object(sending, "FRESH", 60.0),
-        mock.patch.object(
-            AsyncChannel, "publish_made", autospec=True, side_effect=AsyncChannel.publish_made
-        ) as counted,
-    ):
+    made = mock.patch.object(by, "publish_made", autospec=True, side_effect=by.publish_made)
+    with mock.patch.object(sending, "FRESH", 60.0), made as counted:
         yield counted
+
+
+@pytest.fixture
+def made_quickly() -> Iterator[mock.Mock]:
+    with counting(AsyncChannel) as counted:
+        yield counted
+
+
+@pytest.fixture
+def proxied(single_server: Server, client: redis.Redis) -> Iterator[tuple[Celery, Proxy]]:
+    """An app of one server, which is empty, and what stands before that."""
+    with single_server.client() as made:
+        made.flushall()
+    with Proxy(single_server.port) as proxy, make_app(proxy.toc_url) as app:
+        yield app, proxy
 
 
 def plain(body: bytes, id: str) -> bytes:
@@ -125,28 +135,31 @@ SHAPES: dict[str, tuple[tuple[Any, ...], dict[str, Any], dict[str, Any], bool]] 
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_many_messages_are_byte_for_byte_what_celery_sends(
-    app: Celery, center: TimeoutCenter, shape: str
-) -> None:
+#: Of tasks; as long as those that Celery makes.
+IDS = [f"6b3f0d3a-6ae2-4a58-8a4c-3a6b2f0000{number:02}" for number in range(5)]
+
+
+def shaped(app: Celery, shape: str) -> tuple[Any, ...]:
+    """A task, its arguments and options; whether it is made quickly."""
     args, kwargs, options, quick = SHAPES[shape]
     add = app.tasks["shop.add"]
     if options.get("link") == "LINK":
         options = {"link": add.s(5), "link_error": add.s(6)}
-    ids = [f"6b3f0d3a-6ae2-4a58-8a4c-3a6b2f0000{number:02}" for number in range(5)]
-    asked = [add.apply_async(args, kwargs, task_id=id, **options) for id in ids]
-    expected = [stored(center, id) for id in ids]
-    with (
-        mock.patch.object(sending, "FRESH", 60.0),
-        mock.patch.object(
-            PublishBatch, "publish_made", autospec=True, side_effect=PublishBatch.publish_made
-        ) as made,
-    ):
-        results = celery_toc.send_many(
-            [add.signature(args, kwargs, task_id=id, **options) for id in ids], app
-        )
-    assert [stored(center, id) for id in ids] == expected
-    assert [one.id for one in results] == ids
+    return add, args, kwargs, options, quick
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_many_messages_are_byte_for_byte_what_celery_sends(
+    app: Celery, center: TimeoutCenter, shape: str
+) -> None:
+    add, args, kwargs, options, quick = shaped(app, shape)
+    asked = [add.apply_async(args, kwargs, task_id=id, **options) for id in IDS]
+    expected = [stored(center, id) for id in IDS]
+    signatures = [add.signature(args, kwargs, task_id=id, **options) for id in IDS]
+    with counting(PublishBatch) as made:
+        results = celery_toc.send_many(signatures, app)
+    assert [stored(center, id) for id in IDS] == expected
+    assert [one.id for one in results] == IDS
     assert [one.ignored for one in results] == [one.ignored for one in asked]
     assert made.call_count == (3 if quick else 0)
 
@@ -165,10 +178,8 @@ def test_many_tasks_are_sent_once_although_a_reply_is_lost(
     with Proxy(server.port) as proxy, make_app(proxy.toc_url) as app:
         add = app.tasks["shop.add"]
         lost = proxy.drop_replies(b"task-30")
-        sent = celery_toc.send_many(
-            [add.s(n).set(task_id=f"task-{n}") for n in range(40)] + [group(add.s(1), add.s(2))],
-            app,
-        )
+        some = [add.s(n).set(task_id=f"task-{n}") for n in range(40)]
+        sent = celery_toc.send_many([*some, group(add.s(1), add.s(2))], app)
         assert lost.is_set()
         assert len(sent) == 41
         assert center.counts("celery").waiting == 42
@@ -180,27 +191,18 @@ def test_many_tasks_go_to_a_timeout_center_only() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_message_is_byte_for_byte_what_celery_sends(
+async def test_a_message_is_byte_for_byte_what_celery_sends(
     app: Celery, center: TimeoutCenter, made_quickly: mock.Mock, shape: str
 ) -> None:
-    args, kwargs, options, quick = SHAPES[shape]
-    add = app.tasks["shop.add"]
-    if options.get("link") == "LINK":
-        options = {"link": add.s(5), "link_error": add.s(6)}
-
-    async def send() -> None:
-        expected = {}
-        for number in range(5):
-            id = f"6b3f0d3a-6ae2-4a58-8a4c-3a6b2f0000{number:02}"
-            asked = add.apply_async(args, kwargs, task_id=id, **options)
-            expected = {id: stored(center, id)}
-            result = await aio.send(add.s(*args, **kwargs), task_id=id, **options)
-            assert (result.id, result.ignored) == (asked.id, asked.ignored)
-            assert type(result) is type(asked)
-            assert {id: stored(center, id)} == expected
-        await aio.aclose(app)
-
-    in_loop(send())
+    add, args, kwargs, options, quick = shaped(app, shape)
+    for id in IDS:
+        asked = add.apply_async(args, kwargs, task_id=id, **options)
+        expected = stored(center, id)
+        result = await aio.send(add.s(*args, **kwargs), task_id=id, **options)
+        assert (result.id, result.ignored) == (asked.id, asked.ignored)
+        assert type(result) is type(asked)
+        assert stored(center, id) == expected
+    await aio.aclose(app)
     assert made_quickly.call_count == (3 if quick else 0)
 
 
@@ -258,58 +260,49 @@ def without_times(message: tuple[bytes, Any]) -> tuple[bytes, Any]:
     return times.sub(b"", message[0]), message[1]
 
 
-def test_what_changes_holds_after_a_second(
+async def test_what_changes_holds_after_a_second(
     app: Celery, center: TimeoutCenter, made_quickly: mock.Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add = app.tasks["shop.add"]
     monkeypatch.setattr(sending, "FRESH", 0.5)
 
-    async def send() -> None:
-        for _ in range(4):
-            await aio.send(add.s(1))
-        assert made_quickly.called
-        add.time_limit, add._exec_options = 77, None
-        await asyncio.sleep(0.51)  # what was learned does not hold any more
-        for _ in range(4):
-            result = await aio.send(add.s(1))
-            assert b'"timelimit":[77,null]' in stored(center, result.id)[0]
-        await aio.aclose(app)
-
-    in_loop(send())
+    for _ in range(4):
+        await aio.send(add.s(1))
+    assert made_quickly.called
+    add.time_limit, add._exec_options = 77, None
+    await asyncio.sleep(0.51)  # what was learned does not hold any more
+    for _ in range(4):
+        result = await aio.send(add.s(1))
+        assert b'"timelimit":[77,null]' in stored(center, result.id)[0]
+    await aio.aclose(app)
 
 
-def test_a_signature_has_options_of_its_own(app: Celery, center: TimeoutCenter) -> None:
+async def test_a_signature_has_options_of_its_own(app: Celery, center: TimeoutCenter) -> None:
     add = app.tasks["shop.add"]
 
-    async def send() -> None:
-        signature = add.signature((1,), {"y": 2}, countdown=60, queue="mail", immutable=True)
-        for number in range(4):
-            await aio.send(signature, task_id=f"first{number}", priority=3)
-            signature.apply_async(task_id=f"other{number}", priority=3)
-            a, b = stored(center, f"first{number}"), stored(center, f"other{number}")
-            assert (a[0].replace(b"first%d" % number, b""), a[1]) == (
-                b[0].replace(b"other%d" % number, b""),
-                b[1],
-            )
-        await aio.aclose(app)
-
-    in_loop(send())
+    signature = add.signature((1,), {"y": 2}, countdown=60, queue="mail", immutable=True)
+    for number in range(4):
+        await aio.send(signature, task_id=f"first{number}", priority=3)
+        signature.apply_async(task_id=f"other{number}", priority=3)
+        a, b = stored(center, f"first{number}"), stored(center, f"other{number}")
+        assert (a[0].replace(b"first%d" % number, b""), a[1]) == (
+            b[0].replace(b"other%d" % number, b""),
+            b[1],
+        )
+    await aio.aclose(app)
 
 
-def test_arguments_that_a_task_does_not_take_are_refused(app: Celery) -> None:
+async def test_arguments_that_a_task_does_not_take_are_refused(app: Celery) -> None:
     urgent = app.tasks["shop.urgent"]
 
-    async def send() -> None:
-        for _ in range(4):
-            await aio.send(urgent.s(1))
-        with pytest.raises(TypeError, match="missing 1 required"):
-            await aio.send(urgent.s())
-        await aio.aclose(app)
-
-    in_loop(send())
+    for _ in range(4):
+        await aio.send(urgent.s(1))
+    with pytest.raises(TypeError, match="missing 1 required"):
+        await aio.send(urgent.s())
+    await aio.aclose(app)
 
 
-def test_signals_are_sent_and_may_change_the_message(
+async def test_signals_are_sent_and_may_change_the_message(
     app: Celery, center: TimeoutCenter, made_quickly: mock.Mock
 ) -> None:
     add = app.tasks["shop.add"]
@@ -322,84 +315,74 @@ def test_signals_are_sent_and_may_change_the_message(
     def after(sender: str, headers: dict[str, Any], **_: Any) -> None:
         seen.append(("after", headers["id"]))
 
-    async def send() -> None:
-        for _ in range(3):
-            await aio.send(add.s(1))
-        quickly = made_quickly.call_count
-        signals.before_task_publish.connect(before, weak=False)
-        signals.after_task_publish.connect(after, weak=False)
-        try:
-            for number in range(3):
-                await aio.send(add.s(1), task_id=f"t{number}")
-        finally:
-            signals.before_task_publish.disconnect(before)
-            signals.after_task_publish.disconnect(after)
-        assert made_quickly.call_count == quickly
-        await aio.aclose(app)
-
-    in_loop(send())
+    for _ in range(3):
+        await aio.send(add.s(1))
+    quickly = made_quickly.call_count
+    signals.before_task_publish.connect(before, weak=False)
+    signals.after_task_publish.connect(after, weak=False)
+    try:
+        for number in range(3):
+            await aio.send(add.s(1), task_id=f"t{number}")
+    finally:
+        signals.before_task_publish.disconnect(before)
+        signals.after_task_publish.disconnect(after)
+    assert made_quickly.call_count == quickly
+    await aio.aclose(app)
     assert seen == [(when, f"t{n}") for n in range(3) for when in ("before", "after")]
     for number in range(3):
         assert b'"trace":"t-1"' in stored(center, f"t{number}")[0]
 
 
-def test_what_somebody_has_replaced_is_called(app: Celery, made_quickly: mock.Mock) -> None:
+async def test_what_somebody_has_replaced_is_called(app: Celery, made_quickly: mock.Mock) -> None:
     add = app.tasks["shop.add"]
     called: list[Any] = []
 
-    async def send() -> None:
+    for _ in range(3):
+        await aio.send(add.s(1))
+    quickly = made_quickly.call_count
+    original = add.apply_async
+    with mock.patch.object(
+        type(add), "apply_async", lambda self, *a, **k: called.append(a) or original(*a, **k)
+    ):
         for _ in range(3):
             await aio.send(add.s(1))
-        quickly = made_quickly.call_count
-        original = add.apply_async
-        with mock.patch.object(
-            type(add), "apply_async", lambda self, *a, **k: called.append(a) or original(*a, **k)
-        ):
-            for _ in range(3):
-                await aio.send(add.s(1))
-        assert made_quickly.call_count == quickly
-        await aio.aclose(app)
-
-    in_loop(send())
+    assert made_quickly.call_count == quickly
+    await aio.aclose(app)
     assert len(called) == 3
 
 
-def test_chains_groups_and_chords(app: Celery, center: TimeoutCenter) -> None:
+async def test_chains_groups_and_chords(app: Celery, center: TimeoutCenter) -> None:
     add = app.tasks["shop.add"]
 
-    async def send() -> None:
-        result = await aio.send(chain(add.s(1), add.s(2), add.s(3)))
-        assert result.parent.parent.id == center.scan("celery").messages[0].id
-        center.queues.purge("celery")
-        await aio.send(group(add.s(n) for n in range(5)))
-        assert center.counts("celery").ready == 5
-        center.queues.purge("celery")
-        # The backend is disabled: Celery refuses a chord, which it does in a thread.
-        with pytest.raises(NotImplementedError, match="backend"):
-            await aio.send(chord([add.s(1), add.s(2)], add.s(3)))
-        await aio.aclose(app)
-
-    in_loop(send())
+    result = await aio.send(chain(add.s(1), add.s(2), add.s(3)))
+    assert result.parent.parent.id == center.scan("celery").messages[0].id
+    center.queues.purge("celery")
+    await aio.send(group(add.s(n) for n in range(5)))
+    assert center.counts("celery").ready == 5
+    center.queues.purge("celery")
+    # The backend is disabled: Celery refuses a chord, which it does in a thread.
+    with pytest.raises(NotImplementedError, match="backend"):
+        await aio.send(chord([add.s(1), add.s(2)], add.s(3)))
+    await aio.aclose(app)
 
 
-def test_operations_return_what_a_task_center_returns(app: Celery, center: TimeoutCenter) -> None:
+async def test_operations_return_what_a_task_center_returns(
+    app: Celery, center: TimeoutCenter
+) -> None:
     add = app.tasks["shop.add"]
 
-    async def use() -> None:
-        result = await aio.send(add.s(1), countdown=3600)
-        [found] = await aio.get(result.id, app=app)
-        assert [found] == center.get(result.id)
-        [moved] = await aio.reschedule(result.id, countdown=60, app=app)
-        assert moved.moved and moved.time_us < found.time_us
-        toc = aio.timeout_center(app)
-        assert (await toc.task(found)).name == "shop.add"
-        assert await toc.count(where=lambda task: task.name == "shop.add") == 1
-        [gone] = await aio.cancel([result.id], app=app)
-        assert gone.deleted
-        assert await aio.get(result.id, app=app) == []
-        await aio.aclose(app)
-
-    in_loop(use())
+    result = await aio.send(add.s(1), countdown=3600)
+    [found] = await aio.get(result.id, app=app)
+    assert [found] == center.get(result.id)
+    [moved] = await aio.reschedule(result.id, countdown=60, app=app)
+    assert moved.moved and moved.time_us < found.time_us
+    toc = aio.timeout_center(app)
+    assert (await toc.task(found)).name == "shop.add"
+    assert await toc.count(where=lambda task: task.name == "shop.add") == 1
+    [gone] = await aio.cancel([result.id], app=app)
+    assert gone.deleted
+    assert await aio.get(result.id, app=app) == []
+    await aio.aclose(app)
 
 
 def test_the_current_app_is_used_unless_one_is_given(
@@ -416,112 +399,80 @@ def test_the_current_app_is_used_unless_one_is_given(
         in_loop(use())
 
 
-def test_another_broker_is_refused() -> None:
+async def test_another_broker_is_refused() -> None:
     app = Celery("other", broker="memory://", set_as_current=False)
 
     @app.task(name="other.add", shared=False)
     def add() -> None: ...
 
-    async def send() -> None:
-        with pytest.raises(ConfigurationError, match="is not a timeout center"):
-            await aio.send(add.s())
-
-    in_loop(send())
+    with pytest.raises(ConfigurationError, match="is not a timeout center"):
+        await aio.send(add.s())
 
 
 # -- the loop, and faults
 
 
-def test_many_sends_leave_the_loop_turning(app: Celery) -> None:
+async def test_many_sends_leave_the_loop_turning(app: Celery) -> None:
     add = app.tasks["shop.add"]
 
-    async def send() -> None:
-        async with watched():
-            results = await asyncio.gather(*[aio.send(add.s(n), countdown=60) for n in range(1000)])
-        assert len({one.id for one in results}) == 1000
-        counts = await aio.timeout_center(app).counts("celery")
-        assert counts.scheduled == 1000
-        assert len(sender_of(app)._idle) <= LANES
-        await aio.aclose(app)
-
-    in_loop(send())
+    async with watched():
+        results = await asyncio.gather(*[aio.send(add.s(n), countdown=60) for n in range(1000)])
+    assert len({one.id for one in results}) == 1000
+    counts = await aio.timeout_center(app).counts("celery")
+    assert counts.scheduled == 1000
+    assert len(sender_of(app)._idle) <= LANES
+    await aio.aclose(app)
 
 
-def test_the_loop_turns_while_the_server_stands_still(tmp_path: Path) -> None:
-    server = Server(tmp_path).start()
-
-    async def send(app: Celery) -> None:
+async def test_the_loop_turns_while_the_server_stands_still(tmp_path: Path) -> None:
+    with Server(tmp_path) as server, make_app(server.toc_url) as app:
         add = app.tasks["shop.add"]
         async with watched():
-            os.kill(server.pid, signal.SIGSTOP)  # it has not even been connected to
-            try:
+            with frozen(server):  # it has not even been connected to
                 waiting = [asyncio.create_task(aio.send(add.s(n))) for n in range(50)]
                 done, _ = await asyncio.wait(waiting, timeout=0.7)
                 assert not done
-            finally:
-                os.kill(server.pid, signal.SIGCONT)
             await asyncio.gather(*waiting)
         assert (await aio.timeout_center(app).counts("celery")).ready == 50
         await aio.aclose(app)
 
-    try:
-        with make_app(server.toc_url) as app:
-            in_loop(send(app))
-    finally:
-        server.stop()
-
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_server_that_is_away_for_a_moment_is_waited_for(
-    single_server: Server, client: redis.Redis, known: bool
-) -> None:
-    async def send(app: Celery, proxy: Proxy) -> None:
-        add = app.tasks["shop.add"]
-        for _ in range(3 if known else 0):
-            await aio.send(add.s(1))
-        proxy.refuse()
-        proxy.cut()
-        async with watched():
-            waiting = asyncio.create_task(
-                aio.send(add.s(2), task_id="once", queue="other" if not known else "celery")
-            )
-            await asyncio.sleep(0.1)
-            proxy.accept()
-            await waiting
-        assert len(await aio.get("once", app=app)) == 1
-        proxy.refuse()
-        proxy.cut()
-        with pytest.raises(OperationalError):
-            await aio.send(add.s(3))
+async def test_a_server_that_is_away_for_a_moment_is_waited_for(proxied: Any, known: bool) -> None:
+    app, proxy = proxied
+    add = app.tasks["shop.add"]
+    for _ in range(3 if known else 0):
+        await aio.send(add.s(1))
+    proxy.refuse()
+    proxy.cut()
+    async with watched():
+        queue = "celery" if known else "other"
+        waiting = asyncio.create_task(aio.send(add.s(2), task_id="once", queue=queue))
+        await asyncio.sleep(0.1)
         proxy.accept()
-        await aio.aclose(app)
-
-    with single_server.client() as made:
-        made.flushall()
-    with Proxy(single_server.port) as proxy, make_app(proxy.toc_url) as app:
-        in_loop(send(app, proxy))
-
-
-def test_a_reply_that_is_lost_does_not_send_twice(
-    single_server: Server, client: redis.Redis
-) -> None:
-    async def send(app: Celery, proxy: Proxy) -> None:
-        add = app.tasks["shop.add"]
-        for _ in range(3):
-            await aio.send(add.s(1))
-        dropped = proxy.drop_replies(b"once")
-        waiting = asyncio.create_task(aio.send(add.s(2), task_id="once"))
-        while not dropped.is_set():
-            await asyncio.sleep(0.01)
-        proxy.cut()
         await waiting
-        assert len(await aio.get("once", app=app)) == 1
-        await aio.aclose(app)
+    assert len(await aio.get("once", app=app)) == 1
+    proxy.refuse()
+    proxy.cut()
+    with pytest.raises(OperationalError):
+        await aio.send(add.s(3))
+    proxy.accept()
+    await aio.aclose(app)
 
-    with single_server.client() as made:
-        made.flushall()
-    with Proxy(single_server.port) as proxy, make_app(proxy.toc_url) as app:
-        in_loop(send(app, proxy))
+
+async def test_a_reply_that_is_lost_does_not_send_twice(proxied: Any) -> None:
+    app, proxy = proxied
+    add = app.tasks["shop.add"]
+    for _ in range(3):
+        await aio.send(add.s(1))
+    dropped = proxy.drop_replies(b"once")
+    waiting = asyncio.create_task(aio.send(add.s(2), task_id="once"))
+    while not dropped.is_set():
+        await asyncio.sleep(0.01)
+    proxy.cut()
+    await waiting
+    assert len(await aio.get("once", app=app)) == 1
+    await aio.aclose(app)
 
 
 def test_results_in_redis_do_not_block_the_loop(
@@ -562,17 +513,13 @@ def test_loops_one_after_the_other(app: Celery, center: TimeoutCenter) -> None:
 
 @pytest.mark.one_server("of sentinels")
 def test_through_sentinels(tmp_path: Path) -> None:
-    deployment = Deployment(tmp_path, sentinels=2).start()
-    try:
-        with make_app(deployment.toc_url) as app:
+    with Deployment(tmp_path, sentinels=2) as deployment, make_app(deployment.toc_url) as app:
 
-            async def send() -> None:
-                for number in range(5):
-                    await aio.send(app.tasks["shop.add"].s(number))
-                counts = await aio.timeout_center(app).counts("celery")
-                assert counts.ready == 5
-                await aio.aclose(app)
+        async def send() -> None:
+            for number in range(5):
+                await aio.send(app.tasks["shop.add"].s(number))
+            counts = await aio.timeout_center(app).counts("celery")
+            assert counts.ready == 5
+            await aio.aclose(app)
 
-            in_loop(send())
-    finally:
-        deployment.stop()
+        in_loop(send())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -20,7 +18,7 @@ from kombu_toc.aio.client import Link
 from ..meta.test_readme import named
 from ..support.inspection import announced, blocked
 from ..support.loops import in_loop, watched
-from ..support.servers import Server
+from ..support.servers import Server, frozen
 
 HOUR = 3600.0
 
@@ -39,60 +37,51 @@ async def until(holds: Callable[[], Any]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_a_task_waits_for_messages_and_blocks_no_other(
-    url: str, center: TimeoutCenter, client: redis.Redis
+async def test_a_task_waits_for_messages_and_blocks_no_other(
+    url: str, center: TimeoutCenter
 ) -> None:
-    async def use() -> None:
-        async with center_at(url) as toc, watched():
-            began = time.monotonic()
-            waits = asyncio.create_task(toc.pop(["mail", "sms"], 10, wait=30))
-            await asyncio.sleep(0.2)  # others run meanwhile
-            await toc.put("sms", "m", b"body", delay=0.2)
-            popped = await waits
-            assert 0.4 <= time.monotonic() - began < 3
-            assert [message.id for message in popped.messages] == ["m"]
-            assert await toc.ack(popped.messages) == 1
-            assert (await toc.pop("mail", wait=0.2)).messages == []
-
-    in_loop(use())
-    assert blocked(client) == 0
+    async with center_at(url) as toc, watched():
+        began = time.monotonic()
+        waits = asyncio.create_task(toc.pop(["mail", "sms"], 10, wait=30))
+        await asyncio.sleep(0.2)  # others run meanwhile
+        await toc.put("sms", "m", b"body", delay=0.2)
+        popped = await waits
+        assert 0.4 <= time.monotonic() - began < 3
+        assert [message.id for message in popped.messages] == ["m"]
+        assert await toc.ack(popped.messages) == 1
+        assert (await toc.pop("mail", wait=0.2)).messages == []
+    assert blocked(center.client) == 0
 
 
-def test_of_many_tasks_that_wait_one_gets_a_message(url: str, center: TimeoutCenter) -> None:
-    async def use() -> None:
-        async with center_at(url) as toc:
-            got: list[str] = []
+async def test_of_many_tasks_that_wait_one_gets_a_message(url: str, center: TimeoutCenter) -> None:
+    async with center_at(url) as toc:
+        got: list[str] = []
 
-            async def wait() -> None:
-                for message in (await toc.pop(["mail", "sms"], wait=10)).messages:
-                    got.append(message.id)
-                    await toc.ack(message)
+        async def wait() -> None:
+            for message in (await toc.pop(["mail", "sms"], wait=10)).messages:
+                got.append(message.id)
+                await toc.ack(message)
 
-            tasks = [asyncio.create_task(wait()) for _ in range(10)]
-            for number in range(10):
-                await toc.put(("mail", "sms")[number % 2], f"m{number}", b"", delay=0.1)
-            await asyncio.gather(*tasks)
-            assert sorted(got) == [f"m{number}" for number in range(10)]
-
-    in_loop(use())
+        tasks = [asyncio.create_task(wait()) for _ in range(10)]
+        for number in range(10):
+            await toc.put(("mail", "sms")[number % 2], f"m{number}", b"", delay=0.1)
+        await asyncio.gather(*tasks)
+        assert sorted(got) == [f"m{number}" for number in range(10)]
 
 
-def test_a_task_that_is_cancelled_hands_back_what_it_had_claimed(
+async def test_a_task_that_is_cancelled_hands_back_what_it_had_claimed(
     url: str, center: TimeoutCenter, client: redis.Redis
 ) -> None:
     for number in range(40):
         center.put("mail", f"later{number}", b"", delay=HOUR + number)
     before = announced(center, "mail")
 
-    async def use() -> None:
-        async with center_at(url) as toc:
-            waits = asyncio.create_task(toc.pop("mail", wait=None))
-            await until(lambda: not announced(center, "mail"))
-            waits.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waits
-
-    in_loop(use())
+    async with center_at(url) as toc:
+        waits = asyncio.create_task(toc.pop("mail", wait=None))
+        await until(lambda: not announced(center, "mail"))
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
     assert announced(center, "mail") == before
     assert blocked(client) == 0
 
@@ -135,32 +124,29 @@ def test_a_task_that_is_cancelled_gives_back_what_it_was_just_delivered(
         center.queues.purge("mail")
 
 
-def test_a_loop_over_messages_renews_their_leases_and_settles_them(
+async def test_a_loop_over_messages_renews_their_leases_and_settles_them(
     url: str, center: TimeoutCenter
 ) -> None:
     center.queues.declare("mail", visibility=3, slots=1, retry_backoff=HOUR, retry_backoff_max=HOUR)
     for id in ("a", "b", "c", "d"):
         center.put("mail", id, b"")
 
-    async def use() -> None:
-        async with center_at(url) as toc:
-            with pytest.raises(ValueError, match="broken"):
-                async with toc.consume("mail", "sms", limit=10) as messages:
-                    async for message in messages:
-                        assert isinstance(message, AsyncTaken)
-                        if message.id == "a":
-                            end = time.monotonic() + 4
-                            while time.monotonic() < end:  # longer than a lease
-                                assert center.pop("mail").messages == []
-                                await asyncio.sleep(0.05)
-                        elif message.id == "b":
-                            assert await message.reject(requeue=False) == "dead"
-                        else:
-                            raise ValueError("broken")
-            async with toc.consume("mail", idle=0) as messages:
-                assert [message.id async for message in messages] == ["d"]
-
-    in_loop(use())
+    async with center_at(url) as toc:
+        with pytest.raises(ValueError, match="broken"):
+            async with toc.consume("mail", "sms", limit=10) as messages:
+                async for message in messages:
+                    assert isinstance(message, AsyncTaken)
+                    if message.id == "a":
+                        end = time.monotonic() + 4
+                        while time.monotonic() < end:  # longer than a lease
+                            assert center.pop("mail").messages == []
+                            await asyncio.sleep(0.05)
+                    elif message.id == "b":
+                        assert await message.reject(requeue=False) == "dead"
+                    else:
+                        raise ValueError("broken")
+        async with toc.consume("mail", idle=0) as messages:
+            assert [message.id async for message in messages] == ["d"]
     assert center.get("a") == center.get("d") == []
     assert center.counts("mail").dead == 1
     [failed] = center.get("c")
@@ -169,52 +155,37 @@ def test_a_loop_over_messages_renews_their_leases_and_settles_them(
 
 
 @pytest.mark.one_server("it stops the server's process")
-def test_a_server_that_is_frozen_for_a_while_is_waited_for(tmp_path: Path) -> None:
-    server = Server(tmp_path).start()
-
-    async def use() -> None:
+async def test_a_server_that_is_frozen_for_a_while_is_waited_for(tmp_path: Path) -> None:
+    with Server(tmp_path) as server:
         async with center_at(server.toc_url) as toc, watched():
             await toc.put("mail", "m", b"", delay=1)
             waits = asyncio.create_task(toc.pop("mail", wait=30))
             await asyncio.sleep(0.3)  # it waits by then
-            os.kill(server.pid, signal.SIGSTOP)
-            await asyncio.sleep(1.5)  # for so long the server stands still
-            os.kill(server.pid, signal.SIGCONT)
+            with frozen(server):
+                await asyncio.sleep(1.5)  # for so long the server stands still
             assert [message.id for message in (await waits).messages] == ["m"]
 
-    try:
-        in_loop(use())
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
-        server.stop()
 
-
-def test_a_cut_connection_is_made_again(
+async def test_a_cut_connection_is_made_again(
     url: str, client: redis.Redis, center: TimeoutCenter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def use() -> None:
-        async with center_at(url) as toc:
-            waits = asyncio.create_task(toc.pop("mail", wait=20))
-            await until(lambda: blocked(client))
-            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            await until(lambda: "cannot wait for messages of mail for now" in caplog.text)
-            center.put("mail", "m", b"")
-            assert [message.id for message in (await waits).messages] == ["m"]
-
-    in_loop(use())
+    async with center_at(url) as toc:
+        waits = asyncio.create_task(toc.pop("mail", wait=20))
+        await until(lambda: blocked(client))
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        await until(lambda: "cannot wait for messages of mail for now" in caplog.text)
+        center.put("mail", "m", b"")
+        assert [message.id for message in (await waits).messages] == ["m"]
 
 
-def test_the_example_of_a_loop_runs(
+async def test_the_example_of_a_loop_runs(
     url: str, center: TimeoutCenter, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names: dict[str, Any] = {}
     exec(named("docs/asyncio.md", "async def consume(center)"), names)
     center.put("mail", "order-7", b"remind")
 
-    async def use() -> None:
-        async with center_at(url) as toc:
-            await names["consume"](toc)
-
-    in_loop(use())
+    async with center_at(url) as toc:
+        await names["consume"](toc)
     assert "mail order-7 b'remind'" in capsys.readouterr().out
     assert sum(center.counts("mail")) == 0

@@ -14,6 +14,7 @@ from celery import Celery
 from kombu import Connection
 
 from kombu_toc import TimeoutCenter, center_for
+from kombu_toc.center import registry
 from kombu_toc.http import new_token
 
 from .cluster import Cluster
@@ -52,11 +53,31 @@ def full(client: redis.Redis) -> Iterator[Callable[[], Any]]:
 
 
 @pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has warned of no declaration yet."""
+    monkeypatch.setattr(registry, "_warned", set())
+
+
+@pytest.fixture
+def replica(server: Server, client: redis.Redis, tmp_path: Path) -> Iterator[Server]:
+    """Of the shared server, in step with it."""
+    client.config_set("repl-diskless-sync-delay", 0)
+    with Server(tmp_path, "--replicaof", "127.0.0.1", str(server.port)) as made:
+        with made.client() as follower:
+            while follower.info("replication")["master_link_status"] != "up":
+                pass
+            client.set("seen", "by the replica")  # WAIT may wait for nothing but writes
+            while client.wait(1, 1000) < 1:
+                pass
+            client.delete("seen")
+        yield made
+
+
+@pytest.fixture
 def failing(tmp_path: Path) -> Iterator[Deployment]:
     """A primary, its replica and their sentinels, to break."""
-    made = Deployment(tmp_path).start()
-    yield made
-    made.stop()
+    with Deployment(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture
@@ -113,6 +134,7 @@ def api(shared: HttpServer, center: TimeoutCenter) -> HttpServer:
     # It remembers declarations for a moment, which were flushed.
     for queue in ("mail", "sms"):
         center.queues.declare(queue)
+    shared.center = center
     return shared
 
 
@@ -155,6 +177,7 @@ def local(page_server: HttpServer, center: TimeoutCenter) -> Visitor:
     """Who sits at the machine; on the page_server server, which is empty."""
     for queue in ("mail", "sms"):
         center.queues.declare(queue)
+    page_server.center = center
     made = Visitor(page_server)
     made.get("queue?queue=mail")
     return made

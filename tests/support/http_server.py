@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import signal
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,9 @@ class HttpServer(nursery.Program):
 
     token: what requests are sent with unless they say
     """
+
+    #: of its broker, where a fixture has one
+    center: Any = None
 
     def __init__(
         self,
@@ -82,11 +86,46 @@ class HttpServer(nursery.Program):
             if over is None:
                 connection.close()
 
+    def raw(self, sent: bytes) -> Reply:
+        """What is answered to these bytes."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as raw:
+            raw.sendall(sent)
+            reply = http.client.HTTPResponse(raw)
+            reply.begin()
+            found = {name.lower(): value for name, value in reply.getheaders()}
+            return Reply(reply.status, found, reply.read())
+
     def get(self, path: str, **how: Any) -> Reply:
         return self.ask("GET", path, **how)
 
     def post(self, path: str, document: Any = None, **how: Any) -> Reply:
         return self.ask("POST", path, document, **how)
+
+
+def with_tokens(broker: str, *options: str, lines: str) -> HttpServer:
+    return HttpServer(broker, *options, environment={"TOC_HTTP_TOKENS": lines})
+
+
+#: A program that has the API and the page mounted in another application.
+MOUNTED = """
+import socket, sys, uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from kombu_toc.http import api_for
+
+app = Starlette(routes=[Mount(one, api_for({broker!r})) for one in {places!r}])
+listening = socket.create_server(("127.0.0.1", 0))
+port = listening.getsockname()[1]
+print(f"Listening at http://127.0.0.1:{{port}}", file=sys.stderr, flush=True)
+uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off")).run(sockets=[listening])
+"""
+
+
+def mounted(folder: Path, broker: str, *places: str) -> HttpServer:
+    """An application that has it below each of these places."""
+    program = folder / "mounted.py"
+    program.write_text(MOUNTED.format(broker=broker, places=places))
+    return HttpServer(broker, command=(str(program),))
 
 
 def peak_of(pid: int) -> int:

@@ -29,6 +29,29 @@ def pop_call(center: TimeoutCenter, topic: Topic, *slots: Any, **how: Any) -> Sc
     return center.commands.pop(topic, PopRequest(center.deliveries.names.next(), *slots, **how))
 
 
+def put_some(
+    center: TimeoutCenter,
+    queue: str,
+    number: int,
+    prefix: str = "m",
+    body: bytes = b"",
+    **how: Any,
+) -> None:
+    """Put so many messages, one after the other: m0, m1, ..."""
+    for n in range(number):
+        center.put(queue, f"{prefix}{n}", body, **how)
+
+
+@contextmanager
+def full_server(client: redis.Redis, most: int = 1) -> Iterator[None]:
+    """In this block the server refuses whatever takes memory. most: bytes that it may have"""
+    client.config_set("maxmemory", most)
+    try:
+        yield
+    finally:
+        client.config_set("maxmemory", 0)
+
+
 def now_us(client: redis.Redis) -> int:
     """The server's clock."""
     seconds, rest = client.time()

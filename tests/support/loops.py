@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 import threading
 import time
@@ -11,6 +12,8 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pytest
 
 R = TypeVar("R")
 
@@ -25,6 +28,16 @@ LOOK, MOST = 0.01, 0.04
 def in_loop(coroutine: Coroutine[Any, Any, R]) -> R:
     """The result of a coroutine, in a loop of its own."""
     return asyncio.run(asyncio.wait_for(coroutine, 60))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs in a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    in_loop(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 class Watchdog(threading.Thread):

@@ -29,6 +29,11 @@ class Visitor:
         self.proof = ""
 
     @property
+    def center(self) -> TimeoutCenter:
+        """Of the broker of its server, where a fixture has one."""
+        return self.server.center  # type: ignore[no-any-return]
+
+    @property
     def session(self) -> str:
         """The cookie of the session."""
         return next(one for name, one in self.cookies.items() if "session" in name)

@@ -162,6 +162,12 @@ class Deployment:
         self._wait(done, "no failover", seconds)
         return self.acting()
 
+    def __enter__(self) -> Deployment:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def stop(self) -> None:
         for server in (*self.sentinels, *self.servers):
             server.kill()

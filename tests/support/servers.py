@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import glob
 import os
 import shutil
+import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +74,14 @@ class Server:
         self.launch()
         self.wait()
         return self
+
+    def __enter__(self) -> Any:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)  # it may stand still
+        self.stop()
 
     def launch(self) -> None:
         """Start it, whether it answers yet or not."""
@@ -201,3 +212,14 @@ class SteppedServer(Server):
         new = self.directory / "clock.new"
         new.write_text(f"{self._offset:+f}\n")
         new.replace(self._file)
+
+
+@contextlib.contextmanager
+def frozen(process: Any) -> Iterator[Callable[[], None]]:
+    """In this block it stands still, until what this gives is called. process: what has a pid"""
+    go_on = functools.partial(os.kill, process.pid, signal.SIGCONT)
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        yield go_on
+    finally:
+        go_on()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 #: Seconds that count at most between two looks: a machine that stands still holds up what is
@@ -31,6 +33,19 @@ def at_once(run: Callable[[Any], object], arguments: Iterable[Any]) -> None:
     with ThreadPoolExecutor(len(given)) as pool:
         for _ in pool.map(run, given):
             pass
+
+
+@contextmanager
+def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[list[Any]]:
+    """Run it beside; what it returned is in the list at the end."""
+    returned: list[Any] = []
+    thread = threading.Thread(target=lambda: returned.append(function(*args, **kwargs)))
+    thread.start()
+    try:
+        yield returned
+    finally:
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def running(seconds: float) -> Iterator[None]:
