@@ -62,10 +62,9 @@ def test_what_another_process_binds_or_unbinds_counts_from_the_next_publish_on(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_binding_that_goes_stale_ends_the_routing(
-    connect: Connect, center: TimeoutCenter, kind: str
+    connection: Connection, center: TimeoutCenter, kind: str
 ) -> None:
     exchange = Exchange("work", kind)
-    connection = connect()
     Queue("stays", exchange, "key")(connection.default_channel).declare()
     center.queues.declare("brief")
     pattern = TopicExchange(None).key_to_pattern("key")
@@ -81,11 +80,10 @@ def test_a_binding_that_goes_stale_ends_the_routing(
 
 @pytest.mark.parametrize("ttl_ms", [0, 60_000])
 def test_as_many_bindings_as_before_are_seen_to_be_others(
-    connect: Connect, center: TimeoutCenter, ttl_ms: int
+    connection: Connection, center: TimeoutCenter, ttl_ms: int
 ) -> None:
     """One goes and one comes between two publishes, and the routing key leads somewhere still."""
     exchange = Exchange("work", "direct")
-    connection = connect()
     for queue in ("stays", "goes", "comes"):
         center.queues.declare(queue)
     stays, goes, comes = (binding("direct", "a", None, name) for name in ("stays", "goes", "comes"))
@@ -101,9 +99,8 @@ def test_as_many_bindings_as_before_are_seen_to_be_others(
 @own_server
 @pytest.mark.parametrize("options", [{"exclusive": True}, {"auto_delete": True}, {"expires": 60}])
 def test_to_delete_a_transient_queue_looks_through_no_keys(
-    connect: Connect, client: redis.Redis, options: dict[str, Any]
+    connection: Connection, client: redis.Redis, options: dict[str, Any]
 ) -> None:
-    connection = connect()
     queue = Queue("reply", Exchange("replies", "direct"), "key", **options)
     queue(connection.default_channel).declare()
     before = commands(client).get("scan", 0)
@@ -134,10 +131,9 @@ def test_an_exchange_that_was_deleted_and_is_bound_again_routes_as_it_is_bound_n
 @pytest.mark.one_server("what is sent to it is counted there")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_publish_asks_for_the_version_and_reads_no_bindings(
-    connect: Connect, center: TimeoutCenter, client: redis.Redis, kind: str
+    connection: Connection, center: TimeoutCenter, client: redis.Redis, kind: str
 ) -> None:
     exchange = Exchange("work", kind)
-    connection = connect()
     exchange(connection.default_channel).declare()
     pattern = TopicExchange(None).key_to_pattern
     members = {
@@ -201,9 +197,8 @@ def test_threads_that_publish_see_each_binding_at_once(
 
 
 def test_what_is_kept_of_exchanges_and_routing_keys_is_bounded(
-    connect: Connect, center: TimeoutCenter
+    connection: Connection, center: TimeoutCenter
 ) -> None:
-    connection = connect()
     routes = connection.transport.routes
     for number in range(MAX_TABLES + 10):
         routes.of(f"exchange{number}")

@@ -9,19 +9,18 @@ from typing import Any
 
 import pytest
 import redis
-from kombu import Connection, Consumer, Exchange, Producer, Queue
-from kombu.asynchronous import Hub
+from kombu import Connection, Exchange, Producer, Queue
 
 from kombu_toc import TimeoutCenter
 from kombu_toc.center.exchanges import PAGE, PARTS, part_of_key
 from kombu_toc.consumer import blocking
 from kombu_toc.model import message as envelope
 
+from ..support.consuming import Inbox, Loop, deliver_until
 from ..support.fixtures import drain
 from ..support.inspection import keys_left
 from ..support.proxy import Proxy
 from ..support.servers import Server, SteppedServer
-from .test_transport import Inbox
 
 Connect = Callable[..., Connection]
 
@@ -30,9 +29,20 @@ EVERYONE = Exchange("everyone", "fanout")
 
 def consume(connection: Connection, *queues: Queue) -> Inbox:
     """Consume on a channel of its own, until the connection is released."""
-    inbox = Inbox()
-    Consumer(connection.channel(), list(queues), callbacks=[inbox]).consume()
-    return inbox
+    return Inbox(connection.channel(), *queues)
+
+
+def bound_to(channel: Any, *bindings: Any, name: str = "q", **lives: Any) -> Queue:
+    """A queue of the events of workers, and of what else is named: exchanges, or keys of events."""
+    queue = Queue(name, EVENTS, "worker.#", **lives)(channel)
+    queue.declare()
+    for one in bindings:
+        if isinstance(one, str):
+            queue.bind_to(EVENTS, one)
+        else:
+            one(channel).declare()
+            queue.bind_to(one, "mine" if one is LETTERS else "")
+    return queue
 
 
 def broadcast(
@@ -50,7 +60,7 @@ def test_a_queue_keeps_what_is_broadcast_before_it_is_consumed(connect: Connect)
         Producer(producer, EVERYONE).publish("early", declare=list(queues))
     consumer = connect()
     for queue in queues:
-        with Consumer(consumer, [queue], callbacks=[inbox := Inbox()]):
+        with Inbox(consumer, queue) as inbox:
             consumer.drain_events(timeout=5)
         assert inbox.bodies == ["early"]
         assert inbox.messages[0].delivery_info["exchange"] == "everyone"
@@ -84,9 +94,8 @@ def test_a_kept_broadcast_that_was_not_acknowledged_is_delivered_again(connect: 
 
 @pytest.mark.parametrize("arguments", [{"exclusive": True}, {"auto_delete": True}, {"expires": 9}])
 def test_a_queue_that_goes_away_keeps_nothing_for_later(
-    connect: Connect, center: TimeoutCenter, arguments: dict[str, Any]
+    connection: Connection, center: TimeoutCenter, arguments: dict[str, Any]
 ) -> None:
-    connection = connect()
     Queue("passing", EVERYONE, **arguments)(connection.default_channel).declare()
     broadcast(connection, "one")
     # One that expires is a topic at once, which says when: it has no message all the same.
@@ -95,8 +104,7 @@ def test_a_queue_that_goes_away_keeps_nothing_for_later(
     assert center.client.xlen(center.keys.fanout("everyone")) == 1
 
 
-def test_what_is_kept_needs_no_stream(connect: Connect, center: TimeoutCenter) -> None:
-    connection = connect()
+def test_what_is_kept_needs_no_stream(connection: Connection, center: TimeoutCenter) -> None:
     inbox = consume(connection, Queue("kept", EVERYONE))
     broadcast(connection, "one")
     drain(connection)
@@ -104,8 +112,7 @@ def test_what_is_kept_needs_no_stream(connect: Connect, center: TimeoutCenter) -
     assert not center.client.exists(center.keys.fanout("everyone"))
 
 
-def test_a_binding_s_pattern_holds_for_what_is_kept(connect: Connect) -> None:
-    connection = connect()
+def test_a_binding_s_pattern_holds_for_what_is_kept(connection: Connection) -> None:
     bound = Queue("workers", EVERYONE, "worker.#")
     bound(connection.default_channel).declare()
     bound(connection.default_channel).bind_to(EVERYONE, "host.#")
@@ -116,8 +123,9 @@ def test_a_binding_s_pattern_holds_for_what_is_kept(connect: Connect) -> None:
     assert sorted(inbox.bodies) == ["host.up", "worker.online"]
 
 
-def test_unbinding_and_deleting_end_the_keeping(connect: Connect, client: redis.Redis) -> None:
-    connection = connect()
+def test_unbinding_and_deleting_end_the_keeping(
+    connection: Connection, client: redis.Redis
+) -> None:
     queue = Queue("kept", EVERYONE)(connection.default_channel)
     queue.declare()
     queue.unbind_from(EVERYONE)
@@ -130,16 +138,14 @@ def test_unbinding_and_deleting_end_the_keeping(connect: Connect, client: redis.
     assert keys_left(client) == []
 
 
-def test_a_kept_broadcast_waits_for_its_action_time(connect: Connect) -> None:
-    connection = connect()
+def test_a_kept_broadcast_waits_for_its_action_time(connection: Connection) -> None:
     Queue("kept", EVERYONE)(connection.default_channel).declare()
     Producer(connection, EVERYONE).publish("later", headers={"x-delay": 300_000})
     counts = connection.transport.center.counts("kept")
     assert (counts.ready, counts.scheduled) == (0, 1)
 
 
-def test_a_batch_reaches_the_queues_that_keep(connect: Connect) -> None:
-    connection = connect()
+def test_a_batch_reaches_the_queues_that_keep(connection: Connection) -> None:
     Queue("kept", EVERYONE)(connection.default_channel).declare()
     channel = connection.default_channel
     batch = channel.create_publish_batch(10)
@@ -173,24 +179,20 @@ def test_a_broadcast_that_is_repeated_is_kept_once(server: Server, connect: Conn
     drain(listener)
     inbox = consume(listener, kept)
     drain(listener)
-    assert (
-        inbox.bodies == own.bodies == ["before", "cut in the stream", "cut in the queue", "after"]
-    )
+    sent = ["before", "cut in the stream", "cut in the queue", "after"]
+    assert inbox.bodies == own.bodies == sent
 
 
 # -- the server's clock
 
 
 def test_a_binding_made_after_the_clock_stepped_back_gets_what_follows(
-    connect: Connect, center: TimeoutCenter
+    connection: Connection, center: TimeoutCenter
 ) -> None:
-    connection = connect()
     inbox = consume(connection, Queue("own", EVERYONE, exclusive=True))
     # The first broadcast has an id of long ago: the binding was made by a clock that is ahead.
-    packed = envelope.pack(
-        {"body": b"1", "content-type": "application/json", "content-encoding": "utf-8"},
-        deflate=False,
-    )
+    kind = {"content-type": "application/json", "content-encoding": "utf-8"}
+    packed = envelope.pack({"body": b"1", **kind}, deflate=False)
     center.client.xadd(center.keys.fanout("everyone"), {"": packed}, id="1000-1")
     drain(connection)
     assert inbox.bodies == [1]
@@ -202,30 +204,25 @@ def test_broadcasts_go_on_when_the_server_s_clock_steps_back(tmp_path: Path, key
     """To who was bound before and to who is bound after, of a stream that there was and of one
     that there was not."""
     quiet = Exchange("quiet", "fanout")
-    server = SteppedServer(tmp_path).start()
-    try:
-        with Connection(server.toc_url) as connection:
-            before = consume(connection, Queue("before", EVERYONE, "worker.#", exclusive=True))
-            silent = consume(connection, Queue("silent", quiet, "worker.#", exclusive=True))
-            broadcast(connection, "one", EVERYONE, key)
-            drain(connection)
-            server.step(-3600)
-            after = consume(connection, Queue("after", EVERYONE, "worker.#", exclusive=True))
-            for exchange in (EVERYONE, quiet):
-                broadcast(connection, "two", exchange, key)
-                broadcast(connection, "three", exchange, key)
-            drain(connection)
-            assert before.bodies == ["one", "two", "three"]
-            assert after.bodies == silent.bodies == ["two", "three"]
-    finally:
-        server.stop()
+    with SteppedServer(tmp_path) as server, Connection(server.toc_url) as connection:
+        before = consume(connection, Queue("before", EVERYONE, "worker.#", exclusive=True))
+        silent = consume(connection, Queue("silent", quiet, "worker.#", exclusive=True))
+        broadcast(connection, "one", EVERYONE, key)
+        drain(connection)
+        server.step(-3600)
+        after = consume(connection, Queue("after", EVERYONE, "worker.#", exclusive=True))
+        for exchange in (EVERYONE, quiet):
+            broadcast(connection, "two", exchange, key)
+            broadcast(connection, "three", exchange, key)
+        drain(connection)
+        assert before.bodies == ["one", "two", "three"]
+        assert after.bodies == silent.bodies == ["two", "three"]
 
 
 def test_a_stream_that_was_made_anew_by_a_clock_that_stepped_back_is_read(
-    connect: Connect, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kombu_toc.consumer.blocking.RESTART_PAUSE", 0.0)
-    connection = connect()
     inbox = consume(connection, Queue("own", EVERYONE, exclusive=True))
     broadcast(connection, "before")
     drain(connection)
@@ -233,17 +230,14 @@ def test_a_stream_that_was_made_anew_by_a_clock_that_stepped_back_is_read(
     [(_, fields)] = center.client.xrange(stream)
     center.client.delete(stream)  # as it goes when nothing was added for long
     center.client.xadd(stream, fields, id="1000-1")
-    deadline = time.monotonic() + 10
-    while len(inbox.bodies) < 2:
-        assert time.monotonic() < deadline
-        drain(connection)
+    deliver_until(connection, lambda: len(inbox.bodies) == 2, 10)
     drain(connection)
     assert inbox.bodies == ["before", "before"]
 
 
 # -- parts of an exchange
 
-EVENTS = Exchange("events", "fanout")
+EVENTS, LETTERS = Exchange("events", "fanout"), Exchange("letters", "direct")
 
 
 def reader(connection: Connection, name: str, key: str) -> Inbox:
@@ -260,9 +254,8 @@ def streams_in(client: redis.Redis) -> dict[str, int]:
 
 
 def test_who_is_bound_to_a_first_word_reads_nothing_else(
-    connect: Connect, client: redis.Redis
+    connection: Connection, client: redis.Redis
 ) -> None:
-    connection = connect()
     workers = reader(connection, "w", "worker.#")
     for key in ("task.received", "worker.online", "task.started", "worker.heartbeat"):
         broadcast(connection, key, EVENTS, key)
@@ -272,10 +265,9 @@ def test_who_is_bound_to_a_first_word_reads_nothing_else(
 
 
 def test_who_is_bound_to_no_first_word_gets_all_in_order(
-    connect: Connect, client: redis.Redis
+    connection: Connection, client: redis.Redis
 ) -> None:
     """Also with readers of parts beside, and messages without a routing key among the rest."""
-    connection = connect()
     bindings = ["#", "", "*.received", "worker.#", "task.received", "task.#"]
     inboxes = {key: reader(connection, f"q{n}", key) for n, key in enumerate(bindings)}
     sent = []
@@ -297,8 +289,9 @@ def test_who_is_bound_to_no_first_word_gets_all_in_order(
     assert inboxes["task.#"].bodies == of("task.received", "task.started", "")
 
 
-def test_the_order_holds_from_page_to_page_of_a_long_and_a_short_stream(connect: Connect) -> None:
-    connection = connect()
+def test_the_order_holds_from_page_to_page_of_a_long_and_a_short_stream(
+    connection: Connection,
+) -> None:
     inbox = reader(connection, "all", "#")
     for number in range(3 * PAGE):
         broadcast(connection, number, EVENTS, "" if number % 50 == 49 else "task.sent")
@@ -306,8 +299,7 @@ def test_the_order_holds_from_page_to_page_of_a_long_and_a_short_stream(connect:
     assert inbox.bodies == list(range(3 * PAGE))
 
 
-def test_first_words_share_a_bounded_number_of_parts(connect: Connect) -> None:
-    connection = connect()
+def test_first_words_share_a_bounded_number_of_parts(connection: Connection) -> None:
     keys = [f"word{number}.x" for number in range(200)]
     inboxes = [reader(connection, f"q{n}", f"word{n}.#") for n in range(0, 200, 20)]
     for key in keys:
@@ -352,9 +344,8 @@ def test_a_reader_that_reconnects_goes_on_in_each_part(connect: Connect) -> None
 
 @pytest.mark.parametrize("part", ["the same", "another"])
 def test_a_broadcast_is_added_although_the_clock_has_stepped_back(
-    connect: Connect, center: TimeoutCenter, part: str
+    connection: Connection, center: TimeoutCenter, part: str
 ) -> None:
-    connection = connect()
     inbox = reader(connection, "w", "worker.#")
     broadcast(connection, "one", EVENTS, "worker.online")
     [stream] = center.client.keys("*:part:*")
@@ -374,29 +365,21 @@ def test_events_that_come_faster_than_a_page_a_pause_are_read_without_falling_be
     last longer than the test."""
     monkeypatch.setattr(blocking, "STREAM_PAUSE", 60.0)
     connection, other = connect(), connect()
-    hub, tasks = Hub(), Inbox()
-    connection.register_with_event_loop(hub)
-    inbox = reader(connection, "all", "#")
-    connection.transport.poller.unhurried.add("events")
-    Consumer(connection.channel(), [Queue("tasks")], callbacks=[tasks]).consume()
-    reading = connection.transport.poller._reader.subscriptions
-    while not reading.next_reading:
-        hub.run_once()
-    for number in range(20 * PAGE):
-        broadcast(other, number, EVENTS, "task.sent")
-    Producer(other).publish("task", routing_key="tasks")
-    reading.next_reading = time.monotonic() + 0.5  # when the pause before the first page is over
-    began = time.monotonic()
-    when_task = None
-    while len(inbox.messages) < 20 * PAGE:
-        assert time.monotonic() < began + 30
-        hub.run_once()
-        if tasks.messages and when_task is None:
-            when_task = len(inbox.messages)
-    assert inbox.bodies == list(range(20 * PAGE))
-    assert when_task is not None and when_task < 20 * PAGE
-    connection.release()
-    hub.close()
+    with Loop(connection) as loop:
+        inbox = reader(connection, "all", "#")
+        connection.transport.poller.unhurried.add("events")
+        tasks = consume(connection, Queue("tasks"))
+        read_before: list[int] = []
+        tasks.consumer.callbacks.append(lambda *_: read_before.append(len(inbox.messages)))
+        reading = connection.transport.poller._reader.subscriptions
+        loop.until(lambda: reading.next_reading)
+        for number in range(20 * PAGE):
+            broadcast(other, number, EVENTS, "task.sent")
+        Producer(other).publish("task", routing_key="tasks")
+        reading.next_reading = time.monotonic() + 0.5  # the pause before the first page is over
+        loop.until(lambda: len(inbox.messages) == 20 * PAGE, 30)
+        assert inbox.bodies == list(range(20 * PAGE))
+        assert read_before[0] < 20 * PAGE
 
 
 # -- a queue with several bindings
@@ -409,16 +392,10 @@ def lives(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_a_queue_gets_what_any_of_its_bindings_asks_for_once(
-    connect: Connect, lives: dict[str, Any]
+    connection: Connection, lives: dict[str, Any]
 ) -> None:
-    connection = connect()
-    channel = connection.channel()
-    inbox = Inbox()
-    queue = Queue("q", EVENTS, "worker.#", **lives)(channel)
-    queue.declare()
-    queue.bind_to(EVENTS, "task.#")
-    queue.bind_to(EVENTS, "#.sent")
-    Consumer(channel, [queue], callbacks=[inbox]).consume()
+    queue = bound_to(connection.channel(), "task.#", "#.sent", **lives)
+    inbox = Inbox(queue.channel, queue)
     keys = ["worker.online", "task.sent", "host.up", "task.received", "mail.sent", ""]
     for number, key in enumerate(keys):
         broadcast(connection, number, EVENTS, key)
@@ -428,16 +405,10 @@ def test_a_queue_gets_what_any_of_its_bindings_asks_for_once(
 
 
 def test_a_queue_gets_what_all_exchanges_broadcast_that_it_is_bound_to(
-    connect: Connect, lives: dict[str, Any]
+    connection: Connection, lives: dict[str, Any]
 ) -> None:
-    connection = connect()
-    channel = connection.channel()
-    inbox = Inbox()
-    queue = Queue("q", EVENTS, "worker.#", **lives)(channel)
-    queue.declare()
-    EVERYONE(channel).declare()
-    queue.bind_to(EVERYONE)
-    Consumer(channel, [queue], callbacks=[inbox]).consume()
+    queue = bound_to(connection.channel(), EVERYONE, **lives)
+    inbox = Inbox(queue.channel, queue)
     broadcast(connection, 1, EVENTS, "worker.online")
     broadcast(connection, 2, EVERYONE, "worker.online")
     broadcast(connection, 3, EVENTS, "task.sent")
@@ -450,19 +421,18 @@ def test_a_queue_gets_what_all_exchanges_broadcast_that_it_is_bound_to(
     assert sorted(inbox.bodies) == [1, 2]
 
 
-def consuming(connect: Connect, lives: dict[str, Any]) -> tuple[Connection, Queue, Inbox]:
+Consuming = tuple[Connection, Queue, Inbox]
+
+
+@pytest.fixture
+def consuming(connection: Connection, lives: dict[str, Any]) -> Consuming:
     """A queue that is consumed, and gets what happens to workers."""
-    connection = connect()
     queue = Queue("q", EVENTS, "worker.#", **lives)(connection.channel())
-    inbox = Inbox()
-    Consumer(queue.channel, [queue], callbacks=[inbox]).consume()
-    return connection, queue, inbox
+    return connection, queue, Inbox(queue.channel, queue)
 
 
-def test_a_queue_that_is_consumed_gets_what_it_is_bound_to_afterwards(
-    connect: Connect, lives: dict[str, Any]
-) -> None:
-    connection, queue, inbox = consuming(connect, lives)
+def test_a_queue_that_is_consumed_gets_what_it_is_bound_to_afterwards(consuming: Consuming) -> None:
+    connection, queue, inbox = consuming
     EVERYONE(queue.channel).declare()
     queue.bind_to(EVERYONE)
     queue.bind_to(EVENTS, "task.#")
@@ -473,10 +443,8 @@ def test_a_queue_that_is_consumed_gets_what_it_is_bound_to_afterwards(
     assert sorted(inbox.bodies) == [1, 2, 3]
 
 
-def test_a_queue_gets_no_more_of_what_it_is_unbound_from(
-    connect: Connect, lives: dict[str, Any]
-) -> None:
-    connection, queue, inbox = consuming(connect, lives)
+def test_a_queue_gets_no_more_of_what_it_is_unbound_from(consuming: Consuming) -> None:
+    connection, queue, inbox = consuming
     EVERYONE(queue.channel).declare()
     queue.bind_to(EVERYONE)
     queue.bind_to(EVENTS, "task.#")
@@ -497,9 +465,9 @@ def test_a_queue_gets_no_more_of_what_it_is_unbound_from(
 
 
 def test_an_exchange_that_is_deleted_has_no_bindings_any_more(
-    connect: Connect, client: redis.Redis, lives: dict[str, Any]
+    consuming: Consuming, client: redis.Redis
 ) -> None:
-    connection, queue, inbox = consuming(connect, lives)
+    connection, queue, inbox = consuming
     broadcast(connection, 1, EVENTS, "worker.online")
     drain(connection)
     queue.channel.exchange_delete("events")
@@ -511,17 +479,11 @@ def test_an_exchange_that_is_deleted_has_no_bindings_any_more(
 
 
 def test_a_reader_that_reconnects_goes_on_in_each_of_its_exchanges(connect: Connect) -> None:
-    first, producer = connect(), connect()
+    first, second, producer = connect(), connect(), connect()
 
     def reading(connection: Connection) -> Inbox:
-        inbox = Inbox()
         channel = connection.channel()
-        queue = Queue("w", EVENTS, "worker.#", expires=60)(channel)
-        queue.declare()
-        EVERYONE(channel).declare()
-        queue.bind_to(EVERYONE)
-        Consumer(channel, [queue], callbacks=[inbox]).consume()
-        return inbox
+        return Inbox(channel, bound_to(channel, EVERYONE, name="w", expires=60))
 
     inbox = reading(first)
     broadcast(producer, 1, EVENTS, "worker.online")
@@ -530,7 +492,6 @@ def test_a_reader_that_reconnects_goes_on_in_each_of_its_exchanges(connect: Conn
     first.collect()
     broadcast(producer, 3, EVENTS, "worker.online")
     broadcast(producer, 4)
-    second = connect()
     again = reading(second)
     drain(second)
     assert sorted(inbox.bodies) == [1, 2]
@@ -539,23 +500,17 @@ def test_a_reader_that_reconnects_goes_on_in_each_of_its_exchanges(connect: Conn
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_queue_gets_what_is_broadcast_and_what_is_sent_to_it_alone(
-    connect: Connect, lives: dict[str, Any], when: str, client: redis.Redis
+    connection: Connection, lives: dict[str, Any], when: str, client: redis.Redis
 ) -> None:
     """It is bound to an exchange of each kind, before it is consumed or after."""
-    connection = connect()
     channel = connection.channel()
-    inbox = Inbox()
-    direct = Exchange("letters", "direct")
-    direct(channel).declare()
-    queue = Queue("q", EVENTS, "worker.#", **lives)(channel)
-    queue.declare()
-    if when == "before":
-        queue.bind_to(direct, "mine")
-    Consumer(channel, [queue], callbacks=[inbox], auto_declare=False).consume()
+    LETTERS(channel).declare()
+    queue = bound_to(channel, *([LETTERS] if when == "before" else []), **lives)
+    inbox = Inbox(channel, queue, auto_declare=False)
     if when == "after":
-        queue.bind_to(direct, "mine")
+        queue.bind_to(LETTERS, "mine")
     broadcast(connection, 1, EVENTS, "worker.online")
-    broadcast(connection, 2, direct, "mine")
+    broadcast(connection, 2, LETTERS, "mine")
     drain(connection)
     assert sorted(inbox.bodies) == [1, 2]
     queue.delete()
@@ -566,18 +521,13 @@ def test_a_queue_gets_what_is_broadcast_and_what_is_sent_to_it_alone(
 def test_a_shared_queue_stays_when_one_of_its_consumers_goes(connect: Connect) -> None:
     """It goes with the last one, and is bound to a fanout exchange and to another."""
     first, second = connect(), connect()
-    letters = Exchange("letters", "direct")
     inboxes = []
     for connection in (first, second):
         channel = connection.channel()
-        queue = Queue("shared", EVENTS, "worker.#", auto_delete=True)(channel)
-        queue.declare()
-        letters(channel).declare()
-        queue.bind_to(letters, "ours")
-        inboxes.append(inbox := Inbox())
-        Consumer(channel, [queue], callbacks=[inbox], auto_declare=False).consume()
-    broadcast(second, 1, letters, "ours")
+        queue = bound_to(channel, LETTERS, name="shared", auto_delete=True)
+        inboxes.append(Inbox(channel, queue, auto_declare=False))
+    broadcast(second, 1, LETTERS, "mine")
     first.release()
-    broadcast(second, 2, letters, "ours")
+    broadcast(second, 2, LETTERS, "mine")
     drain(second)
     assert sorted(inboxes[1].bodies) == [1, 2]

@@ -320,28 +320,21 @@ def test_a_server_that_may_lose_messages_is_told_what_to_set(tmp_path: Path) -> 
 def test_a_server_with_snapshots_only_is_told_what_a_crash_costs(
     tmp_path: Path, rules: str, loses: str
 ) -> None:
-    server = Server(tmp_path).start()
-    try:
-        with server.client() as client:
-            client.config_set("save", rules)  # Redis 6.2 takes no rule in one argument
-            [warning] = kombu_toc.durability_warnings(client)
-            assert f"(save {rules}): a crash can lose {loses};" in warning
-            assert warning.endswith("set appendonly yes")
-    finally:
-        server.stop()
+    with Server(tmp_path) as server, server.client() as client:
+        client.config_set("save", rules)  # Redis 6.2 takes no rule in one argument
+        [warning] = kombu_toc.durability_warnings(client)
+        assert f"(save {rules}): a crash can lose {loses};" in warning
+        assert warning.endswith("set appendonly yes")
 
 
 def test_a_server_that_does_not_tell_all_of_its_configuration_still_tells_what_it_does(
     tmp_path: Path,
 ) -> None:
     options = ("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
-    server = Server(tmp_path, *options, "--rename-command", "CONFIG", "").start()
-    try:
-        with server.client() as client:
-            [eviction] = kombu_toc.durability_warnings(client)
-            assert "allkeys-lru" in eviction
-    finally:
-        server.stop()
+    options += ("--rename-command", "CONFIG", "")
+    with Server(tmp_path, *options) as server, server.client() as client:
+        [eviction] = kombu_toc.durability_warnings(client)
+        assert "allkeys-lru" in eviction
 
 
 def test_clients_are_made_in_other_threads_while_idle_connections_are_closed() -> None:

@@ -168,9 +168,7 @@ def test_leases_are_renewed_while_the_body_runs_also_of_what_was_fetched_ahead(
     assert sum(center.counts("mail")) == 0
 
 
-def test_each_lease_is_as_long_as_its_message_says(
-    center: TimeoutCenter, client: redis.Redis
-) -> None:
+def test_each_lease_is_as_long_as_its_message_says(center: TimeoutCenter) -> None:
     center.queues.declare("mail", visibility=60)
     put(center, "short", visibility=4)
     put(center, "long", visibility=500)
@@ -184,7 +182,7 @@ def test_each_lease_is_as_long_as_its_message_says(
             )
         )
         ends = {
-            one.id: one.time_us - now_us(client)
+            one.id: one.time_us - now_us(center.client)
             for one in center.scan("mail", state="in flight").messages
         }
     assert 0 < ends["short"] <= 4_000_000
@@ -318,8 +316,7 @@ def test_a_message_that_is_sent_to_another_process_is_a_plain_delivery(
 
 @pytest.mark.one_server("a Cluster has no server that could be stopped and started alone")
 def test_an_acknowledgement_waits_for_a_server_that_is_restarted(tmp_path: Path) -> None:
-    server = Server(tmp_path, "--appendonly", "yes", "--appendfsync", "always").start()
-    try:
+    with Server(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as server:
         center = center_for(server.toc_url)
         put(center, "a", "b")
         with center.consume("mail", idle=1) as messages:
@@ -328,16 +325,13 @@ def test_an_acknowledgement_waits_for_a_server_that_is_restarted(tmp_path: Path)
                     server.stop()
                     threading.Timer(0.5, server.start).start()
         assert sum(center.counts("mail")) == 0
-    finally:
-        server.stop()
 
 
 @pytest.mark.one_server("a Cluster has no server that could be stopped alone")
 def test_an_error_of_the_body_is_not_hidden_by_a_server_that_is_away(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = Server(tmp_path).start()
-    try:
+    with Server(tmp_path) as server:
         center = center_for(server.toc_url)
         put(center, "a")
         with pytest.raises(ValueError, match="mine"), center.consume("mail") as messages:
@@ -345,8 +339,6 @@ def test_an_error_of_the_body_is_not_hidden_by_a_server_that_is_away(
                 server.kill()
                 raise ValueError("mine")
         assert "come back when their leases end" in caplog.text
-    finally:
-        server.stop()
 
 
 # -- bad input

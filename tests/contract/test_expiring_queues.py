@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from kombu import Connection, Consumer, Queue
+from kombu import Connection, Queue
 from kombu.exceptions import ChannelError
 
 from kombu_toc import ConfigurationError, TimeoutCenter
@@ -20,11 +18,12 @@ from kombu_toc.consumer.upkeeper import sweep
 from kombu_toc.model.topic import Declaration
 
 from ..support.consumers import keeps_up
+from ..support.consuming import Inbox
 from ..support.fixtures import drain
 from ..support.inspection import keys_left
-from ..support.servers import Server
+from ..support.servers import Server, frozen
 from ..support.waiting import running, wait_until
-from .test_transport import Inbox, publish
+from .test_transport import publish
 
 Connect = Callable[..., Connection]
 
@@ -50,9 +49,8 @@ def wait_until_gone(client: redis.Redis, since: float, name: str = "brief") -> N
 
 
 def test_a_queue_that_nobody_uses_goes_to_the_second_with_its_messages(
-    connect: Connect, client: redis.Redis
+    connection: Connection, client: redis.Redis
 ) -> None:
-    connection = connect()
     declared(connection)
     began = time.monotonic()
     publish(connection, "x", "brief", headers={"x-delay": 60_000})
@@ -65,10 +63,9 @@ def test_a_queue_that_nobody_uses_goes_to_the_second_with_its_messages(
 
 
 def test_who_asks_for_one_that_has_expired_need_not_wait_for_another(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not there for who asks, and new for who declares it."""
-    connection = connect()
     keeper = connection.transport.lease_keeper
     monkeypatch.setattr(keeper, "look_after", lambda queue, expires_ms: None)
     declared(connection)
@@ -121,9 +118,9 @@ def test_a_consumer_keeps_it_and_it_expires_when_the_last_one_leaves(
 ) -> None:
     """Each message, whenever it was put: the keys live for as long as the queue."""
     first, second = connect(), connect()
-    inbox = Inbox()
-    with Consumer(first, [Queue("brief", expires=EXPIRES)], callbacks=[inbox]):
-        with Consumer(second, [Queue("brief", expires=EXPIRES)], callbacks=[Inbox()]):
+    brief = Queue("brief", expires=EXPIRES)
+    with Inbox(first, brief) as inbox:
+        with Inbox(second, brief):
             publish(first, "late", "brief", headers={"x-delay": int(1.8 * EXPIRES * 1000)})
         second.release()
         until = time.monotonic() + 1.5 * EXPIRES
@@ -142,7 +139,7 @@ def test_two_processes_that_consume_it_do_not_take_it_from_each_other(
     connect: Connect, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = connect()
-    with Consumer(ours, [Queue("brief", expires=EXPIRES)], callbacks=[Inbox()]):
+    with Inbox(ours, Queue("brief", expires=EXPIRES)):
         other = TimeoutCenter(client)
         topic = other.registry.declared("brief")
         assert topic is not None
@@ -183,18 +180,13 @@ def other_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.one_server("a Cluster's node would be replaced")
 def test_a_server_that_stands_still_takes_nothing_from_its_consumers(
-    connect: Connect, client: redis.Redis, single_server: Server
+    connection: Connection, client: redis.Redis, single_server: Server
 ) -> None:
-    connection = connect()
-    inbox = Inbox()
-    with Consumer(connection, [Queue("brief", expires=EXPIRES)], callbacks=[inbox]):
+    with Inbox(connection, Queue("brief", expires=EXPIRES)) as inbox:
         publish(connection, "kept", "brief", headers={"x-delay": int(2 * EXPIRES * 1000)})
         drain(connection, timeout=0.1)
-        os.kill(single_server.pid, signal.SIGSTOP)
-        try:
+        with frozen(single_server):
             time.sleep(1.25 * EXPIRES)  # it stands still
-        finally:
-            os.kill(single_server.pid, signal.SIGCONT)
         assert sweep(TimeoutCenter(client)) == []
         drain(connection, timeout=1.5 * EXPIRES)
         assert inbox.bodies == ["kept"]
@@ -220,7 +212,7 @@ def test_of_a_consumer_that_was_killed_it_is_known_for_as_long_as_of_others(
 def test_a_worker_deletes_what_others_have_left(connect: Connect, client: redis.Redis) -> None:
     """The elected one looks every second, if there is such a queue."""
     worker = connect()
-    with Consumer(worker, [Queue("mail")], callbacks=[Inbox()]):
+    with Inbox(worker):
         worker.transport.poller.long_running = True
         center = TimeoutCenter(client)
         while not keeps_up(worker.transport.lease_keeper):
@@ -245,7 +237,7 @@ def test_a_declaration_without_it_stands(connect: Connect, client: redis.Redis) 
         first.default_channel.queue_declare("stays")
         publish(first, "x", "stays", headers={"x-delay": 60_000})
     connection = connect(toc_stale_after=EXPIRES)
-    with Consumer(connection, [Queue("stays", expires=EXPIRES)], callbacks=[Inbox()]):
+    with Inbox(connection, Queue("stays", expires=EXPIRES)):
         drain(connection, timeout=0.5)
     connection.release()
     center = TimeoutCenter(client)

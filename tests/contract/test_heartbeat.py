@@ -109,11 +109,9 @@ def test_a_thousand_leases_that_ended_make_one_warning(
     assert record.getMessage().endswith("and 990 more")
 
 
-def test_thousands_of_leases_are_renewed_in_calls_of_bounded_length(
-    center: TimeoutCenter, client: redis.Redis
-) -> None:
+def test_thousands_of_leases_are_renewed_in_calls_of_bounded_length(center: TimeoutCenter) -> None:
     deliveries = deliver(center, "mail", 0.5, 3000)
-    client.config_resetstat()
+    center.client.config_resetstat()
     gone = deliveries[0]
     center.ack([gone])
     assert center.extend(deliveries, 60) == [gone]
@@ -189,20 +187,16 @@ def test_a_binding_that_is_undone_while_it_is_refreshed_stays_undone(
 
 def test_an_acknowledgement_that_a_replica_refused_is_said_again(tmp_path: Path) -> None:
     """A failover: for a while the server takes no writes."""
-    server = Server(tmp_path).start()
-    try:
-        with server.client() as client:
-            center = TimeoutCenter(client)
-            [delivery] = deliver(center, "mail", 60)
-            client.execute_command("REPLICAOF", "127.0.0.1", "1")
-            heartbeat = LeaseKeeper(lambda: TimeoutCenter(server.client()))
-            heartbeat.retry_later(center.commands.ack([delivery]))
-            time.sleep(1.5)  # it is said once a second, and refused
-            assert center.counts("mail").in_flight == 1
-            client.execute_command("REPLICAOF", "NO", "ONE")
-            wait_until(lambda: center.counts("mail").in_flight == 0)
-    finally:
-        server.stop()
+    with Server(tmp_path) as server, server.client() as client:
+        center = TimeoutCenter(client)
+        [delivery] = deliver(center, "mail", 60)
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        heartbeat = LeaseKeeper(lambda: TimeoutCenter(server.client()))
+        heartbeat.retry_later(center.commands.ack([delivery]))
+        time.sleep(1.5)  # it is said once a second, and refused
+        assert center.counts("mail").in_flight == 1
+        client.execute_command("REPLICAOF", "NO", "ONE")
+        wait_until(lambda: center.counts("mail").in_flight == 0)
 
 
 class Away:

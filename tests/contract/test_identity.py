@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -55,41 +54,34 @@ def test_an_ack_that_is_repeated_leaves_what_was_put_since_under_the_id(
     check_slots(center, "mail")
 
 
-def in_flight(center: TimeoutCenter) -> Delivery:
-    return deliver(center, b"second")
-
-
-def rolled_back(center: TimeoutCenter) -> Delivery:
-    delivery = in_flight(center)
-    end_lease(center, delivery)
-    assert center.pop("mail", 0).rolled_back == ["x"]
-    return delivery
-
-
-def in_flight_again(center: TimeoutCenter) -> Delivery:
-    rolled_back(center)
-    [delivery] = center.pop("mail").messages
-    return delivery
-
-
-def released(center: TimeoutCenter) -> Delivery:
-    delivery = in_flight(center)
-    assert center.release([delivery]) == 1
-    return delivery
-
-
-def dead(center: TimeoutCenter) -> Delivery:
-    delivery = in_flight(center)
-    assert center.reject(delivery, requeue=False) == DEAD
+def becomes(center: TimeoutCenter, delivery: Delivery, steps: str) -> Delivery:
+    """What is done to it, step by step; the latest of its deliveries."""
+    for step in steps.split():
+        if step == "rolled-back":
+            end_lease(center, delivery)
+            assert center.pop("mail", 0).rolled_back == ["x"]
+        elif step == "popped":
+            [delivery] = center.pop("mail").messages
+        elif step == "requeued":
+            center.reject(delivery, requeue=True, error="e")
+        elif step == "released":
+            assert center.release([delivery]) == 1
+        elif step == "moved":
+            assert center.reschedule("x", topic="mail", delay=HOUR)[0].moved
+        elif step == "dead":
+            assert center.reject(delivery, requeue=False) == DEAD
+        else:
+            assert step == "replayed"
+            assert center.dead.requeue("mail") == 1
     return delivery
 
 
 STATES = {
-    in_flight: IN_FLIGHT,
-    rolled_back: WAITING,
-    in_flight_again: IN_FLIGHT,
-    released: WAITING,
-    dead: DEAD,
+    "": IN_FLIGHT,
+    "rolled-back": WAITING,
+    "rolled-back popped": IN_FLIGHT,
+    "released": WAITING,
+    "dead": DEAD,
 }
 
 
@@ -105,16 +97,16 @@ def say_in_vain(center: TimeoutCenter, act: str, first: Delivery) -> None:
         assert center.reject(first, requeue=act == "reject", reason="broken") is None
 
 
-@pytest.mark.parametrize("make", STATES)
+@pytest.mark.parametrize("steps", STATES)
 @pytest.mark.parametrize("act", ["ack", "reject", "bury", "release", "extend"])
 def test_what_is_said_of_a_message_does_not_touch_another_of_the_same_id(
-    center: TimeoutCenter, make: Callable[[TimeoutCenter], Delivery], act: str
+    center: TimeoutCenter, steps: str, act: str
 ) -> None:
     first = deliver(center)
     center.ack([first])
-    second = make(center)
+    second = becomes(center, deliver(center, b"second"), steps)
     before = state(center)
-    assert before == [(STATES[make], b"second")]
+    assert before == [(STATES[steps], b"second")]
     say_in_vain(center, act, first)
     assert state(center) == before
     assert center.pop("mail", 0).rolled_back == []  # its lease has not been ended either
@@ -166,124 +158,49 @@ def test_a_copy_that_stays_remains_known_as_one_when_its_namesake_of_another_slo
     assert center.ack([there]) == 1
     assert center.put("mail", "x", b"third", basis=bases[1], token="other").id != name
     assert center.ack([here, there]) == 1
-    found = center.get("x", topic="mail")
-    assert sorted((one.slot, one.body) for one in found) == [
-        (0, b"first"),
-        (1, b"first"),
-        (1, b"third"),
-    ]
+    found = sorted((one.slot, one.body) for one in center.get("x", topic="mail"))
+    assert found == [(0, b"first"), (1, b"first"), (1, b"third")]
     check_slots(center, "mail")
 
 
 # -- the same message
 
 
-def back_in_store(center: TimeoutCenter, first: Delivery) -> None:
-    end_lease(center, first)
-    assert center.pop("mail", 0).rolled_back == ["x"]
-
-
-def with_another(center: TimeoutCenter, first: Delivery) -> None:
-    back_in_store(center, first)
-    assert len(center.pop("mail").messages) == 1
-
-
-def with_a_third(center: TimeoutCenter, first: Delivery) -> None:
-    back_in_store(center, first)
-    back_in_store(center, center.pop("mail").messages[0])
-    assert len(center.pop("mail").messages) == 1
-
-
-def requeued(center: TimeoutCenter, first: Delivery) -> None:
-    center.reject(first, requeue=True, error="e")
-    assert len(center.pop("mail").messages) == 1
-
-
-def given_back(center: TimeoutCenter, first: Delivery) -> None:
-    assert center.release([first]) == 1
-
-
-def given_back_and_rescheduled(center: TimeoutCenter, first: Delivery) -> None:
-    assert center.release([first]) == 1
-    assert center.reschedule("x", topic="mail", delay=HOUR)[0].moved
-
-
-def given_back_and_with_another(center: TimeoutCenter, first: Delivery) -> None:
-    assert center.release([first]) == 1
-    assert len(center.pop("mail").messages) == 1
-
-
-def buried(center: TimeoutCenter, first: Delivery) -> None:
-    assert center.reject(first, requeue=False) == DEAD
-
-
-def buried_and_replayed(center: TimeoutCenter, first: Delivery) -> None:
-    assert center.reject(first, requeue=False) == DEAD
-    assert center.dead.requeue("mail") == 1
-    assert len(center.pop("mail").messages) == 1
-
-
 @pytest.mark.parametrize(
-    "become",
+    "steps",
     [
-        back_in_store,
-        with_another,
-        with_a_third,
-        requeued,
-        given_back,
-        given_back_and_rescheduled,
-        given_back_and_with_another,
-        buried,
-        buried_and_replayed,
+        *("rolled-back", "rolled-back popped", "rolled-back popped rolled-back popped"),
+        *("requeued popped", "released", "released moved", "released popped"),
+        *("dead", "dead replayed popped"),
     ],
 )
 def test_a_late_ack_of_the_same_message_counts_wherever_it_is(
-    center: TimeoutCenter, become: Callable[[TimeoutCenter, Delivery], None]
+    center: TimeoutCenter, steps: str
 ) -> None:
     first = deliver(center)
-    become(center, first)
+    becomes(center, first, steps)
     assert center.ack([first]) == 1
     assert residue(center.client) == []
-
-
-def released_and_delivered(center: TimeoutCenter, first: Delivery) -> None:
-    assert center.release([first]) == 1
-
-
-def released_twice(center: TimeoutCenter, first: Delivery) -> None:
-    assert center.release([first]) == 1
-    assert center.release(center.pop("mail").messages) == 1
-
-
-def replayed(center: TimeoutCenter, first: Delivery) -> None:
-    assert center.reject(first, requeue=False) == DEAD
-    assert center.dead.requeue("mail") == 1
 
 
 @pytest.mark.parametrize("tried", [False, True])
 @pytest.mark.parametrize("act", ["reject", "release", "extend", "ack"])
 @pytest.mark.parametrize(
-    "become", [back_in_store, released_and_delivered, released_twice, replayed]
+    "steps", ["rolled-back", "released", "released popped released", "dead replayed"]
 )
 def test_what_is_said_of_a_delivery_does_not_touch_a_later_one_of_the_same_message(
-    center: TimeoutCenter, become: Callable[[TimeoutCenter, Delivery], None], act: str, tried: bool
+    center: TimeoutCenter, steps: str, act: str, tried: bool
 ) -> None:
     """But for an acknowledgement: the message has been dealt with."""
     first = deliver(center)
     if tried:
         assert center.reject(first, requeue=True) == WAITING
         [first] = center.pop("mail").messages
-    become(center, first)
-    [second] = center.pop("mail").messages
+    second = becomes(center, first, f"{steps} popped")
     if act == "ack":
         assert center.ack([first]) == 1
     else:
-        if act == "release":
-            assert center.release([first]) == 0
-        elif act == "extend":
-            assert center.extend([first], 0) == [first]
-        else:
-            assert center.reject(first, requeue=True) is None
+        say_in_vain(center, act, first)
         assert center.pop("mail").messages == []
         assert center.extend([second]) == []
         heartbeat = LeaseKeeper(lambda: center)
@@ -300,12 +217,8 @@ def test_what_is_said_of_a_delivery_does_not_touch_a_later_one_of_the_same_messa
 def test_what_names_a_message_goes_with_it(center: TimeoutCenter, end: str) -> None:
     center.queues.declare("mail", dead_limit=8)
     first = deliver(center)
-    if end in ("ack", "cancel"):
-        with_another(center, first)
-    elif end == "purge":
-        back_in_store(center, first)
-    else:
-        buried(center, first)
+    before = {"ack": "rolled-back popped", "cancel": "rolled-back popped", "purge": "rolled-back"}
+    becomes(center, first, before.get(end, "dead"))
     if end == "ack":
         center.ack([first])
     elif end == "cancel":
@@ -392,14 +305,12 @@ def test_who_drops_a_delivery_goes_on_renewing_the_lease_of_a_namesake(
     assert heartbeat.leases.held() == []
 
 
-def test_an_ack_that_is_owed_and_has_run_is_repeated_without_harm(
-    center: TimeoutCenter, client: redis.Redis
-) -> None:
+def test_an_ack_that_is_owed_and_has_run_is_repeated_without_harm(center: TimeoutCenter) -> None:
     first = deliver(center)
     owed = center.commands.ack([first])
     center.runner.run_all(owed)
     center.put("mail", "x", b"retry", delay=HOUR)
-    heartbeat = LeaseKeeper(lambda: TimeoutCenter(client))
+    heartbeat = LeaseKeeper(lambda: TimeoutCenter(center.client))
     marker = deliver(center, b"", "said after it")
     heartbeat.retry_later([*owed, *center.commands.ack([marker])])
     wait_until(lambda: not center.get(marker.id, topic="mail"))

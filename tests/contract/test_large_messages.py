@@ -93,9 +93,7 @@ def test_what_redis_does_not_take_is_refused_before_it_is_sent(server: Server) -
     center.client.close()
 
 
-def test_twelve_messages_of_ten_megabytes_are_delivered_one_by_one(
-    center: TimeoutCenter, client: redis.Redis
-) -> None:
+def test_twelve_messages_of_ten_megabytes_are_delivered_one_by_one(center: TimeoutCenter) -> None:
     fill(center, [10 * MB] * 4)
     assert sizes(center) == [[10 * MB]] * 4
 
@@ -108,13 +106,11 @@ def test_the_bound_is_an_option(server: Server, client: redis.Redis) -> None:
 
 
 @own_server
-def test_what_fits_is_not_asked_for_its_size_if_only_one_is_wanted(
-    center: TimeoutCenter, client: redis.Redis
-) -> None:
+def test_what_fits_is_not_asked_for_its_size_if_only_one_is_wanted(center: TimeoutCenter) -> None:
     fill(center, [10, 10])
-    client.config_resetstat()
+    center.client.config_resetstat()
     assert len(center.pop("mail", 1).messages) == 1
-    assert "cmdstat_hstrlen" not in client.info("commandstats")
+    assert "cmdstat_hstrlen" not in center.client.info("commandstats")
 
 
 # -- other operations
@@ -264,9 +260,7 @@ def test_silence_is_still_noticed(proxy: Proxy, center: TimeoutCenter) -> None:
 
 
 @one_server
-def test_the_lease_of_what_is_on_its_way_is_held(
-    proxy: Proxy, center: TimeoutCenter, client: redis.Redis
-) -> None:
+def test_the_lease_of_what_is_on_its_way_is_held(proxy: Proxy, center: TimeoutCenter) -> None:
     """Another consumer looks for leases that have ended all the while."""
     with Connection(
         proxy.toc_url, transport_options={"socket_timeout": 2, "visibility_timeout": 3}

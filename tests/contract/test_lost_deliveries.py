@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from kombu import Connection, Queue
+from kombu import Connection, Message, Queue
 
 from kombu_toc import IN_FLIGHT, WAITING, Delivery, TimeoutCenter
 from kombu_toc.center.calls import PopRequest
@@ -21,6 +21,7 @@ from kombu_toc.scripts.call import ScriptCall
 from ..support.inspection import check_slots, slot_keys
 from ..support.proxy import Proxy
 from ..support.servers import Server
+from ..support.waiting import wait_until
 
 
 @pytest.fixture
@@ -173,41 +174,46 @@ def mail(server: Server, center: TimeoutCenter, script: str) -> TimeoutCenter:
 one_server = pytest.mark.one_server("the proxy that loses the reply stands before one server")
 
 
+def lose_the_reply(proxy: Proxy, connection: Connection) -> tuple[list[Message], float]:
+    """Consume of 'mail' until the reply that has the message is cut off; what is delivered later,
+    and when it was asked for."""
+    got: list[Message] = []
+    lost = proxy.drop_replies(b"the-one", said=True)
+    sent = time.monotonic()
+    with pytest.raises(connection.connection_errors):
+        consume(connection, got)
+        while True:
+            connection.drain_events(timeout=2)
+    assert lost.is_set() and not got
+    return got, sent
+
+
+def consume(connection: Connection, got: list[Message]) -> None:
+    take = [lambda body, message: got.append(message)]
+    connection.Consumer(Queue("mail"), callbacks=take).consume()
+
+
+def assert_held_for_half_a_second(mail: TimeoutCenter, sent: float) -> None:
+    """Then it is given back, not before."""
+    [found] = mail.scan("mail").messages
+    assert found.state == IN_FLIGHT or time.monotonic() - sent > 0.5
+
+
 @one_server
 @pytest.mark.parametrize("again", ["the same connection", "another", "a revived one"])
 def test_a_consumer_that_reconnects_is_given_what_was_on_its_way(
     server: Server, mail: TimeoutCenter, again: str
 ) -> None:
     """Another connection of the process, or this one."""
-    got: list[Any] = []
     with Proxy(server.port) as proxy:
         connection = Connection(proxy.toc_url)
-
-        def consumer() -> Any:
-            return connection.Consumer(
-                Queue("mail"), callbacks=[lambda body, message: got.append(message)]
-            )
-
-        consuming = consumer()
-        lost = proxy.drop_replies(b"the-one", said=True)
-        sent = time.monotonic()
-        with pytest.raises(connection.connection_errors):
-            consuming.consume()
-            while True:
-                connection.drain_events(timeout=2)
-        assert lost.is_set() and not got
-        [found] = mail.scan("mail").messages
-        # Half a second after it was lost it is given back, not before.
-        assert found.state == IN_FLIGHT or time.monotonic() - sent > 0.5
-        if again == "another":
-            connection.close()
-            connection = Connection(proxy.toc_url)
-        elif again == "a revived one":
-            connection.close()
-            connection.ensure_connection()
+        got, sent = lose_the_reply(proxy, connection)
+        assert_held_for_half_a_second(mail, sent)
         if again != "the same connection":
-            consuming = consumer()
-            consuming.consume()
+            connection.close()
+            if again == "another":
+                connection = Connection(proxy.toc_url)
+            consume(connection, got)
         connection.drain_events(timeout=10)
         [message] = got
         assert message.payload == "x"
@@ -222,19 +228,8 @@ def test_a_consumer_that_reconnects_is_given_what_was_on_its_way(
 def test_what_no_consumer_asks_for_is_given_back(server: Server, mail: TimeoutCenter) -> None:
     with Proxy(server.port) as proxy:
         with Connection(proxy.toc_url) as connection:
-            lost = proxy.drop_replies(b"the-one", said=True)
-            consuming = connection.Consumer(Queue("mail"), callbacks=[lambda *_: None])
-            sent = time.monotonic()
-            with pytest.raises(connection.connection_errors):
-                consuming.consume()
-                while True:
-                    connection.drain_events(timeout=2)
-            assert lost.is_set()
-        [found] = mail.scan("mail").messages
-        began = time.monotonic()
-        # Half a second after it was lost it is given back, not before.
-        assert found.state == IN_FLIGHT or began - sent > 0.5
-        while [found.state for found in mail.scan("mail").messages] != [WAITING]:
-            assert time.monotonic() < began + 10
-            time.sleep(0.02)  # the heartbeat gives them back in a while
+            _, sent = lose_the_reply(proxy, connection)
+        assert_held_for_half_a_second(mail, sent)
+        # The heartbeat gives them back in a while.
+        assert wait_until(lambda: [m.state for m in mail.scan("mail").messages] == [WAITING], 10)
     assert [one.failures for one in mail.pop("mail").messages] == [0]

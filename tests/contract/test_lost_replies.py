@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -32,6 +33,29 @@ def connection(proxy: Proxy) -> Iterator[Connection]:
         yield made
 
 
+class Lost:
+    """What Kombu calls as a reply is lost, and before it repeats what it has sent: the message is
+    there, and somebody takes it, if that is so.
+
+    request: what is in the call whose reply is lost; body: what is in the message
+    """
+
+    def __init__(
+        self, proxy: Proxy, center: TimeoutCenter, request: bytes, taken: bool, body: bytes = b""
+    ) -> None:
+        self.times = 0
+        self._center, self._taken, self._body = center, taken, body
+        self._happened = proxy.drop_replies(request)
+
+    def __call__(self, exc: Exception, interval: float) -> None:
+        self.times += 1
+        assert self._happened.wait(5)
+        [message] = self._center.scan("mail", limit=9).messages
+        assert self._body in message.body
+        if self._taken:
+            assert self._center.ack(self._center.pop("mail").messages) == 1
+
+
 @pytest.mark.parametrize("taken", [False, True])
 @pytest.mark.parametrize("exchange", ["", "direct", "topic"])
 def test_it_is_one_message_also_if_it_was_acknowledged_before_the_repetition(
@@ -45,32 +69,19 @@ def test_it_is_one_message_also_if_it_was_acknowledged_before_the_repetition(
     queue = Queue("mail", Exchange("post", exchange) if exchange else None, routing_key="mail")
     queue(connection.default_channel).declare()
     producer = connection.Producer()
-    options = {"exchange": "post"} if exchange else {}
+    options: dict[str, Any] = {"exchange": "post"} if exchange else {}
     # Loads the script, so that what is cut off is EVALSHA; and is what was published before.
     producer.publish("before", routing_key="mail", headers={"id": "0"}, **options)
     center.ack(center.pop("mail").messages)
 
-    happened = proxy.drop_replies(b"the only one")
-    attempts = []
-
-    def errback(exc: Exception, interval: float) -> None:
-        attempts.append(exc)
-        assert happened.wait(5)
-        if taken:
-            assert center.ack(center.pop("mail").messages) == 1
-
-    producer.publish(
-        "the only one",
-        routing_key="mail",
-        headers={"id": "1"},
-        retry=True,
-        retry_policy={**POLICY, "errback": errback},
-        **options,
-    )
-    assert len(attempts) == 1
+    lost = Lost(proxy, center, b"the only one", taken)
+    policy = {**POLICY, "errback": lost}
+    options |= {"routing_key": "mail", "headers": {"id": "1"}}
+    producer.publish("the only one", retry=True, retry_policy=policy, **options)
+    assert lost.times == 1
     assert center.counts("mail").waiting == (0 if taken else 1)
 
-    producer.publish("after", routing_key="mail", headers={"id": "1"}, **options)
+    producer.publish("after", **options)
     assert center.counts("mail").waiting == (1 if taken else 2)
 
 
@@ -173,15 +184,9 @@ def test_a_unique_message_does_not_conflict_with_itself(
     producer = connection.Producer()
     sent_unique(producer, "0", "before", conflict, None)
     assert center.ack(center.pop("mail").messages) == 1
-    happened = proxy.drop_replies(b"the only one")
-
-    def errback(exc: Exception, interval: float) -> None:
-        assert happened.wait(5)
-        if taken:
-            assert center.ack(center.pop("mail").messages) == 1
-
-    assert sent_unique(producer, "1", "the only one", conflict, errback) == "1"
-    assert happened.is_set()
+    lost = Lost(proxy, center, b"the only one", taken)
+    assert sent_unique(producer, "1", "the only one", conflict, lost) == "1"
+    assert lost.times == 1
     assert center.counts("mail").waiting == (0 if taken else 1)
 
 
@@ -193,17 +198,9 @@ def test_what_has_replaced_another_one_has_its_id_although_the_reply_was_lost(
     producer = connection.Producer()
     sent_unique(producer, "the-first", "before", conflict, None)
     sent_unique(producer, "another", "between", conflict, None)
-    happened = proxy.drop_replies(b"the-first")
-
-    def errback(exc: Exception, interval: float) -> None:
-        assert happened.wait(5)
-        [message] = center.scan("mail", limit=9).messages
-        assert b"the new one" in message.body
-        if taken:
-            assert center.ack(center.pop("mail").messages) == 1
-
-    assert sent_unique(producer, "1", "the new one", conflict, errback) == "the-first"
-    assert happened.is_set()
+    lost = Lost(proxy, center, b"the-first", taken, b"the new one")
+    assert sent_unique(producer, "1", "the new one", conflict, lost) == "the-first"
+    assert lost.times == 1
     assert center.counts("mail").waiting == (0 if taken else 1)
 
 

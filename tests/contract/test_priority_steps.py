@@ -140,23 +140,19 @@ def test_repair_does_not_bury_what_waits_under_another_step(
     check_slots(center, "mail")
 
 
-def test_of_an_id_under_two_steps_the_one_that_is_looked_at_stays(
-    client: redis.Redis, center: TimeoutCenter
-) -> None:
+def test_of_an_id_under_two_steps_the_one_that_is_looked_at_stays(center: TimeoutCenter) -> None:
     slot = center.queues.declare("mail", slots=1).slot(0)
     center.put("mail", "x", b"")
-    client.zadd(slot.store(5), {"x": 40})
+    center.client.zadd(slot.store(5), {"x": 40})
     center.admin.repair("mail")
     assert center.admin.check("mail") == []
-    assert not client.exists(slot.store(5))
+    assert not center.client.exists(slot.store(5))
     assert center.ack(center.pop("mail").messages) == 1
 
 
-def test_what_waits_under_another_step_is_deleted_with_its_topic(
-    client: redis.Redis, center: TimeoutCenter
-) -> None:
+def test_what_waits_under_another_step_is_deleted_with_its_topic(center: TimeoutCenter) -> None:
     slot = center.queues.declare("mail", slots=1).slot(0)
     center.put("mail", "x", b"", priority=3)
-    client.rename(slot.stores[1], slot.store(5))
+    center.client.rename(slot.stores[1], slot.store(5))
     center.queues.delete("mail")
-    assert residue(client) == []
+    assert residue(center.client) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from kombu import Connection, Queue
@@ -35,9 +34,8 @@ def test_a_publish_waits_for_the_replica_that_takes_over(
         producer = connection.Producer()
 
         def publish(id: str) -> None:
-            producer.publish(
-                {}, headers={"id": id}, routing_key="takeover", retry=True, retry_policy=POLICY
-            )
+            how = {"retry": True, "retry_policy": POLICY}
+            producer.publish({}, headers={"id": id}, routing_key="takeover", **how)
 
         publish(ids[0])
         cluster.kill(owners[number])
@@ -45,32 +43,19 @@ def test_a_publish_waits_for_the_replica_that_takes_over(
             publish(id)
         toc.client.close()
         toc = kombu_toc.center_for(cluster.toc_url)  # one that knows nothing of the dead node
-        assert (
-            cluster.node_of(toc.registry.topic("takeover").slot(number).body) is not owners[number]
-        )
+        heir = cluster.node_of(toc.registry.topic("takeover").slot(number).body)
+        assert heir is not owners[number]
         # What was published before may be gone with the primary: replicas follow when they can.
         assert {found.id for found in toc.scan("takeover").messages} >= set(ids[1:])
         toc.client.close()
 
 
-def test_a_publish_waits_for_the_master_that_takes_over(tmp_path: Path) -> None:
-    deployment = Deployment(tmp_path)
-    try:
-        deployment.start()
-        with Connection(deployment.toc_url, connect_timeout=10) as connection:
-            producer = connection.Producer()
-            queue = Queue("takeover")
-            for number in range(2):
-                producer.publish(
-                    {},
-                    headers={"id": str(number)},
-                    routing_key="takeover",
-                    declare=[queue],
-                    retry=True,
-                    retry_policy=POLICY,
-                )
-                if not number:
-                    deployment.primary.kill()
-        assert deployment.acting() is not deployment.primary
-    finally:
-        deployment.stop()
+def test_a_publish_waits_for_the_master_that_takes_over(failing: Deployment) -> None:
+    with Connection(failing.toc_url, connect_timeout=10) as connection:
+        how = {"declare": [Queue("takeover")], "retry": True, "retry_policy": POLICY}
+        for number in range(2):
+            headers = {"id": str(number)}
+            connection.Producer().publish({}, headers=headers, routing_key="takeover", **how)
+            if not number:
+                failing.primary.kill()
+    assert failing.acting() is not failing.primary

@@ -8,7 +8,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -16,12 +16,10 @@ import pytest
 import redis
 import time_machine
 from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
-from kombu.asynchronous import Hub
 from kombu.exceptions import ChannelError
 
 import kombu_toc
 from kombu_toc import TimeoutCenter
-from kombu_toc.center import registry
 from kombu_toc.center.exchanges import Bindings, Routes, binding
 from kombu_toc.consumer.state import WorkerPolicy
 from kombu_toc.consumer.upkeeper import sweep
@@ -29,29 +27,14 @@ from kombu_toc.model import message as envelope
 from kombu_toc.transport.publisher import BatchPublishError
 
 from ..support.cases import each
+from ..support.consuming import Inbox, Loop
 from ..support.fixtures import drain, failure, own_server
-from ..support.inspection import keys_left, slot_keys
+from ..support.inspection import calls_of, keys_left, now_us, slot_keys
 from ..support.proxy import Proxy
 from ..support.servers import Server
+from ..support.waiting import in_thread
 
 Connect = Callable[..., Connection]
-
-
-class Inbox:
-    """What a consumer got."""
-
-    def __init__(self, ack: bool = True) -> None:
-        self.messages: list[Message] = []
-        self._ack = ack
-
-    def __call__(self, body: Any, message: Message) -> None:
-        self.messages.append(message)
-        if self._ack:
-            message.ack()
-
-    @property
-    def bodies(self) -> list[Any]:
-        return [message.payload for message in self.messages]
 
 
 def publish(connection: Connection, body: Any, queue: str = "mail", **options: Any) -> None:
@@ -63,8 +46,7 @@ def publish(connection: Connection, body: Any, queue: str = "mail", **options: A
 
 @pytest.mark.versions
 def test_a_message_arrives_with_its_headers_and_properties(connection: Connection) -> None:
-    inbox = Inbox()
-    with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+    with Inbox(connection) as inbox:
         publish(connection, {"a": 1}, headers={"h": [1, None]}, correlation_id="c", priority=3)
         connection.drain_events(timeout=5)
     [message] = inbox.messages
@@ -76,10 +58,19 @@ def test_a_message_arrives_with_its_headers_and_properties(connection: Connectio
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("body", [b"\x00\xff raw", "text \N{SNOWMAN}", {"k": [1, 2]}])
-def test_bodies_of_every_kind_arrive(connection: Connection, body: Any) -> None:
+@pytest.mark.parametrize(
+    ("body", "how"),
+    [
+        (b"\x00\xff raw", {}),
+        ("text \N{SNOWMAN}", {}),
+        ({"k": [1, 2]}, {}),
+        ({"x": "y" * 500}, {"compression": "zlib"}),
+    ],
+    ids=["bytes", "text", "JSON", "compressed"],
+)
+def test_bodies_of_every_kind_arrive(connection: Connection, body: Any, how: Any) -> None:
     with connection.SimpleQueue("kinds") as queue:
-        queue.put(body)
+        queue.put(body, **how)
         message = queue.get(timeout=5)
         assert message.payload == body
         message.ack()
@@ -100,18 +91,8 @@ def test_a_queue_that_is_declared_is_not_bound_again_with_each_message(
 
 
 @pytest.mark.versions
-def test_a_compressed_body_arrives(connection: Connection) -> None:
-    with connection.SimpleQueue("small") as queue:
-        queue.put({"x": "y" * 500}, compression="zlib")
-        message = queue.get(timeout=5)
-        assert message.payload == {"x": "y" * 500}
-        message.ack()
-
-
-@pytest.mark.versions
 def test_acknowledging_several_at_once(connection: Connection, client: redis.Redis) -> None:
-    inbox = Inbox(ack=False)
-    with Consumer(connection, [Queue("mail")], callbacks=[inbox], prefetch_count=10):
+    with Inbox(connection, ack=False, prefetch_count=10) as inbox:
         for i in range(3):
             publish(connection, i)
         drain(connection)
@@ -158,17 +139,15 @@ def test_what_was_delivered_and_comes_back_says_so_and_keeps_its_place_and_its_r
     for body in ("first", "second", "third"):
         publish(publisher, body, headers={"eta": eta})
     former = connect(toc_retries=1)
-    inbox = Inbox(ack=False)
     channel = former.channel()
-    Consumer(channel, [Queue("mail")], callbacks=[inbox], prefetch_count=2).consume()
+    inbox = Inbox(channel, ack=False, prefetch_count=2)
     drain(former, 0.1)
     assert [redelivery(message) for message in inbox.messages] == [(None, None, None)] * 2
     (channel if ended == "channel" else former).close()
     fetched = publisher.transport.center.pop("mail", 2).messages
     assert [(one.redelivered, one.failures) for one in fetched] == [(True, 0)] * 2
     assert publisher.transport.center.release(fetched) == 2
-    inbox = Inbox()
-    Consumer(publisher.channel(), [Queue("mail")], callbacks=[inbox]).consume()
+    inbox = Inbox(publisher.channel())
     drain(publisher)
     assert inbox.bodies == ["first", "second", "third"]
     told = [redelivery(message) for message in inbox.messages]
@@ -180,16 +159,14 @@ def test_what_was_only_fetched_comes_back_as_not_delivered(connect: Connect) -> 
     former = connect()
     for body in range(3):
         publish(former, body)
-    first = Inbox(ack=False)
-    Consumer(former.channel(), [Queue("mail")], callbacks=[first]).consume()
+    first = Inbox(former.channel(), ack=False)
     with former.channel() as fetching:
         fetching.basic_qos(0, 3, False)
         former.drain_events(timeout=10)  # one event a call: the others wait
         assert len(first.messages) == 1
         former.close()
-    inbox = Inbox()
     other = connect()
-    Consumer(other.channel(), [Queue("mail")], callbacks=[inbox]).consume()
+    inbox = Inbox(other.channel())
     drain(other)
     assert [redelivery(message)[0] for message in inbox.messages] == [True, None, None]
 
@@ -287,9 +264,8 @@ def test_a_queue_may_limit_how_often_a_message_is_put_off(
 
 @pytest.mark.versions
 def test_recover_gives_back_what_is_not_settled(connection: Connection) -> None:
-    inbox = Inbox(ack=False)
     channel = connection.default_channel
-    with Consumer(channel, [Queue("mail")], callbacks=[inbox]):
+    with Inbox(channel, ack=False) as inbox:
         publish(connection, "x")
         connection.drain_events(timeout=5)
         channel.basic_recover(requeue=True)
@@ -300,28 +276,10 @@ def test_recover_gives_back_what_is_not_settled(connection: Connection) -> None:
 
 
 @pytest.mark.versions
-def test_closing_a_channel_gives_messages_back_with_their_retries_unchanged(
-    connect: Connect,
-) -> None:
-    first, second = connect(), connect()
-    inbox = Inbox(ack=False)
-    Consumer(first, [Queue("mail")], callbacks=[inbox]).consume()
-    publish(first, "x", headers={"id": "m1"})
-    first.drain_events(timeout=5)
-    first.release()
-    [found] = second.transport.center.get("m1", topic="mail")
-    assert found.state == "waiting"
-    message = second.SimpleQueue("mail").get(timeout=5)
-    assert message.delivery.retries_left == 16
-    message.ack()
-
-
-@pytest.mark.versions
 def test_a_no_ack_consumer_leaves_nothing_behind(
     connection: Connection, client: redis.Redis
 ) -> None:
-    inbox = Inbox(ack=False)
-    with Consumer(connection, [Queue("mail")], callbacks=[inbox], no_ack=True):
+    with Inbox(connection, ack=False, no_ack=True) as inbox:
         publish(connection, "x")
         connection.drain_events(timeout=5)
     assert inbox.bodies == ["x"]
@@ -332,10 +290,9 @@ def test_a_no_ack_consumer_leaves_nothing_behind(
 @pytest.mark.one_server("on a Cluster priorities hold within a slot")
 def test_priorities_go_by_steps_zero_first(connection: Connection) -> None:
     """K3"""
-    inbox = Inbox()
     for priority in (9, 5, 0, 3, 7, 0):
         publish(connection, priority, priority=priority)
-    with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+    with Inbox(connection) as inbox:
         drain(connection)
     assert inbox.bodies == [0, 0, 5, 3, 7, 9]
 
@@ -343,27 +300,15 @@ def test_priorities_go_by_steps_zero_first(connection: Connection) -> None:
 @pytest.mark.versions
 def test_one_call_of_drain_events_delivers_one_event(connection: Connection) -> None:
     """Kombu's remote control counts replies by its calls of drain_events."""
-    inbox = Inbox()
     everyone = Exchange("everyone", "fanout")
     queues = [Queue("mail"), Queue("f", everyone)]
-    with Consumer(connection, queues, callbacks=[inbox], prefetch_count=10):
+    with Inbox(connection, *queues, prefetch_count=10) as inbox:
         for i in range(3):
             publish(connection, i)
             Producer(connection, everyone).publish(i)
         for number in range(1, 7):
             connection.drain_events(timeout=5)
             assert len(inbox.messages) == number
-
-
-@pytest.mark.versions
-def test_one_consumer_serves_many_queues(connection: Connection) -> None:
-    inbox = Inbox()
-    queues = [Queue(f"q{i}") for i in range(5)]
-    with Consumer(connection, queues, callbacks=[inbox]):
-        for i in range(5):
-            publish(connection, i, f"q{i}")
-        drain(connection)
-    assert sorted(inbox.bodies) == list(range(5))
 
 
 def test_two_messages_of_one_task_id_live_side_by_side(connection: Connection) -> None:
@@ -421,31 +366,38 @@ def test_a_time_that_cannot_be_read_is_an_error_to_the_sender(
     assert connection.transport.center.get("m-17") == []
 
 
+def countdown(connection: Connection, eta: datetime) -> float:
+    """Publish what is due then, as a countdown: when Redis's clock has it due."""
+    headers = {"id": "m1", "eta": eta.isoformat()}
+    publish(connection, "x", headers=headers, **{kombu_toc.COUNTDOWN: True})
+    [found] = connection.transport.center.get("m1", topic="mail")
+    return found.time_us / 1_000_000
+
+
+def in_a_minute() -> datetime:
+    return datetime.now(timezone.utc) + timedelta(seconds=60)
+
+
 @pytest.mark.parametrize("skew", [300, -300])
 def test_a_countdown_is_due_by_redis_clock_whatever_the_senders_shows(
     connection: Connection, client: redis.Redis, skew: int
 ) -> None:
-    seconds, us = client.time()
+    before = now_us(client) / 1_000_000
     with time_machine.travel(time.time() + skew):
-        eta = (datetime.now(timezone.utc) + timedelta(seconds=60)).isoformat()
-        headers = {"id": "m1", "eta": eta}
-        publish(connection, "x", headers=headers, **{kombu_toc.COUNTDOWN: True})
-    [found] = connection.transport.center.get("m1", topic="mail")
-    assert 60 <= found.time_us / 1_000_000 - (seconds + us / 1_000_000) < 61
+        due = countdown(connection, in_a_minute())
+    assert 60 <= due - before < 61
 
 
 def test_a_countdown_that_is_published_late_is_due_no_later(
     connection: Connection, client: redis.Redis
 ) -> None:
     """Kombu repeats a publish until the broker is there again, with the message as it was."""
-    eta = datetime.now(timezone.utc) + timedelta(seconds=60)
+    eta = in_a_minute()
     with time_machine.travel(time.time() + 45):
         # Repeated 45 seconds later: 15 are left.
         before = client.time()[0]
-        headers = {"id": "m1", "eta": eta.isoformat()}
-        publish(connection, "x", headers=headers, **{kombu_toc.COUNTDOWN: True})
-    [found] = connection.transport.center.get("m1", topic="mail")
-    assert 14 <= found.time_us / 1_000_000 - before < 17
+        due = countdown(connection, eta)
+    assert 14 <= due - before < 17
 
 
 @pytest.mark.one_server("the clocks of nodes differ: nobody knows which one will count")
@@ -461,11 +413,8 @@ def test_a_countdown_begins_when_it_is_asked_for_not_when_it_gets_there(
         return pack(*args, **kwargs)
 
     monkeypatch.setattr(envelope, "pack", slowly)
-    eta = datetime.now(timezone.utc) + timedelta(seconds=60)
-    headers = {"id": "m1", "eta": eta.isoformat()}
-    publish(connection, "x", headers=headers, **{kombu_toc.COUNTDOWN: True})
-    [found] = connection.transport.center.get("m1", topic="mail")
-    assert -0.000_002 <= found.time_us / 1_000_000 - eta.timestamp() < 1
+    eta = in_a_minute()
+    assert -0.000_002 <= countdown(connection, eta) - eta.timestamp() < 1
 
 
 def test_the_mark_of_a_countdown_is_not_kept(connection: Connection) -> None:
@@ -497,9 +446,8 @@ def test_x_slot_basis_names_the_slot(connect: Connect) -> None:
 @pytest.mark.versions
 def test_a_direct_exchange_routes_by_key(connection: Connection) -> None:
     exchange = Exchange("work", "direct")
-    inbox = Inbox()
     queues = [Queue("a", exchange, "key-a"), Queue("b", exchange, "key-b")]
-    with Consumer(connection, queues, callbacks=[inbox]):
+    with Inbox(connection, *queues) as inbox:
         for key in ("key-a", "key-b", "key-c"):
             Producer(connection, exchange).publish(key, routing_key=key)
         drain(connection)
@@ -521,8 +469,7 @@ def test_a_topic_exchange_routes_by_pattern(
     connection: Connection, binding: str, key: str, matches: bool
 ) -> None:
     exchange = Exchange("press", "topic")
-    inbox = Inbox()
-    with Consumer(connection, [Queue("reader", exchange, binding)], callbacks=[inbox]):
+    with Inbox(connection, Queue("reader", exchange, binding)) as inbox:
         Producer(connection, exchange).publish(1, routing_key=key)
         drain(connection)
     assert len(inbox.messages) == matches
@@ -530,9 +477,8 @@ def test_a_topic_exchange_routes_by_pattern(
 
 def test_a_producer_that_declares_nothing_still_routes_by_pattern(connect: Connect) -> None:
     consumer, producer = connect(), connect()
-    inbox = Inbox()
     queue = Queue("reader", Exchange("press", "topic"), "news.#")
-    with Consumer(consumer, [queue], callbacks=[inbox]):
+    with Inbox(consumer, queue) as inbox:
         channel = producer.default_channel
         Producer(channel, auto_declare=False).publish(1, exchange="press", routing_key="news.x.y")
         drain(consumer)
@@ -543,12 +489,11 @@ def test_a_producer_that_declares_nothing_still_routes_by_pattern(connect: Conne
 def test_a_fanout_exchange_reaches_every_queue(connect: Connect) -> None:
     """K2"""
     exchange = Exchange("everyone", "fanout")
-    inboxes = [Inbox() for _ in range(3)]
     connections = [connect() for _ in range(3)]
-    for number, (connection, inbox) in enumerate(zip(connections, inboxes, strict=True)):
-        Consumer(
-            connection, [Queue(f"f{number}", exchange, exclusive=True)], callbacks=[inbox]
-        ).consume()
+    inboxes = [
+        Inbox(connection, Queue(f"f{number}", exchange, exclusive=True))
+        for number, connection in enumerate(connections)
+    ]
     for i in range(5):
         Producer(connections[0], exchange).publish(i)
     for connection in connections:
@@ -558,13 +503,9 @@ def test_a_fanout_exchange_reaches_every_queue(connect: Connect) -> None:
 
 def test_a_broadcast_before_the_binding_is_not_seen(connection: Connection) -> None:
     exchange = Exchange("everyone", "fanout")
-    other = Consumer(connection, [Queue("early", exchange, exclusive=True)], callbacks=[Inbox()])
-    other.consume()
+    Inbox(connection, Queue("early", exchange, exclusive=True))
     Producer(connection, exchange).publish("before")
-    inbox = Inbox()
-    with Consumer(
-        connection.channel(), [Queue("late", exchange, exclusive=True)], callbacks=[inbox]
-    ):
+    with Inbox(connection.channel(), Queue("late", exchange, exclusive=True)) as inbox:
         Producer(connection, exchange).publish("after")
         drain(connection)
     assert inbox.bodies == ["after"]
@@ -574,26 +515,23 @@ def test_broadcasts_survive_a_reconnect_of_the_consumer(connect: Connect) -> Non
     """K2: fanout loses nothing across a reconnect."""
     exchange = Exchange("everyone", "fanout")
     first, producer = connect(), connect()
-    inbox = Inbox()
-    Consumer(first, [Queue("me", exchange, expires=60)], callbacks=[inbox]).consume()
+    own = Queue("me", exchange, expires=60)
+    before = Inbox(first, own)
     Producer(producer, exchange).publish("one")
     drain(first)
     first.collect()  # as Celery does with a connection that broke
     Producer(producer, exchange).publish("meanwhile")
     second = connect()
-    Consumer(second, [Queue("me", exchange, expires=60)], callbacks=[inbox]).consume()
+    after = Inbox(second, own)
     Producer(producer, exchange).publish("two")
     drain(second)
-    assert inbox.bodies == ["one", "meanwhile", "two"]
+    assert (before.bodies, after.bodies) == (["one"], ["meanwhile", "two"])
 
 
 @pytest.mark.versions
 def test_events_are_filtered_by_their_binding(connection: Connection) -> None:
     exchange = Exchange("events", "fanout")
-    inbox = Inbox()
-    with Consumer(
-        connection, [Queue("w", exchange, "worker.#", exclusive=True)], callbacks=[inbox]
-    ):
+    with Inbox(connection, Queue("w", exchange, "worker.#", exclusive=True)) as inbox:
         for key in ("worker.online", "task.received"):
             Producer(connection, exchange).publish(key, routing_key=key)
         drain(connection)
@@ -645,9 +583,10 @@ def test_deleting_a_queue_ends_bindings_that_other_processes_have_made(
 
 
 @pytest.mark.versions
-def test_an_exclusive_queue_goes_with_its_connection(connect: Connect, client: redis.Redis) -> None:
+def test_an_exclusive_queue_goes_with_its_connection(
+    connection: Connection, client: redis.Redis
+) -> None:
     """K6"""
-    connection = connect()
     queue = Queue("mine", Exchange("work", "direct"), "key", exclusive=True)
     queue(connection.default_channel).declare()
     Producer(connection, queue.exchange).publish(1, routing_key="key")
@@ -686,9 +625,8 @@ def test_an_auto_delete_queue_goes_after_its_last_consumer(
     """K6"""
     first, second = connect(toc_stale_after=2.5), connect(toc_stale_after=2.5)
     queue = Queue("brief", Exchange("work", "direct"), "key", auto_delete=True)
-    inbox = Inbox()
-    with Consumer(second, [queue], callbacks=[inbox]):
-        with Consumer(first, [queue], callbacks=[Inbox()]):
+    with Inbox(second, queue) as inbox:
+        with Inbox(first, queue):
             publish(first, "kept", "brief", headers={"x-delay": 3500})
         first.release()
         time.sleep(3)  # the server's own clock decides what is stale
@@ -725,11 +663,10 @@ def test_a_queue_that_was_declared_to_stay_stays_whoever_declares_it_otherwise(
         publish(first, f"m{number}", "mail")
     second = connect(toc_stale_after=1)
     queue = Queue("mail", Exchange("work", "direct"), "key", **{how: True})
-    inbox = Inbox()
-    with Consumer(second, [queue], callbacks=[inbox], prefetch_count=1) as consumer:
+    with Inbox(second, queue, prefetch_count=1) as inbox:
         while not inbox.bodies:
             second.drain_events(timeout=5)
-        consumer.channel.close()
+        inbox.consumer.channel.close()
     second.release()
     center = first.transport.center
     time.sleep(1.2)  # the server's own clock decides what is stale
@@ -752,8 +689,7 @@ def test_publishing_to_an_auto_delete_queue_does_not_delete_it(connect: Connect)
 def test_a_queue_lives_while_any_connection_of_the_process_uses_it(connect: Connect) -> None:
     consumer, producer = connect(toc_stale_after=2.5), connect(toc_stale_after=2.5)
     queue = Queue("living", expires=2.5)
-    inbox = Inbox()
-    with Consumer(consumer, [queue], callbacks=[inbox]):
+    with Inbox(consumer, queue) as inbox:
         publish(producer, "x", "living", declare=[queue], headers={"x-delay": 3500})
         producer.release()
         drain(consumer, timeout=4)
@@ -779,7 +715,7 @@ def test_messages_of_a_pop_on_its_way_are_given_back_when_the_connection_closes(
     connection.transport.center.pop("other")  # the server knows the script: it runs when asked
     for i in range(5):
         publish(connection, i)
-    Consumer(connection, [Queue("mail")], callbacks=[Inbox()], prefetch_count=5).consume()
+    Inbox(connection, prefetch_count=5)
     connection.transport.poller.tick()  # asks, and does not wait for the answer
     connection.release()
     assert connect().transport.center.counts("mail") == (5, 0, 0, 0)
@@ -788,8 +724,7 @@ def test_messages_of_a_pop_on_its_way_are_given_back_when_the_connection_closes(
 @pytest.mark.versions
 def test_a_consumer_goes_on_after_its_links_broke(connect: Connect, client: redis.Redis) -> None:
     connection = connect()
-    inbox = Inbox()
-    with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+    with Inbox(connection) as inbox:
         connection.transport.poller.long_running = True  # as a worker, which goes on listening
         drain(connection)
         client.client_kill_filter(_type="normal", skipme=True)
@@ -809,10 +744,7 @@ def test_a_consumer_goes_on_after_its_links_broke(connect: Connect, client: redi
 
 @own_server
 def test_a_claim_goes_to_the_channel_that_has_room(connection: Connection) -> None:
-    full, idle = Inbox(ack=False), Inbox()
-    channels = connection.channel(), connection.channel()
-    for channel, inbox in zip(channels, (full, idle), strict=True):
-        Consumer(channel, [Queue("mail")], callbacks=[inbox], prefetch_count=1).consume()
+    full, idle = (Inbox(connection.channel(), ack=ack, prefetch_count=1) for ack in (False, True))
     publish(connection, 0)
     drain(connection)
     assert len(full.messages) + len(idle.messages) == 1
@@ -872,12 +804,6 @@ def test_what_a_queues_declaration_asks_for_without_effect_is_named(connect: Con
         ],
         "other": [],
     }
-
-
-@pytest.fixture
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process has warned of nothing yet."""
-    monkeypatch.setattr(registry, "_warned", set())
 
 
 def test_a_declaration_that_contradicts_the_stored_one_is_one_warning(
@@ -942,20 +868,18 @@ def test_a_simple_buffer_works(connection: Connection) -> None:
 
 @pytest.mark.versions
 def test_prefetch_bounds_what_is_unsettled_and_may_change_meanwhile(connection: Connection) -> None:
-    inbox = Inbox(ack=False)
-    consumer = Consumer(connection, [Queue("mail")], callbacks=[inbox], prefetch_count=2)
-    consumer.consume()
+    inbox = Inbox(connection, ack=False, prefetch_count=2)
     for i in range(10):
         publish(connection, i, headers={"x-slot-basis": "one"})
     drain(connection)
     assert inbox.bodies == [0, 1]
-    consumer.qos(prefetch_count=5)
+    inbox.consumer.qos(prefetch_count=5)
     drain(connection)
     assert inbox.bodies == [0, 1, 2, 3, 4]
     inbox.messages[0].ack()
     drain(connection)
     assert inbox.bodies == [0, 1, 2, 3, 4, 5]
-    consumer.qos(prefetch_count=0)
+    inbox.consumer.qos(prefetch_count=0)
     drain(connection)
     assert inbox.bodies == list(range(10))
     for message in inbox.messages[1:]:
@@ -965,9 +889,7 @@ def test_prefetch_bounds_what_is_unsettled_and_may_change_meanwhile(connection: 
 @pytest.mark.versions
 def test_a_replaced_can_consume_is_heeded(connection: Connection) -> None:
     """Celery's worker_disable_prefetch replaces the method on the channel's QoS."""
-    inbox = Inbox()
-    consumer = Consumer(connection, [Queue("mail")], callbacks=[inbox])
-    consumer.consume()
+    inbox = Inbox(connection)
     connection.default_channel.qos.can_consume = lambda: False
     publish(connection, 1)
     drain(connection, timeout=1.3)
@@ -982,29 +904,22 @@ def test_a_replaced_can_consume_is_heeded(connection: Connection) -> None:
 
 @pytest.mark.versions
 def test_messages_arrive_in_an_event_loop(connection: Connection) -> None:
-    hub = Hub()
-    inbox = Inbox()
-    connection.register_with_event_loop(hub)
-    consumer = Consumer(connection, [Queue("mail")], callbacks=[inbox])
-    consumer.consume()
     due = [time.time() + 0.3 + i * 0.01 for i in range(30)]
     started: list[float] = []
-    consumer.callbacks.append(lambda body, message: started.append(time.time()))
-    for i, moment in enumerate(due):
-        eta = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f"{moment % 1:.6f}"[1:]
-        publish(connection, i, headers={"id": str(i), "eta": eta})
-    deadline = time.monotonic() + 10
-    while len(inbox.messages) < 30 and time.monotonic() < deadline:
-        hub.run_once()
-    hub.run_once()  # acknowledgements leave with the next turn
-    # On a Cluster the order is that of time only within a slot.
-    order = inbox.bodies if connection.transport.center.clustered else range(30)
-    assert sorted(inbox.bodies) == list(range(30)) and inbox.bodies == list(order)
-    assert all(at >= due[i] for at, i in zip(started, order, strict=True))
-    connection.transport.poller.flush()
-    assert connection.transport.center.counts("mail") == (0, 0, 0, 0)
-    connection.release()
-    hub.close()
+    with Loop(connection) as loop:
+        inbox = Inbox(connection)
+        inbox.consumer.callbacks.append(lambda body, message: started.append(time.time()))
+        for i, moment in enumerate(due):
+            publish_at(connection, str(i), moment)
+        loop.until(lambda: len(inbox.messages) == 30)
+        loop.hub.run_once()  # acknowledgements leave with the next turn
+        # On a Cluster the order is that of time only within a slot.
+        got, center = [int(body) for body in inbox.bodies], connection.transport.center
+        order = got if center.clustered else list(range(30))
+        assert sorted(got) == list(range(30)) and got == order
+        assert all(at >= due[i] for at, i in zip(started, order, strict=True))
+        connection.transport.poller.flush()
+        assert center.counts("mail") == (0, 0, 0, 0)
 
 
 @pytest.mark.versions
@@ -1012,8 +927,7 @@ def test_what_was_delivered_goes_back_at_once_although_all_connections_were_cut(
     connection: Connection, client: redis.Redis, center: TimeoutCenter
 ) -> None:
     """K7, A5: and not when its lease ends"""
-    inbox = Inbox(ack=False)
-    Consumer(connection, [Queue("mail")], callbacks=[inbox]).consume()
+    inbox = Inbox(connection, ack=False)
     publish(connection, "x", "mail")
     drain(connection)
     assert len(inbox.messages) == 1
@@ -1031,14 +945,7 @@ def test_broadcasts_that_are_not_urgent_are_read_together_and_keep_nobody_waitin
 ) -> None:
     """Y5: the events of a large fleet do not wake each of its workers all the time."""
     connection, other = connect(), connect()
-    hub, events, orders = Hub(), Inbox(), Inbox()
-    connection.register_with_event_loop(hub)
     urgent, idle = Exchange("orders", "fanout"), Exchange("events", "fanout")
-    Consumer(connection, [Queue("e", idle, exclusive=True)], callbacks=[events]).consume()
-    Consumer(
-        connection.channel(), [Queue("o", urgent, exclusive=True)], callbacks=[orders]
-    ).consume()
-    connection.transport.poller.unhurried.add("events")
     late: list[float] = []
 
     def send() -> None:
@@ -1048,21 +955,22 @@ def test_broadcasts_that_are_not_urgent_are_read_together_and_keep_nobody_waitin
             if number % 10 == 9:
                 Producer(other, urgent).publish(time.monotonic())
 
-    before = client.info("commandstats").get("cmdstat_xread", {"calls": 0})["calls"]
-    sender = threading.Thread(target=send)
-    sender.start()
-    deadline = time.monotonic() + 20
-    while len(events.messages) < 40 or len(orders.messages) < 4:
-        assert time.monotonic() < deadline, (events.bodies, orders.bodies)
-        known = len(orders.messages)
-        hub.run_once()
-        late += [time.monotonic() - sent for sent in orders.bodies[known:]]
-    sender.join()
+    def all_came() -> bool:
+        now = time.monotonic()
+        late.extend(now - sent for sent in orders.bodies[len(late) :])
+        return len(events.messages) == 40 and len(late) == 4
+
+    before = calls_of(client, "xread")
+    with Loop(connection) as loop:
+        events = Inbox(connection, Queue("e", idle, exclusive=True))
+        orders = Inbox(connection.channel(), Queue("o", urgent, exclusive=True))
+        connection.transport.poller.unhurried.add("events")
+        with in_thread(send):
+            loop.until(all_came, 20, lambda: (events.bodies, orders.bodies))
+        read = calls_of(client, "xread") - before
     assert events.bodies == list(range(40))
     assert max(late) < 1  # it is not kept waiting for the others' pause
-    assert client.info("commandstats")["cmdstat_xread"]["calls"] - before < 20
-    connection.release()
-    hub.close()
+    assert read < 20
 
 
 def test_a_loop_that_has_just_connected_leaves_others_the_time_to_renew_their_leases(
@@ -1074,23 +982,15 @@ def test_a_loop_that_has_just_connected_leaves_others_the_time_to_renew_their_le
     assert center.extend(held, 0.05) == []
     time.sleep(0.1)  # the lease ends
     connection = connect(visibility_timeout=12)
-    hub = Hub()
-    inbox = Inbox()
-    connection.register_with_event_loop(hub)
-    Consumer(connection, [Queue("mail")], callbacks=[inbox]).consume()
-    connected = time.monotonic()
-    while time.monotonic() < connected + 1:  # a grace is four seconds
-        hub.run_once()
-    assert inbox.bodies == []
-    assert center.extend(held, 1) == []  # the holder is back
-    center.extend(held, 0)  # and now it is gone
-    while not inbox.bodies:
-        assert time.monotonic() < connected + 20
-        hub.run_once()
-    [message] = inbox.messages
-    assert message.headers["x-delivery-count"] == 1
-    connection.release()
-    hub.close()
+    with Loop(connection) as loop:
+        inbox = Inbox(connection)
+        loop.turn_for(1)  # a grace is four seconds
+        assert inbox.bodies == []
+        assert center.extend(held, 1) == []  # the holder is back
+        center.extend(held, 0)  # and now it is gone
+        loop.until(lambda: inbox.bodies, 20)
+        [message] = inbox.messages
+        assert message.headers["x-delivery-count"] == 1
 
 
 class AllEarlyButPlain(WorkerPolicy):
@@ -1100,12 +1000,11 @@ class AllEarlyButPlain(WorkerPolicy):
         return message.headers.get("id") != "plain"
 
 
-class Prepared:
+class Prepared(Loop):
     """A consumer that may have messages ahead of their time: what it got and began, and when."""
 
     def __init__(self, connection: Connection, prefetch: int = 0) -> None:
-        self.hub = Hub()
-        connection.register_with_event_loop(self.hub)
+        super().__init__(connection)
         self.channel = connection.channel()
         self.channel.policy = AllEarlyButPlain()
         self.got: list[tuple[str, float]] = []
@@ -1125,15 +1024,17 @@ class Prepared:
 
         message.call_when_due(begin)
 
-    def turn_until(self, holds: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + 10
-        while not holds():
-            assert time.monotonic() < deadline, (self.got, self.begun)
-            self.hub.run_once()
 
-    def turn_for(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        self.turn_until(lambda: time.monotonic() >= end)
+@pytest.fixture
+def ahead(connect: Connect) -> Connection:
+    """A connection whose messages may be fetched three seconds ahead of their time."""
+    return connect(toc_lookahead=3.0)
+
+
+@pytest.fixture
+def prepared(ahead: Connection) -> Iterator[Prepared]:
+    with Prepared(ahead) as made:
+        yield made
 
 
 def publish_at(connection: Connection, id: str, moment: float) -> None:
@@ -1141,22 +1042,20 @@ def publish_at(connection: Connection, id: str, moment: float) -> None:
     publish(connection, id, headers={"id": id, "eta": eta})
 
 
-def test_what_may_be_handed_over_ahead_is_and_begins_when_it_is_due(connect: Connect) -> None:
+def test_what_may_be_handed_over_ahead_is_and_begins_when_it_is_due(
+    ahead: Connection, prepared: Prepared
+) -> None:
     """X2: the time until then is used for getting it ready; nothing begins early."""
-    connection = connect(toc_lookahead=3.0)
-    prepared = Prepared(connection)
     due = {id: time.time() + 2.5 + 0.01 * i for i, id in enumerate(("a", "plain", "b", "c"))}
     for id, moment in due.items():
-        publish_at(connection, id, moment)
-    prepared.turn_until(lambda: len(prepared.begun) == 4)
+        publish_at(ahead, id, moment)
+    prepared.until(lambda: len(prepared.begun) == 4)
     assert {id for id, at in prepared.got if at < min(due.values())} == {"a", "b", "c"}
     assert sorted(prepared.got) == sorted(set(prepared.got))
     assert len(prepared.got) == 4
     assert all(at >= due[id] for id, at in prepared.begun)
-    connection.transport.poller.flush()
-    assert connection.transport.center.counts("mail") == (0, 0, 0, 0)
-    connection.release()
-    prepared.hub.close()
+    ahead.transport.poller.flush()
+    assert ahead.transport.center.counts("mail") == (0, 0, 0, 0)
 
 
 @pytest.mark.versions
@@ -1165,39 +1064,25 @@ def test_what_is_acknowledged_leaves_although_nothing_else_happens(
 ) -> None:
     """It waits for company, but not until the next look."""
     connection = connect(toc_poll_interval=60)
-    hub, inbox = Hub(), Inbox(ack=False)
-    connection.register_with_event_loop(hub)
-    Consumer(connection, [Queue("mail")], callbacks=[inbox]).consume()
-    publish(connection, "x")
-    deadline = time.monotonic() + 10
-    while not inbox.messages:
-        assert time.monotonic() < deadline
-        hub.run_once()
-    hub.call_later(0.3, inbox.messages[0].ack)  # as when a task ends long after
-    began = time.monotonic()
-    while not connection.transport.poller.outbox.settlements.acks:
-        hub.run_once()
-    while connection.transport.poller.outbox.settlements.acks:
-        hub.run_once()
-    assert time.monotonic() - began < 10
-    while connection.transport.poller.work.busy:
-        hub.run_once()
-    assert center.counts("mail") == (0, 0, 0, 0)
-    connection.release()
-    hub.close()
+    poller = connection.transport.poller
+    with Loop(connection) as loop:
+        inbox = Inbox(connection, ack=False)
+        publish(connection, "x")
+        loop.until(lambda: inbox.messages)
+        loop.hub.call_later(0.3, inbox.messages[0].ack)  # as when a task ends long after
+        loop.until(lambda: poller.outbox.settlements.acks)
+        loop.until(lambda: not poller.outbox.settlements.acks)
+        loop.until(lambda: not poller.work.busy)
+        assert center.counts("mail") == (0, 0, 0, 0)
 
 
 def test_an_acknowledgement_of_an_idle_consumer_leaves_within_three_milliseconds(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of several the quickest counts: what this machine does beside it is not asked."""
-    connection = connect()
-    hub, inbox = Hub(), Inbox(ack=False)
-    connection.register_with_event_loop(hub)
-    consumer = Consumer(connection, [Queue("mail")], callbacks=[inbox])
-    consumer.consume()
     poller = connection.transport.poller
     left: list[float] = []
+    acked: list[float] = []
     send = poller.work.send
 
     def note(*args: Any, owed: int = 0) -> None:
@@ -1205,102 +1090,79 @@ def test_an_acknowledgement_of_an_idle_consumer_leaves_within_three_milliseconds
             left.append(time.monotonic())
         send(*args, owed=owed)
 
+    def ack() -> None:
+        acked.append(time.monotonic())
+        inbox.messages[-1].ack()
+
     monkeypatch.setattr(poller.work, "send", note)
-    waits = []
-    for number in range(20):
-        publish(connection, number)
-        deadline = time.monotonic() + 10
-        while len(inbox.messages) == number:
-            assert time.monotonic() < deadline
-            hub.run_once()
-        acked: list[float] = []
-
-        def ack() -> None:
-            acked.append(time.monotonic())  # noqa: B023 - called within this turn of the loop
-            inbox.messages[-1].ack()
-
-        hub.call_later(0.02, ack)
-        while len(left) == number:
-            assert time.monotonic() < deadline
-            hub.run_once()
-        waits.append(left[-1] - acked[0])
-    assert min(waits) <= 0.003
-    connection.release()
-    hub.close()
+    with Loop(connection) as loop:
+        inbox = Inbox(connection, ack=False)
+        for number in range(1, 21):
+            publish(connection, number)
+            loop.until(lambda n=number: len(inbox.messages) == n)
+            loop.hub.call_later(0.02, ack)
+            loop.until(lambda n=number: len(left) == n)
+    assert min(gone - asked for gone, asked in zip(left, acked, strict=True)) <= 0.003
 
 
 def test_what_is_given_back_before_it_is_due_is_not_begun_until_it_comes_again(
-    connect: Connect,
+    ahead: Connection, prepared: Prepared
 ) -> None:
-    connection = connect(toc_lookahead=3.0)
-    prepared = Prepared(connection)
-    publish_at(connection, "a", time.time() + 2.5)
-    prepared.turn_until(lambda: prepared.got)
+    publish_at(ahead, "a", time.time() + 2.5)
+    prepared.until(lambda: prepared.got)
     prepared.channel.qos.restore_unacked()
-    prepared.turn_until(lambda: prepared.begun)
+    prepared.until(lambda: prepared.begun)
     prepared.turn_for(0.3)
     assert [id for id, _ in prepared.got] == ["a", "a"]
     assert [id for id, _ in prepared.begun] == ["a"]
-    connection.release()
-    prepared.hub.close()
 
 
-def test_who_consumes_no_more_begins_what_it_was_handed(connect: Connect) -> None:
-    connection = connect(toc_lookahead=3.0)
-    prepared = Prepared(connection)
-    publish_at(connection, "a", time.time() + 2.5)
-    publish_at(connection, "plain", time.time() + 2.5)
-    center = connection.transport.center
-    prepared.turn_until(lambda: prepared.got and center.counts("mail").in_flight == 2)
+def test_who_consumes_no_more_begins_what_it_was_handed(
+    ahead: Connection, prepared: Prepared
+) -> None:
+    for id in ("a", "plain"):
+        publish_at(ahead, id, time.time() + 2.5)
+    center = ahead.transport.center
+    prepared.until(lambda: prepared.got and center.counts("mail").in_flight == 2)
     prepared.consumer.cancel()
     assert center.counts("mail").in_flight == 1  # the other one is given back
-    prepared.turn_until(lambda: prepared.begun)
+    prepared.until(lambda: prepared.begun)
     prepared.turn_for(0.3)
     assert [id for id, _ in prepared.begun] == ["a"]
-    connection.release()
-    prepared.hub.close()
 
 
 def test_who_ends_while_its_loop_stands_still_gives_back_what_it_was_handed_ahead(
-    connect: Connect, center: TimeoutCenter
+    ahead: Connection, center: TimeoutCenter
 ) -> None:
-    connection = connect(toc_lookahead=3.0)
-    prepared = Prepared(connection)
-    for id in ("a", "plain"):
-        publish_at(connection, id, time.time() + 2.5)
-    prepared.turn_until(lambda: prepared.got and center.counts("mail").in_flight == 2)
-    connection.transport.poller.release_all()
-    assert center.counts("mail").in_flight == 0
-    assert center.counts("mail").waiting == 2
-    assert prepared.channel.qos.unsettled() == []
-    prepared.consumer.cancel()
-    connection.release()
-    prepared.hub.close()
+    with Prepared(ahead) as prepared:
+        for id in ("a", "plain"):
+            publish_at(ahead, id, time.time() + 2.5)
+        prepared.until(lambda: prepared.got and center.counts("mail").in_flight == 2)
+        ahead.transport.poller.release_all()
+        assert center.counts("mail").in_flight == 0
+        assert center.counts("mail").waiting == 2
+        assert prepared.channel.qos.unsettled() == []
+        prepared.consumer.cancel()
     assert prepared.begun == []
 
 
-def test_what_was_handed_over_ahead_fills_the_window_once(connect: Connect) -> None:
-    connection = connect(toc_lookahead=3.0)
-    prepared = Prepared(connection, prefetch=3)
+def test_what_was_handed_over_ahead_fills_the_window_once(ahead: Connection) -> None:
     due = time.time() + 2.5
-    for i in range(3):
-        publish_at(connection, f"{i}", due)
-        prepared.turn_until(lambda i=i: len(prepared.got) == i + 1)
-    publish_at(connection, "3", due)
-    prepared.turn_for(0.3)
-    assert len(prepared.got) == 3
-    assert prepared.got[-1][1] < due
-    prepared.turn_until(lambda: len(prepared.begun) == 4)
-    assert all(at >= due for _, at in prepared.begun)
-    connection.release()
-    prepared.hub.close()
+    with Prepared(ahead, prefetch=3) as prepared:
+        for i in range(3):
+            publish_at(ahead, f"{i}", due)
+            prepared.until(lambda i=i: len(prepared.got) == i + 1)
+        publish_at(ahead, "3", due)
+        prepared.turn_for(0.3)
+        assert len(prepared.got) == 3
+        assert prepared.got[-1][1] < due
+        prepared.until(lambda: len(prepared.begun) == 4)
+        assert all(at >= due for _, at in prepared.begun)
 
 
 def test_an_error_of_who_is_handed_a_message_ahead_does_not_bring_it_twice(
-    connect: Connect,
+    ahead: Connection, prepared: Prepared
 ) -> None:
-    connection = connect(toc_lookahead=3.0)
-    prepared = Prepared(connection)
     calls: list[Any] = []
 
     def fail(body: Any, message: Message) -> None:
@@ -1308,32 +1170,25 @@ def test_an_error_of_who_is_handed_a_message_ahead_does_not_bring_it_twice(
         raise KeyError("of the consumer")
 
     prepared.consumer.callbacks.insert(0, fail)
-    publish_at(connection, "a", time.time() + 0.6)
+    publish_at(ahead, "a", time.time() + 0.6)
     with pytest.raises(KeyError, match="of the consumer"):
-        prepared.turn_until(lambda: calls)
+        prepared.until(lambda: calls)
     prepared.turn_for(1.0)
     assert calls == ["a"]
-    connection.release()
-    prepared.hub.close()
 
 
 @pytest.mark.versions
 def test_the_event_loops_timer_never_holds_more_than_a_few_entries(connection: Connection) -> None:
     """A thousand due times, one timer: Kombu's hub runs only ten due timers a turn."""
-    hub = Hub()
-    connection.register_with_event_loop(hub)
-    consumer = Consumer(connection, [Queue("mail")], callbacks=[Inbox()])
-    consumer.consume()
-    for i in range(300):
-        publish(connection, i, headers={"x-delay": 300 + i * 2})
-    deadline = time.monotonic() + 10
-    most = 0
-    while connection.transport.center.counts("mail").waiting and time.monotonic() < deadline:
-        hub.run_once()
-        most = max(most, sum(not entry[2].canceled for entry in hub.timer._queue))
+    with Loop(connection) as loop:
+        Inbox(connection)
+        for i in range(300):
+            publish(connection, i, headers={"x-delay": 300 + i * 2})
+        most = 0
+        while connection.transport.center.counts("mail").waiting:
+            loop.hub.run_once()
+            most = max(most, sum(not entry[2].canceled for entry in loop.hub.timer._queue))
     assert most <= 3
-    connection.release()
-    hub.close()
 
 
 def test_basic_get_logs_what_dead_queue_drops(
@@ -1382,10 +1237,8 @@ def test_a_batch_takes_nothing_that_another_thread_publishes_on_its_channel(
         publish(channel.basic_publish, "alone", lambda: in_batch.wait(5))
         done.set()
 
-    thread = threading.Thread(target=publish_alone)
-    thread.start()
-    publish(batch.publish, "batched", lambda: (in_batch.set(), done.wait(5)))
-    thread.join()
+    with in_thread(publish_alone):
+        publish(batch.publish, "batched", lambda: (in_batch.set(), done.wait(5)))
     batch.discard()
     assert [center.get(id, topic="mail") != [] for id in ("alone", "batched")] == [True, False]
 
@@ -1414,13 +1267,12 @@ def test_a_batch_that_is_repeated_as_a_whole_adds_nothing_twice(
 ) -> None:
     """The reply to its second part is lost when that has been put, and all of it was consumed."""
     listener, center = connect(), TimeoutCenter(client)
-    heard = Inbox(ack=False)
     news = Exchange("news", type="fanout")
     own = Queue("own", news, exclusive=True)
     with (
         Proxy(server.port) as proxy,
         Connection(proxy.toc_url) as connection,
-        Consumer(listener, [own], callbacks=[heard], no_ack=True),
+        Inbox(listener, own, ack=False, no_ack=True) as heard,
     ):
         channel = connection.default_channel
         channel.queue_declare("mail", arguments={"x-slots": 1})
@@ -1502,10 +1354,11 @@ def test_a_wrong_password_is_a_connection_error_that_does_not_print_it(
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b""])
-def test_what_is_not_a_redis_is_a_connection_error_and_never_a_hang(answer: bytes) -> None:
-    import threading
-
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b"", None]
+)
+def test_what_is_not_a_redis_is_a_connection_error_and_never_a_hang(answer: bytes | None) -> None:
+    """None: it accepts connections, and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -1518,15 +1371,10 @@ def test_what_is_not_a_redis_is_a_connection_error_and_never_a_hang(answer: byte
                     peer.recv(4096)
                     peer.sendall(answer)
 
-        threading.Thread(target=serve, daemon=True).start()
-        failure(Connection(f"toc+redis://127.0.0.1:{listener.getsockname()[1]}/0"))
-
-
-@pytest.mark.versions
-def test_a_server_that_never_answers_is_a_connection_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"toc+redis://127.0.0.1:{listener.getsockname()[1]}/0?socket_timeout=0.3"
-        failure(Connection(url))
+        if answer is not None:
+            threading.Thread(target=serve, daemon=True).start()
+        port = listener.getsockname()[1]
+        failure(Connection(f"toc+redis://127.0.0.1:{port}/0?socket_timeout=0.3"))
 
 
 def test_another_slot_count_is_an_error_that_names_everything(connect: Connect) -> None:
@@ -1557,8 +1405,7 @@ def test_a_damaged_body_goes_to_dead_queue_and_the_consumer_goes_on(
     slot = center.registry.topic("mail").slot_for("m1")
     publish(connection, "x", headers={"id": "m1"})
     client.hset(slot.body, "m1", damage)
-    inbox = Inbox()
-    with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+    with Inbox(connection) as inbox:
         publish(connection, "good")
         drain(connection)
     assert inbox.bodies == ["good"]
@@ -1574,8 +1421,7 @@ def test_an_id_without_a_body_is_removed_and_logged_once(
     center = connection.transport.center
     publish(connection, "x", headers={"id": "m1"})
     client.hdel(center.registry.topic("mail").slot_for("m1").body, "m1")
-    inbox = Inbox()
-    with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+    with Inbox(connection) as inbox:
         publish(connection, "good")
         drain(connection)
     assert inbox.bodies == ["good"]
@@ -1621,8 +1467,7 @@ def test_a_connection_that_was_cut_while_nobody_used_it_is_as_good_as_new(
 ) -> None:
     """K7: one from a pool, the server having been restarted since."""
     for number in range(2):
-        inbox = Inbox()
-        with Consumer(connection, [Queue("mail")], callbacks=[inbox]):
+        with Inbox(connection) as inbox:
             publish(connection, number)
             connection.drain_events(timeout=5)
         assert inbox.bodies == [number]

@@ -5,21 +5,22 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from itertools import product
 from typing import Any
 
 import pytest
 import redis
 from kombu import Connection, Consumer, Message, Producer, Queue
-from kombu.asynchronous import Hub
 
 from kombu_toc import ConfigurationError, TimeoutCenter
 from kombu_toc.consumer.state import WorkerPolicy
 
 from ..support.cases import night
+from ..support.consuming import Inbox, Loop, deliver_until
 
 Connect = Callable[..., Connection]
+Fill = Callable[..., None]
 
 
 class Taker:
@@ -43,9 +44,7 @@ class Taker:
         self._early = early
         self._prefetch = prefetch
         self._unsettled: list[Message] = []
-        self._hub = Hub() if loop else None
-        if self._hub is not None:
-            connection.register_with_event_loop(self._hub)
+        self._loop = Loop(connection) if loop else None
         self._consumer = Consumer(
             connection,
             [Queue(name) for name in queues],
@@ -69,8 +68,8 @@ class Taker:
             assert time.monotonic() < deadline, Counter(self.taken)
             if len(self._unsettled) >= self._prefetch:
                 self._unsettled.pop(0).ack()
-            if self._hub is not None:
-                self._hub.run_once()
+            if self._loop is not None:
+                self._loop.hub.run_once()
                 continue
             with suppress(TimeoutError):
                 self._connection.drain_events(timeout=0.5)
@@ -79,28 +78,29 @@ class Taker:
         for message in self._unsettled:
             message.ack()
         self._consumer.cancel()
-        self._connection.release()
-        if self._hub is not None:
-            self._hub.close()
+        (self._loop or self._connection).close()
 
 
 @pytest.fixture
 def taker(connect: Connect) -> Iterator[Callable[..., Taker]]:
-    made: list[Taker] = []
+    with ExitStack() as made:
 
-    def make(*args: object, options: dict[str, Any] | None = None, **how: bool) -> Taker:
-        made.append(Taker(connect(**(options or {})), *args, **how))
-        return made[-1]
+        def make(*args: Any, options: dict[str, Any] | None = None, **how: bool) -> Taker:
+            return made.enter_context(closing(Taker(connect(**(options or {})), *args, **how)))
 
-    yield make
-    for one in made:
-        one.close()
+        yield make
 
 
-def fill(connection: Connection, queue: str, number: int, **options: object) -> None:
-    with connection.channel() as channel, (producer := Producer(channel)).batch(max_size=100):
-        for i in range(number):
-            producer.publish(str(i), routing_key=queue, **options)
+@pytest.fixture
+def fill(connect: Connect) -> Fill:
+    connection = connect()
+
+    def fill(queue: str, number: int, **options: object) -> None:
+        with connection.channel() as channel, (producer := Producer(channel)).batch(max_size=100):
+            for i in range(number):
+                producer.publish(str(i), routing_key=queue, **options)
+
+    return fill
 
 
 def assert_shared(taken: list[str], queues: list[str], within: int = 100) -> None:
@@ -125,7 +125,7 @@ def shapes() -> Iterator[Any]:
 
 @pytest.mark.parametrize("number, prefetch, early, loop", list(shapes()))
 def test_queues_that_are_full_get_equal_shares(
-    connect: Connect,
+    fill: Fill,
     taker: Callable[..., Taker],
     number: int,
     prefetch: int,
@@ -134,9 +134,8 @@ def test_queues_that_are_full_get_equal_shares(
 ) -> None:
     """X8"""
     names = [f"q{i}" for i in range(number)]
-    filler = connect()
     for name in names:
-        fill(filler, name, 300 // number + 40)
+        fill(name, 300 // number + 40)
     one = taker(names, prefetch, early=early, loop=loop)
     one.take(260)
     assert_shared(one.taken, names)
@@ -146,7 +145,7 @@ def test_queues_that_are_full_get_equal_shares(
 @pytest.mark.parametrize("loop", [False, True], ids=["drained", "loop"])
 @pytest.mark.parametrize("early", [False, True], ids=["late", "early"])
 def test_replies_that_come_one_by_one_change_no_shares(
-    connect: Connect,
+    fill: Fill,
     taker: Callable[..., Taker],
     client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
@@ -156,9 +155,8 @@ def test_replies_that_come_one_by_one_change_no_shares(
     """A server that knows no script any more is asked again by each pop for itself."""
     monkeypatch.setattr("kombu_toc.consumer.state.REST_OF_BATCH", 10.0)  # however slow it is
     names = ["q0", "q1", "q2"]
-    filler = connect()
     for name in names:
-        fill(filler, name, 120)
+        fill(name, 120)
     one = taker(names, 32, early=early, loop=loop)
     for taken in range(0, 260, 52):
         client.script_flush()
@@ -166,14 +164,11 @@ def test_replies_that_come_one_by_one_change_no_shares(
     assert_shared(one.taken, names)
 
 
-def test_queues_with_priorities_get_equal_shares(
-    connect: Connect, taker: Callable[..., Taker]
-) -> None:
+def test_queues_with_priorities_get_equal_shares(fill: Fill, taker: Callable[..., Taker]) -> None:
     """A priority is one of messages of the same queue."""
-    filler = connect()
-    fill(filler, "low", 180, priority=9)
-    fill(filler, "high", 90, priority=0)
-    fill(filler, "high", 90, priority=3)
+    fill("low", 180, priority=9)
+    fill("high", 90, priority=0)
+    fill("high", 90, priority=3)
     one = taker(["low", "high"], 8)
     one.take(260)
     assert_shared(one.taken, ["low", "high"])
@@ -182,15 +177,14 @@ def test_queues_with_priorities_get_equal_shares(
 @pytest.mark.parametrize("early", [False, True], ids=["late", "early"])
 @pytest.mark.parametrize("prefetch", [1, 2, 8])
 def test_a_queue_is_served_at_once_although_another_has_a_backlog(
-    connect: Connect, taker: Callable[..., Taker], prefetch: int, early: bool
+    fill: Fill, taker: Callable[..., Taker], prefetch: int, early: bool
 ) -> None:
-    filler = connect()
-    fill(filler, "full", 1500)
+    fill("full", 1500)
     # It looks into all queues once in half a minute: what it does not ask about comes last.
     seldom = {"toc_poll_interval": 30}
     one = taker(["full", "late"], prefetch, early=early, loop=True, options=seldom)
     one.take(50)
-    fill(filler, "late", 5)
+    fill("late", 5)
     before = len(one.taken)
     while one.taken.count("late") < 5:
         one.take(len(one.taken) + 1)
@@ -207,16 +201,15 @@ def test_a_queue_is_served_at_once_although_another_has_a_backlog(
     [("priority", ["b", "a", "c"], "b"), ("sorted", ["b", "c", "a"], "a")],
 )
 def test_a_queue_that_goes_before_all_others_does(
-    connect: Connect, taker: Callable[..., Taker], strategy: str, queues: list[str], first: str
+    fill: Fill, taker: Callable[..., Taker], strategy: str, queues: list[str], first: str
 ) -> None:
-    filler = connect()
     others = [name for name in queues if name != first]
     for name in others:
-        fill(filler, name, 400)
+        fill(name, 400)
     one = taker(queues, 2, options={"queue_order_strategy": strategy}, loop=True)
     one.take(20)
     assert set(one.taken) == {others[0]}
-    fill(filler, first, 50)
+    fill(first, 50)
     before = len(one.taken)
     one.take(before + 51)
     first_at = one.taken.index(first)
@@ -230,20 +223,14 @@ def test_an_unknown_strategy_is_an_error_that_names_those_there_are(connect: Con
 
 
 def test_messages_of_a_pop_come_in_the_order_of_their_priority(
-    connect: Connect, taker: Callable[..., Taker], client: redis.Redis
+    fill: Fill, connection: Connection
 ) -> None:
     """Whatever their times: all of them are due."""
-    filler = connect()
-    fill(filler, "mail", 3, priority=9, headers={"x-slot-basis": "one"})
-    fill(filler, "mail", 3, priority=0, headers={"x-slot-basis": "one"})
-    got: list[int] = []
-    connection = connect()
-    consumer = Consumer(connection, [Queue("mail")], prefetch_count=6)
-    consumer.register_callback(lambda body, message: got.append(message.properties["priority"]))
-    consumer.consume()
-    for _ in range(6):
-        connection.drain_events(timeout=5)
-    assert got == [0, 0, 0, 9, 9, 9]
+    fill("mail", 3, priority=9, headers={"x-slot-basis": "one"})
+    fill("mail", 3, priority=0, headers={"x-slot-basis": "one"})
+    inbox = Inbox(connection, ack=False, prefetch_count=6)
+    assert deliver_until(connection, lambda: len(inbox.messages) == 6)
+    assert [one.properties["priority"] for one in inbox.messages] == [0, 0, 0, 9, 9, 9]
 
 
 class Worker(WorkerPolicy):
@@ -256,9 +243,7 @@ class Worker(WorkerPolicy):
         self.executing: list[Message] = []
         self.processes = processes
         self.ahead = ahead
-        self.hub = Hub()
-        self.connection = connection
-        connection.register_with_event_loop(self.hub)
+        self.connection, self.loop = connection, Loop(connection)
         channel = connection.default_channel
         channel.policy = self
         self.consumer = Consumer(
@@ -277,10 +262,7 @@ class Worker(WorkerPolicy):
         return self.idle_slots()
 
     def turn(self, until: Callable[[], object], seconds: float = 5) -> None:
-        deadline = time.monotonic() + seconds
-        while not until():
-            assert time.monotonic() < deadline, "nothing comes of it"
-            self.hub.run_once()
+        self.loop.until(until, seconds, "nothing comes of it")
 
     @property
     def held(self) -> int:
@@ -291,21 +273,13 @@ class Worker(WorkerPolicy):
         for message in self.executing:
             message.ack()
         self.consumer.cancel()
-        self.connection.release()
-        self.hub.close()
+        self.loop.close()
 
 
 @pytest.fixture
 def worker(connect: Connect) -> Iterator[Callable[..., Worker]]:
-    made: list[Worker] = []
-
-    def make(**how: int) -> Worker:
-        made.append(Worker(connect(), **how))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+    with ExitStack() as made:
+        yield lambda **how: made.enter_context(closing(Worker(connect(), **how)))
 
 
 def in_flight(center: TimeoutCenter) -> int:
@@ -313,9 +287,9 @@ def in_flight(center: TimeoutCenter) -> int:
 
 
 def test_a_worker_hands_over_what_can_start_and_keeps_the_rest(
-    connect: Connect, worker: Callable[..., Worker], center: TimeoutCenter
+    fill: Fill, worker: Callable[..., Worker], center: TimeoutCenter
 ) -> None:
-    fill(connect(), "mail", 20)
+    fill("mail", 20)
     one = worker(processes=2, ahead=3)
     one.turn(lambda: len(one.executing) == 2)
     for _ in range(9):
@@ -326,9 +300,9 @@ def test_a_worker_hands_over_what_can_start_and_keeps_the_rest(
 
 
 def test_what_waits_too_long_for_a_process_is_given_back_once_and_unchanged(
-    connect: Connect, worker: Callable[..., Worker], center: TimeoutCenter
+    fill: Fill, worker: Callable[..., Worker], center: TimeoutCenter
 ) -> None:
-    fill(connect(), "mail", 20, headers={"x-slot-basis": "one"})
+    fill("mail", 20, headers={"x-slot-basis": "one"})
     one = worker(processes=2, ahead=3)
     counts = one.connection.transport.center.metrics.topics["mail"]
     before = counts.delivered - counts.released
@@ -345,8 +319,7 @@ def test_what_waits_too_long_for_a_process_is_given_back_once_and_unchanged(
     # Nothing changes, so nothing is fetched and given back again.
     scripts = one.connection.transport.center.metrics.scripts
     calls = scripts["release"][0], scripts["pop"][0]
-    began = time.monotonic()
-    one.turn(lambda: time.monotonic() > began + 0.5)
+    one.loop.turn_for(0.5)
     assert (scripts["release"][0], scripts["pop"][0]) == calls
     # Whoever idles takes it at once, in its order, and no retry was spent.
     other = worker(processes=2, ahead=0)

@@ -6,12 +6,10 @@ center's pop.
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -26,9 +24,11 @@ from kombu_toc.model.results import Delivery
 
 from ..support.cases import night
 from ..support.consumers import keeps_up
+from ..support.consuming import Inbox, deliver_until
 from ..support.fixtures import own_server
-from ..support.inspection import announced, check_slots
-from ..support.servers import Server, SteppedServer
+from ..support.inspection import announced, calls_of, check_slots, put_some
+from ..support.servers import Server, SteppedServer, frozen
+from ..support.waiting import in_thread, wait_until
 
 Connect = Callable[..., Connection]
 
@@ -42,16 +42,14 @@ BODY = b'{"h":{},"p":{},"t":null,"e":null}\nx'
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Server]:
     """A server that may be stopped, and keeps what it has."""
-    server = Server(tmp_path, "--appendonly", "yes", "--appendfsync", "always").start()
-    yield server
-    server.stop()
+    with Server(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as server:
+        yield server
 
 
 @pytest.fixture
 def stepped(tmp_path: Path) -> Iterator[SteppedServer]:
-    server = SteppedServer(tmp_path).start()
-    yield server
-    server.stop()
+    with SteppedServer(tmp_path) as server:
+        yield server
 
 
 class Process:
@@ -71,6 +69,12 @@ class Process:
     def keep_up(self) -> None:
         self.heartbeat.keep_up(self, 0.7)
 
+    def be_elected(self, seconds: float = 0) -> None:
+        """It is the one that keeps all topics up, and has been so for this time."""
+        self.keep_up()
+        until(lambda: keeps_up(self.heartbeat))
+        time.sleep(seconds)
+
     def die(self) -> None:
         """It renews nothing any more."""
         for delivery in self.held:
@@ -85,12 +89,16 @@ class Process:
         self.center.client.close()
 
 
+Make = Callable[..., Process]
+
+
 @pytest.fixture
-def process() -> Iterator[Callable[[str], Process]]:
+def process(server: Server, client: redis.Redis) -> Iterator[Make]:
+    """Makes them, on the shared server, which is empty, unless another is given."""
     made: list[Process] = []
 
-    def make(url: str) -> Process:
-        made.append(Process(url))
+    def make(on: Server = server) -> Process:
+        made.append(Process(on.toc_url))
         return made[-1]
 
     yield make
@@ -98,13 +106,19 @@ def process() -> Iterator[Callable[[str], Process]]:
         one.close()
 
 
-def until(holds: Callable[[], bool], seconds: float = 15) -> float:
+def until(holds: Callable[[], Any], seconds: float = 15) -> float:
     """Wait until it holds; returns how long that took."""
     began = time.monotonic()
-    while not holds():
-        assert time.monotonic() < began + seconds, "it never came to that"
-        time.sleep(0.01)  # others bring it about
+    wait_until(holds, seconds)
     return time.monotonic() - began
+
+
+def drain(connection: Connection, seconds: float) -> None:
+    deliver_until(connection, lambda: False, seconds)
+
+
+#: What a keeper needs to know by itself that the server is there.
+KNOWN = 2.5
 
 
 def watch(center: TimeoutCenter, topic: str, seconds: float) -> list[str]:
@@ -121,45 +135,35 @@ def watch(center: TimeoutCenter, topic: str, seconds: float) -> list[str]:
 
 
 def test_what_was_asked_before_the_server_stood_still_takes_nothing_from_who_lives(
-    own: Server, process: Callable[[str], Process]
+    own: Server, process: Make
 ) -> None:
     """A look is on its way when the server freezes for longer than a lease."""
     center = kombu_toc.center_for(own.toc_url)
     center.context.limits = Limits(visibility=VISIBILITY)
     center.put("mail", "m", BODY)
-    holder = process(own.toc_url)
+    holder = process(own)
     holder.take("mail")
     assert watch(center, "mail", 2.5) == []  # it knows by now that the server is there
-    os.kill(own.pid, signal.SIGSTOP)
-    found: list[str] = []
-    look = threading.Thread(target=lambda: found.extend(center.pop("mail", 0).rolled_back))
-    try:
-        look.start()
+    with frozen(own) as go_on, in_thread(center.pop, "mail", 0) as looked:
         time.sleep(VISIBILITY + 1)  # the lease ends meanwhile
-    finally:
-        os.kill(own.pid, signal.SIGCONT)
-    look.join()
-    found += watch(center, "mail", VISIBILITY)
-    assert found == []
+        go_on()
+    assert looked[0].rolled_back == []
+    assert watch(center, "mail", VISIBILITY) == []
     assert center.ack(holder.held) == 1
 
 
 @pytest.mark.parametrize("times", [1, night(2)])
 def test_who_keeps_topics_up_takes_nothing_from_who_lives_after_the_server_stood_still(
-    own: Server, process: Callable[[str], Process], times: int
+    own: Server, process: Make, times: int
 ) -> None:
-    holder, keeper = process(own.toc_url), process(own.toc_url)
-    for i in range(20):
-        holder.center.put("mail", f"m{i}", BODY)
+    holder, keeper = process(own), process(own)
+    put_some(holder.center, "mail", 20, body=BODY)
     holder.center.queues.declare("mail", visibility=VISIBILITY)
     holder.take("mail", 20)
-    keeper.keep_up()
-    until(lambda: keeps_up(keeper.heartbeat))
-    time.sleep(2.5)  # it knows by now that the server is there
+    keeper.be_elected(KNOWN)
     for _ in range(times):
-        os.kill(own.pid, signal.SIGSTOP)
-        time.sleep(VISIBILITY + 1)
-        os.kill(own.pid, signal.SIGCONT)
+        with frozen(own):
+            time.sleep(VISIBILITY + 1)
         time.sleep(VISIBILITY)
         assert holder.center.counts("mail").in_flight == 20
     assert holder.center.ack(holder.held) == 20
@@ -167,10 +171,10 @@ def test_who_keeps_topics_up_takes_nothing_from_who_lives_after_the_server_stood
 
 @pytest.mark.parametrize("who", ["center", "keeper"])
 def test_a_clock_that_is_set_forward_takes_nothing_from_who_lives(
-    stepped: SteppedServer, process: Callable[[str], Process], who: str
+    stepped: SteppedServer, process: Make, who: str
 ) -> None:
     """X10"""
-    living, dead, other = (process(stepped.toc_url) for _ in range(3))
+    living, dead, other = (process(stepped) for _ in range(3))
     center = other.center
     center.queues.declare("mail", visibility=VISIBILITY)
     for id in ("a", "b"):
@@ -178,9 +182,7 @@ def test_a_clock_that_is_set_forward_takes_nothing_from_who_lives(
     living.take("mail")
     dead.take("mail")
     if who == "keeper":
-        other.keep_up()
-        until(lambda: keeps_up(other.heartbeat))
-        time.sleep(2.5)  # it knows by now that the server is there
+        other.be_elected(KNOWN)
     else:
         watch(center, "mail", 2.5)
     dead.die()
@@ -188,22 +190,21 @@ def test_a_clock_that_is_set_forward_takes_nothing_from_who_lives(
     if who == "center":
         assert watch(center, "mail", 0.5) == []
     gone = dead.held[0].id
-    until(
-        lambda: (
-            (who == "keeper" or bool(center.pop("mail", 0)))
-            and center.get(gone, topic="mail")[0].state == "waiting"
-        )
-    )
+
+    def is_back() -> bool:
+        if who == "center":
+            center.pop("mail", 0)
+        return center.get(gone, topic="mail")[0].state == "waiting"
+
+    until(is_back)
     assert center.counts("mail").in_flight == 1
     assert center.ack(living.held) == 1
 
 
 @pytest.mark.parametrize("way", ["center", "drain_events", night("basic_get")])
-def test_after_a_restart_nobody_takes_from_who_lives(
-    own: Server, process: Callable[[str], Process], way: str
-) -> None:
+def test_after_a_restart_nobody_takes_from_who_lives(own: Server, process: Make, way: str) -> None:
     """Nor does one that has just connected; but from who died meanwhile."""
-    living, dead = process(own.toc_url), process(own.toc_url)
+    living, dead = process(own), process(own)
     living.center.queues.declare("mail", visibility=VISIBILITY)
     for id in ("a", "b"):
         living.center.put("mail", id, BODY)
@@ -232,10 +233,7 @@ def test_after_a_restart_nobody_takes_from_who_lives(
                 message = channel.basic_get("mail")
                 got.extend([message.delivery.id] if message else [])
             else:
-                try:
-                    connection.drain_events(timeout=0.2)
-                except TimeoutError:
-                    pass
+                drain(connection, 0.2)
             return bool(got)
 
         back = time.monotonic() + 1
@@ -251,19 +249,13 @@ def test_after_a_restart_nobody_takes_from_who_lives(
         assert living.center.ack(living.held) == 1
 
 
-def test_who_comes_rarely_gives_back_what_the_one_before_saw_ended(server: Server) -> None:
+def test_who_comes_rarely_gives_back_what_the_one_before_saw_ended(process: Make) -> None:
     """A program that is started, looks once, and ends: each time another."""
 
     def look() -> list[str]:
-        center = kombu_toc.center_for(server.toc_url)
-        try:
-            return center.pop("rarely", 0).rolled_back
-        finally:
-            center.client.close()
+        return process().center.pop("rarely", 0).rolled_back
 
-    with server.client() as client:
-        client.flushall()
-    center = kombu_toc.center_for(server.toc_url)
+    center = process().center
     center.queues.declare("rarely", slots=1, visibility=1)
     center.put("rarely", "m", BODY)
     center.pop("rarely")
@@ -273,24 +265,19 @@ def test_who_comes_rarely_gives_back_what_the_one_before_saw_ended(server: Serve
     time.sleep(2.4)  # a grace: a third of a lease and two seconds
     assert look() == ["m"]
     assert look() == []
-    with server.client() as client:
-        assert client.exists(center.registry.topic("rarely").slot(0).watch) == 0
-    center.client.close()
+    assert center.client.exists(center.registry.topic("rarely").slot(0).watch) == 0
 
 
 @pytest.mark.parametrize("who", ["center", "next", "late", night("keeper"), night("others")])
 def test_a_message_of_its_own_visibility_comes_back_in_time_whoever_polls(
-    server: Server, process: Callable[[str], Process], who: str
+    process: Make, who: str
 ) -> None:
     """Its queue's leases last a minute, and nobody has watched the server before."""
-    with server.client() as client:
-        client.flushall()
-    dead, other = process(server.toc_url), process(server.toc_url)
+    dead, other = process(), process()
     dead.center.queues.declare("mail", slots=1)
     if who == "next":
-        killed = process(server.toc_url)  # it keeps all topics up, and goes without a word
-        killed.keep_up()
-        until(lambda: keeps_up(killed.heartbeat))
+        killed = process()  # it keeps all topics up, and goes without a word
+        killed.be_elected()
         other.keep_up()
     dead.center.put("mail", "m", BODY, visibility=1)
     dead.center.pop("mail")
@@ -306,9 +293,7 @@ def test_a_message_of_its_own_visibility_comes_back_in_time_whoever_polls(
 
     def is_back() -> bool:
         if who == "others":
-            looking = kombu_toc.center_for(server.toc_url)
-            looking.pop("mail", 0)
-            looking.client.close()
+            process().center.pop("mail", 0)
         elif who not in ("keeper", "next"):
             other.center.pop("mail", 0)
         back = dead.center.get("m", topic="mail")[0].state == "waiting"
@@ -321,50 +306,41 @@ def test_a_message_of_its_own_visibility_comes_back_in_time_whoever_polls(
 
 @pytest.mark.parametrize("times", [1, night(3)])
 def test_a_short_lease_of_a_queue_with_long_ones_outlasts_a_silence_that_nobody_sees(
-    own: Server, process: Callable[[str], Process], times: int
+    own: Server, process: Make, times: int
 ) -> None:
-    holder, keeper = process(own.toc_url), process(own.toc_url)
+    holder, keeper = process(own), process(own)
     holder.center.put("mail", "m", BODY, visibility=1)
     holder.take("mail", visibility=1)
-    keeper.keep_up()
-    until(lambda: keeps_up(keeper.heartbeat))
-    time.sleep(2.5)  # it knows by now that the server is there
+    keeper.be_elected(KNOWN)
     for _ in range(times):
-        os.kill(own.pid, signal.SIGSTOP)
-        time.sleep(2.5)  # the lease ends meanwhile
-        os.kill(own.pid, signal.SIGCONT)
+        with frozen(own):
+            time.sleep(2.5)  # the lease ends meanwhile
         time.sleep(0.5)
         assert holder.center.counts("mail").in_flight == 1
     assert holder.center.ack(holder.held) == 1
 
 
-def test_what_is_known_of_looks_at_leases_goes_with_the_leases(
-    center: TimeoutCenter, client: redis.Redis
-) -> None:
+def test_what_is_known_of_looks_at_leases_goes_with_the_leases(center: TimeoutCenter) -> None:
     topic = center.queues.declare("mail", slots=1, visibility=1)
     center.put("mail", "m", BODY)
     held = center.pop("mail").messages
-    TimeoutCenter(client).pop("mail", 0)
-    assert client.exists(topic.slot(0).watch) == 1
+    TimeoutCenter(center.client).pop("mail", 0)
+    assert center.client.exists(topic.slot(0).watch) == 1
     center.ack(held)
-    TimeoutCenter(client).pop("mail", 0)
-    assert client.exists(topic.slot(0).watch) == 0
+    TimeoutCenter(center.client).pop("mail", 0)
+    assert center.client.exists(topic.slot(0).watch) == 0
 
 
 # -- what is done for topics that nobody consumes, or whose consumers are busy
 
 
-def test_topics_that_nobody_consumes_are_kept_up(
-    server: Server, client: redis.Redis, process: Callable[[str], Process]
-) -> None:
-    keeper, dead = process(server.toc_url), process(server.toc_url)
+def test_topics_that_nobody_consumes_are_kept_up(process: Make) -> None:
+    keeper, dead = process(), process()
     center = dead.center
-    keeper.keep_up()
-    until(lambda: keeps_up(keeper.heartbeat))
+    keeper.be_elected()
     for name in ("nobody", "others"):
         center.queues.declare(name, slots=8, visibility=VISIBILITY, dead_limit=8)
-        for i in range(3):
-            center.put(name, f"{i}", BODY, basis="0")
+        put_some(center, name, 3, "", body=BODY, basis="0")
         dead.take(name, 1)
         center.reject(center.pop(name).messages[0], requeue=False)
         center.reject(center.pop(name).messages[0], requeue=False)
@@ -378,9 +354,8 @@ def test_topics_that_nobody_consumes_are_kept_up(
 
 
 def test_a_message_whose_announcement_was_lost_starts_within_a_second(
-    connect: Connect, center: TimeoutCenter
+    connection: Connection, center: TimeoutCenter
 ) -> None:
-    connection = connect()
     got: list[float] = []
 
     def received(body: object, message: Message) -> None:
@@ -389,37 +364,21 @@ def test_a_message_whose_announcement_was_lost_starts_within_a_second(
 
     with Consumer(connection, [Queue("mail")], callbacks=[received]):
         connection.transport.poller.long_running = True
-        deadline = time.monotonic() + 10
-        while not keeps_up(connection.transport.lease_keeper):
-            assert time.monotonic() < deadline
-            _drain(connection, 0.1)
-        _drain(connection, 1.5)
+        assert deliver_until(connection, lambda: keeps_up(connection.transport.lease_keeper), 10)
+        drain(connection, 1.5)
         for number in range(3):
             due = time.monotonic() + 0.5
             center.put("mail", f"m{number}", BODY, delay=0.5)
             # Claimed by now; and whoever has claimed it forgets it.
-            _drain(connection, 0.1)
+            drain(connection, 0.1)
             connection.transport.poller.dispatcher.due.replace([])
             center.client.delete(center.keys.wake("mail"))
-            while len(got) <= number:
-                assert time.monotonic() < due + 5, "it is stuck"
-                _drain(connection, 0.1)
+            assert deliver_until(connection, lambda n=number: len(got) > n, 5), "it is stuck"
             assert got[number] < due + 1
 
 
-def _drain(connection: Connection, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        try:
-            connection.drain_events(timeout=left)
-        except TimeoutError:
-            pass
-
-
-def test_of_many_processes_one_keeps_the_topics_up_and_another_follows(
-    server: Server, client: redis.Redis, process: Callable[[str], Process]
-) -> None:
-    processes = [process(server.toc_url) for _ in range(5)]
+def test_of_many_processes_one_keeps_the_topics_up_and_another_follows(process: Make) -> None:
+    processes = [process() for _ in range(5)]
 
     def keepers() -> list[Process]:
         return [one for one in processes if keeps_up(one.heartbeat)]
@@ -436,11 +395,9 @@ def test_of_many_processes_one_keeps_the_topics_up_and_another_follows(
     assert until(lambda: any(one is not second for one in keepers())) < 2 * LEASE + 1
 
 
-def test_who_left_while_it_was_being_elected_stands_in_nobodys_way(
-    server: Server, client: redis.Redis, process: Callable[[str], Process]
-) -> None:
+def test_who_left_while_it_was_being_elected_stands_in_nobodys_way(process: Make) -> None:
     """W5: it would be elected again and again, and keep nothing up."""
-    first, second = process(server.toc_url), process(server.toc_url)
+    first, second = process(), process()
     first.heartbeat.look_after("mail", 3_600_000)  # its thread goes on
     keeper = first.heartbeat.upkeeper
     elect, answers = keeper._elect, []
@@ -458,10 +415,10 @@ def test_who_left_while_it_was_being_elected_stands_in_nobodys_way(
 
 
 def test_who_is_elected_and_can_start_no_thread_keeps_the_topics_up_later(
-    server: Server, process: Callable[[str], Process], monkeypatch: pytest.MonkeyPatch
+    process: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """W5: it took itself for at work from then on, and was never elected again."""
-    one, native = process(server.toc_url), upkeeper.unpatched_threading()
+    one, native = process(), upkeeper.unpatched_threading()
     starts = []
 
     def start(run: Callable[[], None]) -> None:
@@ -476,23 +433,19 @@ def test_who_is_elected_and_can_start_no_thread_keeps_the_topics_up_later(
 
 
 def test_who_died_elected_is_followed_although_the_clock_is_set_back(
-    stepped: SteppedServer, process: Callable[[str], Process]
+    stepped: SteppedServer, process: Make
 ) -> None:
     """Y8: its election would last until the server's clock shows that time again"""
-    other = process(stepped.toc_url)
+    other = process(stepped)
     other.center.client.set(other.center.keys.upkeep, "dead", px=int(LEASE * 1000))
     stepped.step(-30 * 86400)
-    other.keep_up()
-    until(lambda: keeps_up(other.heartbeat))
+    other.be_elected()
 
 
-def test_what_only_some_processes_can_do_is_done_by_one_of_them(
-    server: Server, client: redis.Redis, process: Callable[[str], Process]
-) -> None:
+def test_what_only_some_processes_can_do_is_done_by_one_of_them(process: Make) -> None:
     """Schedules go on although a consumer that knows nothing of them keeps the queues up."""
-    plain, *able = (process(server.toc_url) for _ in range(3))
-    plain.keep_up()
-    until(lambda: keeps_up(plain.heartbeat))
+    plain, *able = (process() for _ in range(3))
+    plain.be_elected()
     looks: list[Process] = []
     for one in able:
         one.heartbeat.keep_up_also("schedules", lambda *_, one=one: looks.append(one))
@@ -509,12 +462,9 @@ def test_what_only_some_processes_can_do_is_done_by_one_of_them(
 
 
 def test_a_broken_topic_keeps_no_other_from_being_kept_up(
-    server: Server,
-    client: redis.Redis,
-    process: Callable[[str], Process],
-    caplog: pytest.LogCaptureFixture,
+    process: Make, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keeper, dead = process(server.toc_url), process(server.toc_url)
+    keeper, dead = process(), process()
     for name in ("a", "b", "c"):
         dead.center.queues.declare(name, slots=2, visibility=VISIBILITY)
         dead.center.put(name, "m", BODY)
@@ -529,36 +479,30 @@ def test_a_broken_topic_keeps_no_other_from_being_kept_up(
 @pytest.mark.cluster
 @pytest.mark.parametrize("which", ["store", "wake index"])
 def test_a_key_that_another_program_has_written_stops_its_queue_and_no_other(
-    connect: Connect, center: TimeoutCenter, caplog: pytest.LogCaptureFixture, which: str
+    connection: Connection, center: TimeoutCenter, caplog: pytest.LogCaptureFixture, which: str
 ) -> None:
     """And the error names it. When it is set aside, that queue goes on."""
-    connection = connect()
-    got: list[str] = []
-
-    def received(body: str, message: Message) -> None:
-        got.append(body)
-        message.ack()
-
     queues = [Queue("broken"), Queue("mail")]
-    with Consumer(connection, queues, callbacks=[received]), connection.Producer() as producer:
+    with Inbox(connection, *queues) as inbox, connection.Producer() as producer:
+        got = inbox.messages
         slot = center.registry.topic("broken").slot(0)
         key = slot.stores[0] if which == "store" else center.keys.wake("broken")
         center.client.set(key, "something else")
         for number in range(3):
             producer.publish(f"{number}", routing_key="mail")
-            until(lambda count=number + 1: _drain(connection, 0.1) or len(got) == count)
-        until(lambda: _drain(connection, 0.1) or "goes on" in caplog.text)
+            assert deliver_until(connection, lambda count=number + 1: len(got) == count)
+        assert deliver_until(connection, lambda: "goes on" in caplog.text)
         assert f"the key {key!r} is no" in caplog.text
         center.admin.repair("broken")
         for number in range(3, 20):
             producer.publish(f"{number}", routing_key="broken")
-        until(lambda: _drain(connection, 0.1) or len(got) == 20)
+        assert deliver_until(connection, lambda: len(got) == 20)
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("which", ["broadcasts", "late broadcasts", "paused"])
 def test_a_key_of_no_queue_that_another_program_has_written_stops_only_what_needs_it(
-    connect: Connect,
+    connection: Connection,
     center: TimeoutCenter,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -567,35 +511,26 @@ def test_a_key_of_no_queue_that_another_program_has_written_stops_only_what_need
     """No connection is lost, and the error names the key. When it is set aside, all goes on."""
     monkeypatch.setattr("kombu_toc.consumer.loop.LEFT_OUT", 1.0)
     monkeypatch.setattr("kombu_toc.consumer.blocking.STREAM_PAUSE", 0.2)
-    connection = connect()
     if which == "late broadcasts":
         connection.transport.poller.unhurried |= {"lame", "well"}
-    got: list[str] = []
-
-    def received(body: str, message: Message) -> None:
-        got.append(body)
-        message.ack()
-
     lame, well = Exchange("lame", "fanout"), Exchange("well", "fanout")
-    queues = [
-        Queue("mail"),
-        *(Queue(exchange.name, exchange, auto_delete=True) for exchange in (lame, well)),
-    ]
+    fans = [Queue(exchange.name, exchange, auto_delete=True) for exchange in (lame, well)]
     keys = center.keys
     key = keys.paused if which == "paused" else keys.fanout("lame")
     center.client.set(key, "something else")
-    with Consumer(connection, queues, callbacks=[received]), connection.Producer() as producer:
+    with Inbox(connection, Queue("mail"), *fans) as inbox, connection.Producer() as producer:
+        got = inbox.messages
         for number in range(3):
             producer.publish(f"mail {number}", routing_key="mail")
             producer.publish(f"well {number}", exchange="well")
-            until(lambda count=2 * number + 2: _drain(connection, 0.1) or len(got) == count)
-        until(lambda: _drain(connection, 0.1) or "goes on" in caplog.text)
+            assert deliver_until(connection, lambda count=2 * number + 2: len(got) == count)
+        assert deliver_until(connection, lambda: "goes on" in caplog.text)
         assert f"the key {key!r} is no" in caplog.text
         assert key in [fault.id for fault in center.admin.check("mail")]
         center.admin.repair("mail")
         assert list(center.client.scan_iter("*aside*"))
         producer.publish("lame", exchange="lame")
-        until(lambda: _drain(connection, 0.1) or len(got) == 7)
+        assert deliver_until(connection, lambda: len(got) == 7)
         center.queues.pause("mail")
         assert center.queues.is_paused("mail")
 
@@ -605,17 +540,16 @@ def test_a_key_of_no_queue_that_another_program_has_written_stops_only_what_need
 
 @own_server
 def test_an_idle_consumer_looks_rarely_while_somebody_keeps_the_topics_up(
-    connect: Connect, client: redis.Redis
+    connection: Connection, client: redis.Redis
 ) -> None:
-    connection = connect()
     queues = [Queue(f"q{i}") for i in range(10)]
     with Consumer(connection, queues, callbacks=[lambda body, message: None]):
         connection.transport.poller.long_running = True
-        _drain(connection, 4)
+        drain(connection, 4)
         assert connection.transport.lease_keeper.kept_up
         client.config_resetstat()
-        _drain(connection, 4)
-        sent = client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
+        drain(connection, 4)
+        sent = calls_of(client, "evalsha")
     # A pass every 0.7 seconds, of two batches or as many slots; elections; and a look perhaps.
     each = 10 * 8 if hasattr(client, "run_keyed") else 2
     assert sent < 7 * each + 4 + 10 * max(each // 10, 1)
