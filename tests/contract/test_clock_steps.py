@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -34,6 +33,7 @@ from celery_toc.worker.schedules import take
 from kombu_toc import Delivery, verify
 from kombu_toc.transport import publisher
 
+from ..support.consuming import Inbox, deliver_until
 from ..support.servers import SteppedServer
 from ..support.waiting import wait_until
 
@@ -42,9 +42,8 @@ pytestmark = pytest.mark.one_server("its clock is set")
 
 @pytest.fixture
 def stepped(tmp_path) -> Iterator[SteppedServer]:
-    made = SteppedServer(tmp_path).start()
-    yield made
-    made.stop()
+    with SteppedServer(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture
@@ -59,13 +58,18 @@ def now_us(stepped: SteppedServer) -> int:
     return seconds * 1_000_000 + us
 
 
-def count_down(connection: Connection, id: str, seconds: float, **kwargs: Any) -> None:
+def count_down(connection: Connection, id: str, seconds: float, **kwargs: Any) -> int:
+    """Publish a task with such a countdown: when the server's clock has it due."""
     eta = (datetime.now(timezone.utc) + timedelta(seconds=seconds)).isoformat()
     producer = kwargs.pop("producer", None) or Producer(connection)
     headers = {"id": id, "eta": eta}
-    producer.publish(
-        "x", routing_key="mail", headers=headers, **{kombu_toc.COUNTDOWN: True}, **kwargs
-    )
+    producer.publish("x", routing_key="mail", headers=headers, **{kombu_toc.COUNTDOWN: True})
+    return due(connection, id)
+
+
+def due(connection: Connection, id: str) -> int:
+    found = connection.transport.center.get(id, topic="mail")
+    return found[0].time_us if found else 0
 
 
 @pytest.mark.parametrize("seconds", [15, -15, 0.1, -0.1])
@@ -77,10 +81,8 @@ def test_a_countdown_begins_by_the_clock_as_it_is_set_now(
     stepped.step(seconds)
     for id in ("m1", "m2"):
         before = now_us(stepped)
-        count_down(connection, id, 60)
-        after = now_us(stepped)
-        [found] = connection.transport.center.get(id, topic="mail")
-        assert before + 60_000_000 <= found.time_us <= after + 60_000_000
+        found = count_down(connection, id, 60)
+        assert before + 60_000_000 <= found <= now_us(stepped) + 60_000_000
 
 
 def test_a_countdown_is_not_early_although_its_sender_stands_still_at_any_moment(
@@ -100,9 +102,7 @@ def test_a_countdown_is_not_early_although_its_sender_stands_still_at_any_moment
     count_down(connection, "before", 60)
     monkeypatch.setattr(publisher, "time", SimpleNamespace(**stalling))
     before = now_us(stepped)
-    count_down(connection, "m1", 60)
-    [found] = connection.transport.center.get("m1", topic="mail")
-    assert before + 60_000_000 <= found.time_us < before + 61_000_000
+    assert before + 60_000_000 <= count_down(connection, "m1", 60) < before + 61_000_000
 
 
 def test_a_countdown_whose_way_was_long_begins_when_it_got_there(
@@ -113,9 +113,7 @@ def test_a_countdown_whose_way_was_long_begins_when_it_got_there(
     with stepped.client() as client:
         client.client_pause(200)
     before = now_us(stepped)
-    count_down(connection, "m1", 60)
-    [found] = connection.transport.center.get("m1", topic="mail")
-    assert before + 60_000_000 <= found.time_us < before + 61_000_000
+    assert before + 60_000_000 <= count_down(connection, "m1", 60) < before + 61_000_000
 
 
 def test_the_countdowns_of_a_batch_begin_when_they_are_asked_for(
@@ -130,8 +128,7 @@ def test_the_countdowns_of_a_batch_begin_when_they_are_asked_for(
         count_down(connection, "m1", 60, producer=producer)
         after = now_us(stepped)
         time.sleep(0.5)  # it fills
-    [found] = connection.transport.center.get("m1", topic="mail")
-    assert before + 60_000_000 <= found.time_us < after + 60_100_000
+    assert before + 60_000_000 <= due(connection, "m1") < after + 60_100_000
 
 
 # -- leases
@@ -149,15 +146,12 @@ def test_leases_of_the_dead_end_no_later_although_the_clock_is_set_back(
     center = kombu_toc.center_for(stepped.toc_url)
     longest = {"own": 70, "queue": 90, "short": 30 if looked else 60}.get(how, 120)
     limits = {"key_concurrency": 1} if how == "limited" else {}
-    center.queues.declare(
-        "mail", slots=1, visibility={"queue": 90, "short": 30}.get(how, 2), **limits
-    )
+    visibility = {"queue": 90, "short": 30}.get(how, 2)
+    center.queues.declare("mail", slots=1, visibility=visibility, **limits)
     center.put("mail", "m", b"x", visibility=70 if how == "own" else None)
-    held = center.pop(
-        "mail",
-        ids=["m"] if how == "picked" else None,
-        visibility=120 if how in ("popped", "picked", "limited") else None,
-    ).messages
+    asked = 120 if how in ("popped", "picked", "limited") else None
+    chosen = ["m"] if how == "picked" else None
+    held = center.pop("mail", ids=chosen, visibility=asked).messages
     assert len(held) == 1
     if how == "extended":
         center.extend(held, 120)
@@ -379,36 +373,22 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one for one in said if "went back" in one]
 
 
-def drain_until(connection: Connection, holds: Callable[[], bool], seconds: float = 5) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds() and time.monotonic() < deadline:
-        with suppress(TimeoutError):
-            connection.drain_events(timeout=0.2)
-    return holds()
-
-
 @pytest.mark.parametrize("anew", [False, True], ids=["connected", "connected anew"])
 def test_a_consumer_tells_once_by_how_much_the_clock_went_back(
     stepped: SteppedServer, caplog: pytest.LogCaptureFixture, anew: bool
 ) -> None:
-    got: list[str] = []
-
-    def consume(connection: Connection) -> Consumer:
-        received = lambda body, message: (got.append(body), message.ack())  # noqa: E731
-        return Consumer(connection, [Queue("mail")], callbacks=[received])
-
-    with Connection(stepped.toc_url) as connection, consume(connection):
+    with Connection(stepped.toc_url) as connection, Inbox(connection) as inbox:
         Producer(connection).publish("first", routing_key="mail")
-        assert drain_until(connection, lambda: got == ["first"])
+        assert deliver_until(connection, lambda: inbox.bodies == ["first"])
         if not anew:
             stepped.step(-30)
-            assert drain_until(connection, lambda: bool(told(caplog)))
+            assert deliver_until(connection, lambda: bool(told(caplog)))
     if anew:
         stepped.step(-30)
-    with Connection(stepped.toc_url) as connection, consume(connection):
+    with Connection(stepped.toc_url) as connection, Inbox(connection) as inbox:
         Producer(connection).publish("second", routing_key="mail")
-        assert drain_until(connection, lambda: len(got) == 2 and bool(told(caplog)))
-        drain_until(connection, lambda: False, seconds=1.5)
+        assert deliver_until(connection, lambda: inbox.bodies and told(caplog))
+        deliver_until(connection, lambda: False, 1.5)
     [line] = told(caplog)
     assert "went back by 30.0 seconds" in line or "went back by 29.9 seconds" in line
 
@@ -419,13 +399,13 @@ def test_small_steps_forward_ones_and_a_reply_that_is_read_late_are_no_warning(
 ) -> None:
     """None: a task has blocked the only thread, twice."""
     with Connection(stepped.toc_url) as connection, Consumer(connection, [Queue("mail")]):
-        drain_until(connection, lambda: False, seconds=1.2)
+        deliver_until(connection, lambda: False, 1.2)
         for _ in range(1 if seconds else 2):
             if seconds:
                 stepped.step(seconds)
             else:
                 time.sleep(2.5)
-            drain_until(connection, lambda: False, seconds=1.5)
+            deliver_until(connection, lambda: False, 1.5)
     assert told(caplog) == []
 
 

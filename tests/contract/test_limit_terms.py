@@ -11,7 +11,6 @@ import pytest
 from kombu import Connection
 
 from kombu_toc import TERMS, ConfigurationError, Limit, TimeoutCenter, reshard_topic
-from kombu_toc.center import registry
 
 from ..unit.test_terms import EVERY
 
@@ -22,12 +21,6 @@ Connect = Callable[..., Connection]
 #: One slot: as a queue needs on a Cluster if something counts it as a whole.
 GIVEN = {"slots": 1, **{name: given for name, (given, _) in EVERY.items()}}
 KEPT = {name: kept for name, (_, kept) in EVERY.items()}
-
-
-@pytest.fixture
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process has warned of nothing yet."""
-    monkeypatch.setattr(registry, "_warned", set())
 
 
 def standing(center: TimeoutCenter, topic: str = "mail") -> dict[str, Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from kombu import Connection
-from kombu.asynchronous import Hub
 
 from kombu_toc import (
     ConfigurationError,
@@ -34,7 +32,9 @@ from kombu_toc.model.delivery import traits_of
 from kombu_toc.model.results import MISCOUNTED, NO_LANE
 from kombu_toc.model.topic import slot_of
 
+from ..support.consuming import Loop
 from ..support.inspection import announced, now_us, time_passes
+from ..support.waiting import in_thread
 
 
 def put(center: TimeoutCenter, id: str, key: str = "", topic: str = "mail", **more: Any) -> None:
@@ -44,6 +44,53 @@ def put(center: TimeoutCenter, id: str, key: str = "", topic: str = "mail", **mo
 
 def pop(center: TimeoutCenter, limit: int = 100, topic: str = "mail") -> list[Delivery]:
     return center.pop(topic, limit).messages
+
+
+def fill(center: TimeoutCenter, number: int, key: str = "a", **more: Any) -> None:
+    """So many messages of a key: a0, a1, ..."""
+    for n in range(number):
+        put(center, f"{key}{n}", key, **more)
+
+
+def many(number: int, key: str = "large", **more: Any) -> list[dict[str, Any]]:
+    """So many for `put_many`: l0, l1, ..."""
+    return [{"id": f"{key[0]}{n}", "body": b"", "key": key, **more} for n in range(number)]
+
+
+def keep_up(center: TimeoutCenter) -> Any:
+    """What the upkeep of the queue does."""
+    part = Part(center.registry.topic("mail"), (0,))
+    return center.runner.run(keep(center.context, [(part, MAY_NOT)]))
+
+
+def until_due(center: TimeoutCenter, us: float) -> None:
+    while now_us(center.client) < us:
+        time.sleep(0.01)  # the server's clock says what is due, or has expired
+
+
+def run_out(center: TimeoutCenter, at_once: int = 100) -> list[str]:
+    """Pop and acknowledge until nothing comes: the ids. at_once: how many may come together"""
+    got: list[str] = []
+    while some := pop(center):
+        assert len(some) <= at_once
+        got += ids(some)
+        center.ack(some)
+    return got
+
+
+def key_of(slot: int) -> str:
+    """A key whose messages are in this one of two slots."""
+    return next(key for key in "abcdefgh" if slot_of(key, 2) == slot)
+
+
+def clock_set_back(center: TimeoutCenter, keys: list[str]) -> float:
+    """As the clock was an hour ahead when these keys started: when the last of them may go on."""
+    slot = center.registry.topic("mail").slot(0)
+    for name in (slot.pace, slot.waits):
+        for key in keys:
+            center.client.zincrby(name, 3600e6, key)
+    keep_up(center)
+    return max(center.client.zscore(slot.waits, key) for key in keys)
 
 
 def ids(messages: list[Delivery]) -> list[str]:
@@ -77,8 +124,7 @@ def declare(center: TimeoutCenter, slots: int) -> Any:
 @pytest.mark.cluster
 def test_of_a_key_no_more_run_at_once_than_it_may(declare: Any) -> None:
     center = declare(key_concurrency=2)
-    for number in range(5):
-        put(center, f"a{number}", "a")
+    fill(center, 5)
     put(center, "b0", "b")
     first = pop(center)
     assert ids(first) == ["a0", "a1", "b0"]
@@ -123,8 +169,7 @@ def test_a_place_comes_free_however_its_delivery_ends(declare: Any, client: Any,
 @pytest.mark.cluster
 def test_who_frees_a_place_announces_what_may_start_instead(declare: Any, client: Any) -> None:
     center = declare(key_concurrency=1)
-    for number in range(2):
-        put(center, f"a{number}", "a")
+    fill(center, 2)
     [first] = pop(center)
     assert pop(center) == []
     wake = center.keys.wake("mail")
@@ -180,8 +225,7 @@ def test_a_pop_of_a_queue_without_a_rate_does_not_look_ahead(declare: Any) -> No
 @pytest.mark.cluster
 def test_starts_of_a_key_are_spaced_by_its_rate(declare: Any) -> None:
     center = declare(key_rate="100/s", key_burst=2)
-    for number in range(6):
-        put(center, f"a{number}", "a")
+    fill(center, 6)
     put(center, "b", "b")
     popped = ahead(center, us=21_000)
     starts = {message.id: message.start_us for message in popped.messages}
@@ -194,19 +238,15 @@ def test_a_clock_that_is_set_back_lets_keys_wait_no_longer_than_their_rate_says(
     declare: Any,
 ) -> None:
     center = declare(key_rate="1/s")
-    client, slot = center.client, center.registry.topic("mail").slot(0)
     keys = [f"k{number}" for number in range(30)]
     for number in range(2):
         for key in keys:
             put(center, f"{number} of {key}", key)
     assert len(pop(center)) == len(keys)
     assert pop(center) == []
-    for name in (slot.pace, slot.waits):
-        for key in keys:  # as the clock was an hour ahead
-            client.zincrby(name, 3600e6, key)
-    center.runner.run(keep(center.context, [(Part(center.registry.topic("mail"), (0,)), MAY_NOT)]))
-    latest = now_us(client) + 3_000_000
-    assert max(client.zscore(slot.waits, key) for key in keys) <= latest
+    last = clock_set_back(center, keys)
+    latest = now_us(center.client) + 3_000_000
+    assert last <= latest
     assert min(us for _, us in announced(center, "mail")) <= latest
     time_passes(center, "mail", 3)
     assert sorted(ids(pop(center))) == sorted(f"1 of {key}" for key in keys)
@@ -216,17 +256,11 @@ def test_a_clock_that_is_set_back_lets_keys_of_which_many_start_at_once_wait_no_
     declare: Any,
 ) -> None:
     center = declare(key_rate="100/h", key_burst=101)
-    client, slot = center.client, center.registry.topic("mail").slot(0)
-    keys = "abc"
-    for key in keys:
-        center.put_many("mail", [{"id": f"{key}{n}", "body": b"", "key": key} for n in range(102)])
-    assert len(pop(center, 400)) == 101 * len(keys)
+    for key in "abc":
+        center.put_many("mail", many(102, key))
+    assert len(pop(center, 400)) == 101 * 3
     assert pop(center) == []
-    for name in (slot.pace, slot.waits):
-        for key in keys:  # as the clock was an hour ahead
-            client.zincrby(name, 3600e6, key)
-    center.runner.run(keep(center.context, [(Part(center.registry.topic("mail"), (0,)), MAY_NOT)]))
-    assert max(client.zscore(slot.waits, key) for key in keys) <= now_us(client) + 40e6
+    assert clock_set_back(center, list("abc")) <= now_us(center.client) + 40e6
 
 
 # -- order
@@ -235,8 +269,7 @@ def test_a_clock_that_is_set_back_lets_keys_of_which_many_start_at_once_wait_no_
 @pytest.mark.cluster
 def test_a_key_that_is_served_in_order_is_held_by_what_comes_back(declare: Any) -> None:
     center = declare(key_order="serial", retry_backoff=100)
-    for number in range(3):
-        put(center, f"a{number}", "a")
+    fill(center, 3)
     put(center, "b0", "b")
     first = pop(center)
     assert ids(first) == ["a0", "b0"]
@@ -266,34 +299,29 @@ def test_what_is_put_off_to_one_time_starts_in_the_order_in_which_that_was_done(
         [moved] = center.reschedule(name, at=at, topic="mail")
         assert moved.moved
     time_passes(center, "mail", 3700)
-    got: list[str] = []
-    while running := pop(center):
-        got += ids(running)
-        center.ack(running)
-    assert got == [first.id, "e", *names]  # whose lease has ended; and then by their time
+    # The first, whose lease has ended; and then by their time.
+    assert run_out(center) == [first.id, "e", *names]
 
 
 def test_what_comes_back_later_lets_the_others_pass_if_it_is_said_so(declare: Any) -> None:
     center = declare(key_order="serial", key_retry="later", retry_backoff=100)
-    for number in range(3):
-        put(center, f"a{number}", "a")
+    fill(center, 3)
     [first] = pop(center)
     center.reject(first, requeue=True)
     assert ids(pop(center)) == ["a1"]
 
 
-def put_again(center: TimeoutCenter, id: str, body: bytes, **more: Any) -> None:
-    traits = traits_of(f"message {id}", key="a")
+def put_again(center: TimeoutCenter, id: str, body: bytes, key: str = "a", **more: Any) -> None:
+    traits = traits_of(f"message {id}", key=key)
     more = {"replaces": True, "delay_us": 100_000_000, **more}
-    request = PutRequest(id, body, basis="a", traits=traits, **more)
+    request = PutRequest(id, body, basis=key, traits=traits, **more)
     center.runner.run(center.commands.put(center.registry.topic("mail"), request))
 
 
 @pytest.mark.cluster
 def test_what_is_sent_again_under_its_id_holds_the_key_in_its_place(declare: Any) -> None:
     center = declare(key_order="serial")
-    for number in range(3):
-        put(center, f"a{number}", "a")
+    fill(center, 3)
     for number in range(3):
         [first] = pop(center)
         # As a task does that retries: it sends itself again, and is acknowledged then.
@@ -311,8 +339,7 @@ def test_what_is_sent_again_under_its_id_holds_the_key_in_its_place(declare: Any
 @pytest.mark.parametrize("how", ["replaces", "goes_on"])
 def test_what_takes_the_place_of_what_runs_holds_its_key(declare: Any, how: str) -> None:
     center = declare(key_order="serial")
-    for number in range(2):
-        put(center, f"a{number}", "a")
+    fill(center, 2)
     [first] = pop(center)
     put_again(center, "a0", b"again", **{"replaces": False, how: True})
     center.ack([first])
@@ -327,8 +354,7 @@ def test_a_message_that_has_the_id_of_what_holds_a_key_does_not_hold_it(
     declare: Any, state: str
 ) -> None:
     center = declare(key_order="serial", retry_backoff=100)
-    for number in range(2):
-        put(center, f"a{number}", "a")
+    fill(center, 2)
     [first] = pop(center)
     if state != "runs":
         center.reject(first, requeue=True)
@@ -345,8 +371,7 @@ def test_a_message_that_has_the_id_of_what_holds_a_key_does_not_hold_it(
 @pytest.mark.cluster
 def test_who_cancels_what_holds_a_key_lets_the_others_go_on(declare: Any) -> None:
     center = declare(key_order="serial", retry_backoff=100)
-    for number in range(3):
-        put(center, f"a{number}", "a")
+    fill(center, 3)
     [first] = pop(center)
     center.reject(first, requeue=True)
     assert pop(center) == []
@@ -361,8 +386,7 @@ def test_who_cancels_what_holds_a_key_lets_the_others_go_on(declare: Any) -> Non
 def test_keys_take_turns(declare: Any) -> None:
     """X11"""
     center = declare(key_fair=True)
-    for number in range(50):
-        put(center, f"a{number}", "a")
+    fill(center, 50)
     put(center, "b0", "b")
     put(center, "c0", "c")
     assert ids(pop(center, 6)) == ["a0", "b0", "c0", "a1", "a2", "a3"]
@@ -372,7 +396,7 @@ def test_keys_take_turns(declare: Any) -> None:
 
 def test_a_key_that_comes_beside_a_backlog_waits_for_one_message(declare: Any) -> None:
     center = declare(key_fair=True)
-    center.put_many("mail", [{"id": f"l{n}", "body": b"", "key": "large"} for n in range(3000)])
+    center.put_many("mail", many(3000))
     center.ack(pop(center))
     for number in range(5):
         put(center, f"s{number}", "small")
@@ -384,8 +408,9 @@ def test_a_key_that_comes_beside_a_backlog_waits_for_one_message(declare: Any) -
 def test_what_is_put_off_of_a_key_holds_up_no_other_key(declare: Any) -> None:
     """Its lane has entries that say nothing any more, as many as there were messages."""
     center = declare(key_fair=True)
-    names = [f"l{number}" for number in range(2500)]
-    center.put_many("mail", [{"id": name, "body": b"", "key": "large"} for name in names])
+    messages = many(2500)
+    center.put_many("mail", messages)
+    names = [message["id"] for message in messages]
     center.reschedule(names[:-1], delay=3600, topic="mail")
     put(center, "s", "small")
     lanes, got, left = center.registry.topic("mail").slot(0).lane_keys[0], [], [len(names) + 1]
@@ -415,20 +440,15 @@ def test_what_is_cancelled_leaves_nothing_in_its_lane(declare: Any) -> None:
 @pytest.mark.parametrize("by", ["pop", "upkeep"])
 def test_what_expires_while_it_waits_leaves_nothing_in_its_lane(declare: Any, by: str) -> None:
     center = declare(key_concurrency=1, message_ttl=500)
-    for number in range(5):
-        put(center, f"a{number}", "a")
+    fill(center, 5)
     first = pop(center)
     assert pop(center) == []
     assert len(entries(center)) == 4
-    expires = now_us(center.client) + 600_000
-    while now_us(center.client) < expires:
-        time.sleep(0.01)  # the server's clock says what has expired
-    topic = center.registry.topic("mail")
+    until_due(center, now_us(center.client) + 600_000)
     if by == "pop":
         gone = center.pop("mail").expired
     else:
-        kept = center.runner.run(keep(center.context, [(Part(topic, (0,)), MAY_NOT)]))
-        gone = [id for event in kept.events for id in event.expired]
+        gone = [id for event in keep_up(center).events for id in event.expired]
     assert sorted(gone) == ["a1", "a2", "a3", "a4"]
     assert ids(first) == ["a0"]
     assert entries(center) == []
@@ -441,7 +461,7 @@ def entries(center: TimeoutCenter) -> list[str]:
 
 def burst(number: int, **more: Any) -> list[dict[str, Any]]:
     """One message of a key amid so many of another."""
-    found = [{"id": f"l{n}", "body": b"", "key": "large", **more} for n in range(number)]
+    found = many(number, **more)
     found[number // 2] |= {"id": "s", "key": "small"}
     return found
 
@@ -477,13 +497,8 @@ def test_a_key_in_the_midst_of_what_is_due_together_later_has_its_turn_within_so
     center = declare(key_fair=True)
     due = now_us(center.client) + 1_000_000
     center.put_many("mail", burst(3000, at=due / 1_000_000))
-    while now_us(center.client) < due + 10_000:
-        time.sleep(0.01)  # the server's clock says what is due
-    for _ in range(3000 // 200 + 1):
-        if "s" in ids(pop(center, 1)):
-            break
-    else:
-        raise AssertionError("it waits for all the others")
+    until_due(center, due + 10_000)
+    assert any("s" in ids(pop(center, 1)) for _ in range(3000 // 200 + 1))
 
 
 @pytest.mark.one_server("on a Cluster a pop is of one slot")
@@ -492,16 +507,12 @@ def test_what_is_due_later_stays_announced_beside_a_burst_in_another_slot(
 ) -> None:
     """A pop that has not sorted all that is due does not look at what is due later."""
     center.queues.declare("mail", slots=2, key_fair=True, key_concurrency=1)
-    large, small = (
-        next(key for key in "abcdefgh" if slot_of(key, 2) == number) for number in (0, 1)
-    )
     due = now_us(center.client) + 300_000
-    together = [{"id": f"l{n}", "body": b"", "key": large, "at": due / 1e6} for n in range(150)]
-    center.put_many("mail", together)
-    put(center, "s", small, at=due / 1e6 + 3600)
-    while now_us(center.client) < due + 10_000:
-        time.sleep(0.01)  # the server's clock says what is due
-    assert ids(pop(center, 1)) == ["l0"]
+    large = key_of(0)
+    center.put_many("mail", many(150, large, at=due / 1e6))
+    put(center, "s", key_of(1), at=due / 1e6 + 3600)
+    until_due(center, due + 10_000)
+    assert ids(pop(center, 1)) == [f"{large}0"]
     assert any(
         slot == 1 and due + 3599e6 <= us <= due + 3601e6 for slot, us in announced(center, "mail")
     )
@@ -511,8 +522,7 @@ def test_what_is_due_later_stays_announced_beside_a_burst_in_another_slot(
 def test_what_takes_turns_is_found_by_its_id_cancelled_and_put_off(declare: Any) -> None:
     """Although it went to its lane at once."""
     center = declare(key_fair=True, key_concurrency=1)
-    for number in range(5):
-        put(center, f"a{number}", "a")
+    fill(center, 5)
     put(center, "none")
     assert [found.id for found in center.get("a1", topic="mail")] == ["a1"]
     center.cancel("a0", topic="mail")
@@ -528,7 +538,7 @@ def test_what_takes_turns_is_found_by_its_id_cancelled_and_put_off(declare: Any)
 @pytest.mark.cluster
 def test_keys_take_turns_where_puts_are_limited_and_keys_unique(declare: Any) -> None:
     center = declare(key_fair=True, put_rate="1000/s", key_put_rate="20/h")
-    large = [{"id": f"l{n}", "body": b"", "key": "large"} for n in range(20)]
+    large = many(20)
     center.put_many("mail", large[:10])
     for message in large[10:]:
         center.put("mail", **message)
@@ -652,13 +662,11 @@ def test_a_pop_that_waits_gets_what_a_freed_place_lets_start(declare: Any) -> No
     [first] = pop(center)
     got: list[str] = []
     other = TimeoutCenter(center.client, grace=0)
-    thread = threading.Thread(target=lambda: got.extend(ids(other.pop("mail", wait=20).messages)))
-    thread.start()
-    while not center.client.info("clients")["blocked_clients"] and not center.clustered:
-        time.sleep(0.01)  # there is nothing to wait on but the server's count
-    began = time.monotonic()
-    center.ack([first])
-    thread.join()
+    with in_thread(lambda: got.extend(ids(other.pop("mail", wait=20).messages))):
+        while not center.client.info("clients")["blocked_clients"] and not center.clustered:
+            time.sleep(0.01)  # there is nothing to wait on but the server's count
+        began = time.monotonic()
+        center.ack([first])
     assert got == ["a1"]
     assert time.monotonic() - began < 10
 
@@ -702,33 +710,32 @@ def test_a_pop_of_thousands_of_keys_that_take_turns_gives_a_part_of_them(declare
         got.update(some)
 
 
-@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("together", [False, True])
 def test_what_is_put_for_a_time_that_is_looked_ahead_to_goes_behind_the_others(
-    declare: Any, many: bool
+    declare: Any, together: bool
 ) -> None:
     """A pop has sorted them already."""
     center = declare(key_order="serial")
     at = now_us(center.client) / 1e6 + 1
-    for number in range(4):
-        put(center, f"m{number}", "a", at=at)
+    fill(center, 4, at=at)
     [first] = ahead(center, us=1_500_000).messages
-    if many:
-        center.put_many("mail", [{"id": "m4", "body": b"", "key": "a", "at": at}])
+    if together:
+        center.put_many("mail", many(5, "a", at=at)[4:])
     else:
-        put(center, "m4", "a", at=at)
+        put(center, "a4", "a", at=at)
     got = [first.id]
     center.ack([first])
     while len(got) < 5:
         [one] = ahead(center, us=1_500_000).messages
         got.append(one.id)
         center.ack([one])
-    assert got == [f"m{number}" for number in range(5)]
+    assert got == [f"a{number}" for number in range(5)]
 
 
 @pytest.mark.one_server("on a Cluster a key is counted in each of its slots meanwhile")
 def test_a_retry_holds_its_key_while_the_queue_gets_more_slots(declare: Any) -> None:
     center = declare(key_order="serial")
-    key = next(key for key in "abcdefgh" if slot_of(key, 2) == 1)
+    key = key_of(1)
     put(center, "first", key)
     put(center, "second", key)
     first = pop(center)
@@ -736,15 +743,7 @@ def test_a_retry_holds_its_key_while_the_queue_gets_more_slots(declare: Any) -> 
     assert not reshard_topic(center, "mail", 2, settle=0).done  # the first is in the former slot
     topic = center.registry.topic("mail")
     assert topic.declaration.draining_counts == (1,)
-    retry = PutRequest(
-        "first",
-        b"retry",
-        delay_us=300_000,
-        basis=key,
-        replaces=True,
-        traits=traits_of("message first", key=key),
-    )
-    center.runner.run(center.commands.put(topic, retry))
+    put_again(center, "first", b"retry", key, delay_us=300_000)
     center.ack(first)
     assert pop(center) == []
     time_passes(center, "mail", 1)
@@ -787,12 +786,12 @@ def test_a_pop_by_id_knows_what_runs_of_the_key_in_its_former_slot(
     declare: Any, limits: dict[str, Any]
 ) -> None:
     center = declare(**limits)
-    key = next(key for key in "abcdefgh" if slot_of(key, 2) == 1)
+    key = key_of(1)
     put(center, "first", key)
     [first] = pop(center)
     assert not reshard_topic(center, "mail", 2, settle=0).done
     put(center, "second", key)
-    put(center, "other", next(key for key in "abcdefgh" if slot_of(key, 2) == 0))
+    put(center, "other", key_of(0))
     wanted = ["second", "other"]
     assert ids(center.pop("mail", ids=wanted).messages) == ["other"]
     assert center.pop("mail", where=lambda found: found.id == "second").messages == []
@@ -860,9 +859,7 @@ def test_a_schedule_that_goes_leaves_what_is_announced_for_the_whole_queue(
     far = 2 * 10**15
     change = ScheduleChange("daily", "", "1", far, put=ScheduleFiring("daily@1", b"", far))
     assert center.recurring.change("mail", change).put
-    key = next(key for key in "abcdefgh" if slot_of(key, 2) == 1)
-    for number in range(2):
-        put(center, f"a{number}", key)
+    fill(center, 2, key_of(1))
     [first] = pop(center)
     assert pop(center) == []
     center.ack([first])
@@ -889,9 +886,8 @@ def test_a_firing_that_held_its_key_and_is_taken_out_lets_it_go(declare: Any, ot
     assert pop(center) == []
     change = ScheduleChange("daily", "1", "", take_out="daily@1")
     assert center.recurring.change("mail", change).taken_out
-    topic = center.registry.topic("mail")
     for _ in range(300):  # each looks at some of the keys that wait
-        center.runner.run(keep(center.context, [(Part(topic, (0,)), MAY_NOT)]))
+        keep_up(center)
         if some := pop(center):
             break
     assert ids(some) == ["second"]
@@ -924,24 +920,22 @@ def test_a_consumer_that_looks_far_ahead_starts_no_more_than_a_rate_says(
     body = pack({"body": "", "headers": {}, "properties": {}, **text}, deflate=False)
     center.put_many("mail", [{"id": f"m{n}", "body": body, "delay": 2.5} for n in range(14)])
     connection = connect(toc_lookahead=4.0)
-    hub, starts = Hub(), []
-    connection.register_with_event_loop(hub)
+    starts: list[int] = []
 
     def receive(message: Any) -> None:
         starts.append(max(message.delivery.start_us, message.delivery.action_us))
         message.ack()
 
-    connection.channel().basic_consume("mail", False, receive, "tag")
-    ends = time.monotonic() + 30
-    while len(starts) < 14 and time.monotonic() < ends:
-        hub.run_once()
+    def all_have_started() -> bool:
         popped = center.pop("mail")  # somebody who does not look ahead
-        starts += [popped.now_us for _ in popped.messages]
+        starts.extend(popped.now_us for _ in popped.messages)
         center.ack(popped.messages)
-    assert len(starts) == 14
+        return len(starts) == 14
+
+    with Loop(connection) as loop:
+        connection.channel().basic_consume("mail", False, receive, "tag")
+        loop.until(all_have_started, 30)
     assert min(b - a for a, b in itertools.pairwise(sorted(starts))) >= 200_000
-    connection.release()
-    hub.close()
 
 
 # -- with what else a queue knows
@@ -952,10 +946,7 @@ def test_priorities_hold_within_a_key(declare: Any) -> None:
     for number, priority in enumerate((0, 9, 3, 0, 9, 3)):
         for key in "ab":
             put(center, f"{key}{number}", key, priority=priority)
-    got: list[str] = []
-    while some := pop(center):
-        got += ids(some)
-        center.ack(some)
+    got = run_out(center)
     for key in "ab":
         assert [id for id in got if id[0] == key] == [f"{key}{n}" for n in (0, 3, 2, 5, 1, 4)]
 
@@ -974,13 +965,8 @@ def test_delayed_messages_become_due_and_take_their_place_while_all_waits(declar
     [other] = pop(center)
     assert other.id == "b0"
     assert center.counts("mail") == (2, 0, 2, 0)
-    got = []
-    running = [first]
-    while running:
-        center.ack(running)
-        running = pop(center)
-        got += ids(running)
-    assert got == ["soon", "later"]
+    center.ack([first, other])
+    assert run_out(center) == ["soon", "later"]
 
 
 # -- an acknowledgement that is late
@@ -988,8 +974,7 @@ def test_delayed_messages_become_due_and_take_their_place_while_all_waits(declar
 
 def late_and_running(center: TimeoutCenter, number: int = 2) -> tuple[Delivery, Delivery]:
     """So many messages of one key: a delivery whose lease has ended, and the next one."""
-    for one in range(number):
-        put(center, f"a{one}", "a")
+    fill(center, number)
     [late] = pop(center)
     time_passes(center, "mail", 200)
     [running] = pop(center)
@@ -1047,13 +1032,14 @@ def test_of_a_message_that_has_been_delivered_again_an_early_acknowledgement_fre
 
 
 LATE = {
+    "ack": lambda center, late: center.ack([late]),
     "reject": lambda center, late: center.reject(late, requeue=False, reason="broken", error="E"),
     "bury": lambda center, late: center.bury(late, reason="broken", error="E"),
 }
 
 
 @pytest.mark.parametrize("ends", ["ack", "lease", "reject", "dead", "release"])
-@pytest.mark.parametrize("how", LATE)
+@pytest.mark.parametrize("how", ["reject", "bury"])
 @pytest.mark.parametrize("limit", ["concurrency", "key_concurrency", "key_order"])
 def test_what_is_dead_for_who_is_late_leaves_the_place_to_who_runs_the_message_now(
     declare: Any, limit: str, how: str, ends: str
@@ -1115,14 +1101,11 @@ def test_a_failure_that_is_told_after_an_early_acknowledgement_frees_nothing_eit
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("how", ["ack", *LATE])
-def test_who_knows_of_no_limit_and_is_late_frees_no_place(
-    center: TimeoutCenter, client: Any, how: str
-) -> None:
+@pytest.mark.parametrize("how", LATE)
+def test_who_knows_of_no_limit_and_is_late_frees_no_place(center: TimeoutCenter, how: str) -> None:
     center.queues.declare("mail", slots=1)
-    for number in range(2):
-        put(center, f"a{number}", "a")
-    before = TimeoutCenter(client, grace=0)
+    fill(center, 2)
+    before = TimeoutCenter(center.client, grace=0)
     [late] = before.pop("mail", 1).messages
     before.registry.clock = lambda: 0.0  # it reads no declaration again
     center.queues.alter("mail", key_concurrency=1)
@@ -1131,7 +1114,7 @@ def test_who_knows_of_no_limit_and_is_late_frees_no_place(
     assert other.id == "a0"
     assert other.has_place
     assert not before.registry.topic("mail").declaration.lanes
-    before.ack([late]) if how == "ack" else LATE[how](before, late)
+    LATE[how](before, late)
     assert pop(center) == []
     assert center.extend([other]) == []
     assert center.admin.check("mail") == []
@@ -1140,18 +1123,16 @@ def test_who_knows_of_no_limit_and_is_late_frees_no_place(
     assert center.get("a0", topic="mail") == []
 
 
-@pytest.mark.parametrize("how", ["ack", *LATE])
+@pytest.mark.parametrize("how", LATE)
 @pytest.mark.parametrize("comes_back", ["reject", "release"])
 def test_a_full_server_takes_what_is_said_late(
-    declare: Any, client: Any, how: str, comes_back: str
+    declare: Any, client: Any, full: Callable[[], Any], how: str, comes_back: str
 ) -> None:
     center = declare(key_concurrency=1)
     late, other = late_and_running(center)
-    client.config_set("maxmemory", "1")
-    try:
-        center.ack([late]) if how == "ack" else LATE[how](center, late)
-        end(center, other, comes_back)
-    finally:
-        client.config_set("maxmemory", "0")
+    full()
+    LATE[how](center, late)
+    end(center, other, comes_back)
+    client.config_set("maxmemory", "0")
     assert ids(pop(center)) == ["a1"]
     assert center.counts("mail").dead == (how != "ack")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +18,8 @@ from kombu_toc.model.topic import slot_of
 
 from ..support.cluster import Cluster
 from ..support.inspection import keys_left, time_passes
-from .test_limits import ids, pop, put
+from ..support.waiting import in_thread
+from .test_limits import ids, many, pop, put, run_out
 from .test_reshard import packed
 
 #: Slots of which another one than the first is very likely.
@@ -26,11 +27,28 @@ MANY = 64
 
 KEYS = [f"key {number}" for number in range(20)] + ["long " * 100]
 
-reshards = pytest.mark.parametrize(("before", "after"), [(8, 2), (2, 8), (1, 4)])
+Change = tuple[int, int]
+
+#: From so many slots to so many.
+reshards = pytest.mark.parametrize("change", [(8, 2), (2, 8), (1, 4)])
 one_server = pytest.mark.one_server(
     "what counts the whole queue has one slot on a Cluster, and a key is counted in both of its "
     "slots while it has messages in both"
 )
+
+
+def put_each(center: TimeoutCenter, what: object, keys: list[str] = KEYS) -> None:
+    """A message of each of these keys."""
+    for key in keys:
+        put(center, f"{what} of {key}", key)
+
+
+@pytest.fixture
+def moving(cluster: Cluster) -> Iterator[TimeoutCenter]:
+    """A center on the shared Cluster, which is empty."""
+    with cluster.client() as client:
+        client.flushall()
+        yield TimeoutCenter(client, grace=0)
 
 
 def reshard(center: TimeoutCenter, slots: int) -> bool:
@@ -43,19 +61,16 @@ def reshard(center: TimeoutCenter, slots: int) -> bool:
 @pytest.mark.cluster
 @reshards
 def test_a_key_that_has_used_its_rate_has_used_it_in_its_new_slot(
-    center: TimeoutCenter, before: int, after: int
+    center: TimeoutCenter, change: Change
 ) -> None:
-    center.queues.declare("mail", slots=before, key_rate="2/h", key_burst=2)
-    for key in KEYS:
-        put(center, f"first of {key}", key)
-    for key in KEYS[::2]:
-        put(center, f"second of {key}", key)
+    center.queues.declare("mail", slots=change[0], key_rate="2/h", key_burst=2)
+    put_each(center, "first")
+    put_each(center, "second", KEYS[::2])
     got = pop(center)
     assert len(got) == len(KEYS) + len(KEYS[::2])
     center.ack(got)
-    assert reshard(center, after)
-    for key in KEYS:
-        put(center, f"third of {key}", key)
+    assert reshard(center, change[1])
+    put_each(center, "third")
     got = pop(center)
     assert sorted(ids(got)) == sorted(f"third of {key}" for key in KEYS[1::2])
     center.ack(got)
@@ -66,13 +81,12 @@ def test_a_key_that_has_used_its_rate_has_used_it_in_its_new_slot(
 @pytest.mark.cluster
 @reshards
 def test_a_key_that_was_put_as_often_as_it_may_be_is_refused_in_its_new_slot(
-    center: TimeoutCenter, before: int, after: int
+    center: TimeoutCenter, change: Change
 ) -> None:
-    center.queues.declare("mail", slots=before, key_put_rate="1/h")
-    for key in KEYS:
-        put(center, f"first of {key}", key)
+    center.queues.declare("mail", slots=change[0], key_put_rate="1/h")
+    put_each(center, "first")
     center.ack(pop(center))
-    assert reshard(center, after)
+    assert reshard(center, change[1])
     for key in KEYS:
         with pytest.raises(kombu_toc.RateLimitedError):
             put(center, f"second of {key}", key)
@@ -85,32 +99,28 @@ def paces(center: TimeoutCenter) -> list[str]:
 
 @one_server
 @reshards
-def test_the_rate_of_a_queue_goes_on_where_it_was(
-    center: TimeoutCenter, before: int, after: int
-) -> None:
-    center.queues.declare("mail", slots=before, rate="3/h", rate_burst=3)
+def test_the_rate_of_a_queue_goes_on_where_it_was(center: TimeoutCenter, change: Change) -> None:
+    center.queues.declare("mail", slots=change[0], rate="3/h", rate_burst=3)
     for number in range(2):
         put(center, f"a{number}", KEYS[number])
     center.ack(pop(center))
     for number in range(8):
         put(center, f"b{number}", KEYS[number])
-    assert reshard(center, after)
+    assert reshard(center, change[1])
     assert len(pop(center)) == 1
     assert pop(center) == []
 
 
 @one_server
 @reshards
-def test_no_more_of_a_queue_run_at_once_than_it_may(
-    center: TimeoutCenter, before: int, after: int
-) -> None:
-    center.queues.declare("mail", slots=before, concurrency=3)
+def test_no_more_of_a_queue_run_at_once_than_it_may(center: TimeoutCenter, change: Change) -> None:
+    center.queues.declare("mail", slots=change[0], concurrency=3)
     for number in range(30):
         put(center, f"m{number}", KEYS[number % 10])
     running = pop(center)
     got = Counter(ids(running))
     assert len(running) == 3
-    done = reshard(center, after)
+    done = reshard(center, change[1])
     while len(got) < 30:
         assert pop(center) == []
         center.ack([running.pop(0)])
@@ -118,10 +128,10 @@ def test_no_more_of_a_queue_run_at_once_than_it_may(
         assert len(more) == 1
         running += more
         got.update(ids(more))
-        done = done or reshard(center, after)
+        done = done or reshard(center, change[1])
     assert set(got.values()) == {1}
     center.ack(running)
-    assert reshard(center, after)
+    assert reshard(center, change[1])
     assert center.queues.usage("mail").running == 0
     assert center.admin.check("mail") == []
 
@@ -146,13 +156,10 @@ def test_what_counts_the_queue_stays_when_the_slot_that_keeps_it_is_emptied(
 
 @one_server
 @reshards
-def test_no_more_of_a_key_run_at_once_than_it_may(
-    center: TimeoutCenter, before: int, after: int
-) -> None:
-    center.queues.declare("mail", slots=before, key_concurrency=2)
+def test_no_more_of_a_key_run_at_once_than_it_may(center: TimeoutCenter, change: Change) -> None:
+    center.queues.declare("mail", slots=change[0], key_concurrency=2)
     for number in range(4):
-        for key in KEYS:
-            put(center, f"{number} of {key}", key)
+        put_each(center, number)
     got: Counter[str] = Counter()
     running: dict[str, list[Delivery]] = {key: [] for key in KEYS}
 
@@ -165,13 +172,13 @@ def test_no_more_of_a_key_run_at_once_than_it_may(
 
     start()
     assert got.total() == 2 * len(KEYS)
-    reshard(center, after)
+    reshard(center, change[1])
     while got.total() < 4 * len(KEYS):
         start()
         for of_key in running.values():
             center.ack(of_key[:1])
             del of_key[:1]
-        reshard(center, after)
+        reshard(center, change[1])
     assert set(got.values()) == {1}
 
 
@@ -186,12 +193,10 @@ def comes_in_its_turn(center: TimeoutCenter, id: str, key: str) -> None:
 
 @pytest.mark.cluster
 @reshards
-def test_keys_take_turns_before_during_and_after(
-    center: TimeoutCenter, before: int, after: int
-) -> None:
+def test_keys_take_turns_before_during_and_after(center: TimeoutCenter, change: Change) -> None:
     """The large one delays a small one by a message of its own, and one of each other key."""
-    center.queues.declare("mail", slots=before, key_fair=True)
-    center.put_many("mail", [{"id": f"l{n}", "body": b"", "key": "large"} for n in range(400)])
+    center.queues.declare("mail", slots=change[0], key_fair=True)
+    center.put_many("mail", many(400))
     number = 0
 
     def small_ones() -> None:
@@ -202,12 +207,12 @@ def test_keys_take_turns_before_during_and_after(
 
     small_ones()
     center.ack(pop(center, 50))
-    state = reshard(center, after)
+    state = reshard(center, change[1])
     small_ones()
     while not state:
         center.ack(pop(center, 50))
         small_ones()
-        state = reshard(center, after)
+        state = reshard(center, change[1])
     put(center, "last", "another")
     small_ones()
 
@@ -254,7 +259,7 @@ def test_who_has_not_read_of_new_slots_yet_starts_nothing_beside_what_runs_there
     class Enough(Exception):
         pass
 
-    monkeypatch.setattr(reshard_module, "_sleep", lambda _, pause: sleep(pause))
+    monkeypatch.setattr(reshard_module, "sleep_of", lambda _: sleep)
     with pytest.raises(Enough):
         reshard_topic(center, "mail", after)
     assert pauses == [reshard_module.KNOWN]
@@ -268,11 +273,11 @@ def test_only_the_consumers_of_a_limited_queue_are_told_of_new_slots_before(
     center.queues.declare("mail", slots=2, **limits)
     found: list[tuple[int, tuple[int, ...]]] = []
 
-    def sleep(_: TimeoutCenter, pause: float) -> None:
+    def sleep(pause: float) -> None:
         said = center.queues.describe("mail")
         found.append((said.slots, said.draining_counts))
 
-    monkeypatch.setattr(reshard_module, "_sleep", sleep)
+    monkeypatch.setattr(reshard_module, "sleep_of", lambda _: sleep)
     assert reshard_topic(center, "mail", 4, settle=0).done
     assert found == ([(2, (4,))] if limits and not center.clustered else [])
 
@@ -283,18 +288,16 @@ def test_who_is_killed_before_anything_is_put_into_new_slots_is_followed_by_whoe
     center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch, then: int
 ) -> None:
     center.queues.declare("mail", slots=2, key_order="serial")
-    for key in KEYS[:4]:
-        put(center, f"first of {key}", key)
+    put_each(center, "first", KEYS[:4])
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(reshard_module, "_sleep", killed)
+        patched.setattr(reshard_module, "sleep_of", lambda _: killed)
         with pytest.raises(KeyboardInterrupt):
             reshard_topic(center, "mail", 4)
-    for key in KEYS[:4]:
-        put(center, f"second of {key}", key)
+    put_each(center, "second", KEYS[:4])
     got = pop(center)
     assert sorted(ids(got)) == sorted(f"first of {key}" for key in KEYS[:4])
     center.ack(got)
@@ -357,12 +360,7 @@ def test_what_has_a_key_of_which_the_hash_is_known_stays_until_it_is_delivered(
     state = reshard_topic(center, "mail", MANY, settle=0)
     assert (state.moved, state.left, state.done) == (0, 3, False)
     put(center, "3", LONG)
-    got = []
-    while some := pop(center):
-        assert len(some) == 1
-        got += ids(some)
-        center.ack(some)
-    assert got == ["0", "1", "2", "3"]
+    assert run_out(center, at_once=1) == ["0", "1", "2", "3"]
     assert reshard(center, MANY)
 
 
@@ -422,79 +420,71 @@ class Limited:
 
 
 @pytest.mark.parametrize("fair", [False, True])
-def test_a_serial_key_keeps_its_order_while_its_slot_moves(cluster: Cluster, fair: bool) -> None:
-    with cluster.client() as client:
-        client.flushall()
-        center = TimeoutCenter(client, grace=0)
-        center.queues.declare("mail", slots=4, key_order="serial", key_fair=fair or None)
-        limited = Limited(center, 12)
-        limited.put_all(KEYS)
-        moves(cluster, center, lambda over: limited.run(over))
-        limited.run(lambda: len(limited.got) == 12 * len(KEYS))
-        assert set(limited.got.values()) == {1}
-        assert set(map(tuple, limited.order.values())) == {tuple(range(12))}
-        assert center.admin.check("mail") == []
+def test_a_serial_key_keeps_its_order_while_its_slot_moves(
+    cluster: Cluster, moving: TimeoutCenter, fair: bool
+) -> None:
+    moving.queues.declare("mail", slots=4, key_order="serial", key_fair=fair or None)
+    limited = Limited(moving, 12)
+    limited.put_all(KEYS)
+    moves(cluster, moving, lambda over: limited.run(over))
+    limited.run(lambda: len(limited.got) == 12 * len(KEYS))
+    assert set(limited.got.values()) == {1}
+    assert set(map(tuple, limited.order.values())) == {tuple(range(12))}
+    assert moving.admin.check("mail") == []
 
 
-def test_rates_bursts_and_places_are_kept_while_their_slots_move(cluster: Cluster) -> None:
-    with cluster.client() as client:
-        client.flushall()
-        center = TimeoutCenter(client, grace=0)
-        limits = {"key_rate": "3/h", "key_burst": 3, "key_concurrency": 2}
-        center.queues.declare("mail", slots=4, **limits)
-        for number in range(5):
-            for key in KEYS:
-                put(center, f"{number} of {key}", key)
-        running = pop(center)
-        assert len(running) == 2 * len(KEYS)
-        more = popped_while_it_moves(cluster, center)
-        assert more == []  # all places are taken
-        center.ack(running)
-        more += pop(center)
-        assert len(more) == len(KEYS)  # the rest of the burst
-        center.ack(more)
-        assert pop(center) == []
-        assert center.admin.check("mail") == []
-        center.queues.alter("mail", key_rate=None, key_concurrency=1)
-        assert len(pop(center)) == len(KEYS)
+def test_rates_bursts_and_places_are_kept_while_their_slots_move(
+    cluster: Cluster, moving: TimeoutCenter
+) -> None:
+    limits = {"key_rate": "3/h", "key_burst": 3, "key_concurrency": 2}
+    moving.queues.declare("mail", slots=4, **limits)
+    for number in range(5):
+        put_each(moving, number)
+    running = pop(moving)
+    assert len(running) == 2 * len(KEYS)
+    more = popped_while_it_moves(cluster, moving)
+    assert more == []  # all places are taken
+    moving.ack(running)
+    more += pop(moving)
+    assert len(more) == len(KEYS)  # the rest of the burst
+    moving.ack(more)
+    assert pop(moving) == []
+    assert moving.admin.check("mail") == []
+    moving.queues.alter("mail", key_rate=None, key_concurrency=1)
+    assert len(pop(moving)) == len(KEYS)
 
 
 @pytest.mark.parametrize("limits", [{"concurrency": 3}, {"rate": "3/h", "rate_burst": 3}])
-def test_what_counts_the_queue_is_kept_while_its_slot_moves(cluster: Cluster, limits: Any) -> None:
-    with cluster.client() as client:
-        client.flushall()
-        center = TimeoutCenter(client, grace=0)
-        center.queues.declare("mail", **limits)
-        for number in range(9):
-            put(center, f"m{number}", KEYS[number])
-        running = pop(center, 2)
-        assert len(running) == 2
-        more = popped_while_it_moves(cluster, center)
-        more += pop(center)
-        assert ids(more) == ["m2"]
-        center.ack(running)
-        assert ids(pop(center)) == (["m3", "m4"] if "concurrency" in limits else [])
-        assert center.admin.check("mail") == []
+def test_what_counts_the_queue_is_kept_while_its_slot_moves(
+    cluster: Cluster, moving: TimeoutCenter, limits: Any
+) -> None:
+    moving.queues.declare("mail", **limits)
+    for number in range(9):
+        put(moving, f"m{number}", KEYS[number])
+    running = pop(moving, 2)
+    assert len(running) == 2
+    more = popped_while_it_moves(cluster, moving)
+    more += pop(moving)
+    assert ids(more) == ["m2"]
+    moving.ack(running)
+    assert ids(pop(moving)) == (["m3", "m4"] if "concurrency" in limits else [])
+    assert moving.admin.check("mail") == []
 
 
-def test_keys_take_turns_while_their_slots_move(cluster: Cluster) -> None:
-    with cluster.client() as client:
-        client.flushall()
-        center = TimeoutCenter(client, grace=0)
-        center.queues.declare("mail", slots=2, key_fair=True)
-        many = [{"id": f"l{n}", "body": b"", "key": "large"} for n in range(3000)]
-        center.put_many("mail", many)
-        center.ack(pop(center, 10))
-        number = 0
+def test_keys_take_turns_while_their_slots_move(cluster: Cluster, moving: TimeoutCenter) -> None:
+    moving.queues.declare("mail", slots=2, key_fair=True)
+    moving.put_many("mail", many(3000))
+    moving.ack(pop(moving, 10))
+    number = 0
 
-        def meanwhile(over: Callable[[], bool]) -> None:
-            nonlocal number
-            while not over() or number < 10:
-                for key in KEYS[:2]:
-                    number += 1
-                    comes_in_its_turn(center, f"s{number}", key)
+    def meanwhile(over: Callable[[], bool]) -> None:
+        nonlocal number
+        while not over() or number < 10:
+            for key in KEYS[:2]:
+                number += 1
+                comes_in_its_turn(moving, f"s{number}", key)
 
-        moves(cluster, center, meanwhile)
+    moves(cluster, moving, meanwhile)
 
 
 def popped_while_it_moves(cluster: Cluster, center: TimeoutCenter) -> list[Delivery]:
@@ -512,10 +502,8 @@ def moves(
     cluster: Cluster, center: TimeoutCenter, meanwhile: Callable[[Callable[[], bool]], Any]
 ) -> None:
     """Move the topic's hash slots to another node and back, and do something meanwhile."""
-    slots = sorted(
-        {cluster.slot_of(slot.body) for slot in center.registry.topic("mail").all_slots()}
-    )
-    homes = {slot: cluster.owner(slot) for slot in slots}
+    slots = {cluster.slot_of(slot.body) for slot in center.registry.topic("mail").all_slots()}
+    homes = {slot: cluster.owner(slot) for slot in sorted(slots)}
     over = threading.Event()
 
     def move() -> None:
@@ -527,8 +515,6 @@ def moves(
         finally:
             over.set()
 
-    thread = threading.Thread(target=move)
-    thread.start()
-    meanwhile(over.is_set)
-    thread.join()
+    with in_thread(move):
+        meanwhile(over.is_set)
     assert {slot: cluster.owner(slot) for slot in slots} == homes

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -36,18 +36,20 @@ def at(seconds: float) -> str:
     return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).isoformat()
 
 
+def declare(connection: Connection) -> None:
+    for queue in QUEUES:
+        queue(connection.default_channel).declare()
+
+
 @pytest.fixture
 def old(server: Server, client: redis.Redis) -> Iterator[Callable[..., Connection]]:
     """Connect to the shared server as Kombu's own transport does."""
     made: list[Connection] = []
 
     def connect(**options: Any) -> Connection:
-        connection = Connection(server.url, transport_options=options)
-        connection.connect()
-        made.append(connection)
-        for queue in QUEUES:
-            queue(connection.default_channel).declare()
-        return connection
+        made.append(Connection(server.url, transport_options=options))
+        declare(made[-1])
+        return made[-1]
 
     yield connect
     for connection in made:
@@ -62,9 +64,34 @@ def move(server: Server, connect: Connect) -> Move:
     return moved
 
 
+class Both(NamedTuple):
+    """The shared server as a broker of Kombu's own and as a timeout center, and what moves."""
+
+    old: Connect
+    connect: Connect
+    move: Move
+    client: redis.Redis
+    center: TimeoutCenter
+
+
+@pytest.fixture
+def both(
+    old: Connect, connect: Connect, move: Move, client: redis.Redis, center: TimeoutCenter
+) -> Both:
+    return Both(old, connect, move, client, center)
+
+
 def send(connection: Connection, id: str, key: str = "celery", **options: Any) -> None:
     headers = {"id": id, "task": "t", **options.pop("headers", {})}
     Producer(connection).publish(f"body of {id}", routing_key=key, headers=headers, **options)
+
+
+def send_many(connection: Connection, prefix: str, number: int, **options: Any) -> list[str]:
+    """So many tasks: their ids."""
+    ids = [f"{prefix}{n}" for n in range(number)]
+    for id in ids:
+        send(connection, id, **options)
+    return ids
 
 
 def hold(connection: Connection, number: int) -> Connection:
@@ -92,84 +119,76 @@ def source_keys(client: redis.Redis) -> list[str]:
     return sorted(key for key in keys if not key.startswith(("toc:", "_kombu", "old__kombu")))
 
 
-def test_what_is_ready_and_what_a_worker_held_is_moved_as_it_was(
-    old: Connect, move: Move, connect: Connect, client: redis.Redis, center: TimeoutCenter
-) -> None:
-    connection = old()
+def test_what_is_ready_and_what_a_worker_held_is_moved_as_it_was(both: Both) -> None:
+    connection = both.old()
     etas = {f"eta-{i}": at(3600 + i) for i in range(5)}
     for id, eta in etas.items():
         send(connection, id, headers={"eta": eta})
-    hold(old(), 5)
+    hold(both.old(), 5)
     send(connection, "plain")
     send(connection, "urgent", priority=3)
     send(connection, "told", "news.today", exchange=NEWS)
     send(connection, "past", headers={"eta": at(-60)})
-    result = move()
+    result = both.move()
     assert result == Migrated({"celery": 8, "news": 1}, 5, 5, 0, [], {})
-    assert source_keys(client) == []
-    assert ids(center) == sorted([*etas, "plain", "urgent", "told", "past"])
+    assert source_keys(both.client) == []
+    assert ids(both.center) == sorted([*etas, "plain", "urgent", "told", "past"])
     for id, eta in etas.items():
-        [found] = center.get(id)
+        [found] = both.center.get(id)
         assert abs(found.time_us / 1e6 - datetime.fromisoformat(eta).timestamp()) < 0.001
-    assert center.get("urgent")[0].step == 1
+    assert both.center.get("urgent")[0].step == 1
     got = []
-    target = connect()
+    target = both.connect()
     with Consumer(target, QUEUES, callbacks=[lambda body, m: (got.append((body, m)), m.ack())]):
         drain(target)
-    assert sorted(body for body, _ in got) == [
-        f"body of {id}" for id in ("past", "plain", "told", "urgent")
-    ]
+    bodies = [f"body of {id}" for id in ("past", "plain", "told", "urgent")]
+    assert sorted(body for body, _ in got) == bodies
     assert {m.delivery_info["routing_key"] for _, m in got} == {"celery", "news.today"}
 
 
-def test_what_is_moved_is_counted_for_each_queue(
-    old: Connect, move: Move, center: TimeoutCenter
-) -> None:
-    connection = old()
+def test_what_is_moved_is_counted_for_each_queue(both: Both) -> None:
+    connection = both.old()
     queues = {f"queue-{i}": i + 1 for i in range(9)}
     for queue, number in queues.items():
         for i in range(number):
             send(connection, f"{queue}-{i}", queue)
-    assert move(queues=list(queues)).queues == queues
-    measured = kombu_toc.read_metrics(center)
+    assert both.move(queues=list(queues)).queues == queues
+    measured = kombu_toc.read_metrics(both.center)
     assert {name: one.totals["put"] for name, one in measured.items()} == queues
 
 
-def test_moved_again_nothing_is_moved_twice(
-    old: Connect, move: Move, center: TimeoutCenter, client: redis.Redis
-) -> None:
+def test_moved_again_nothing_is_moved_twice(both: Both) -> None:
+    """And nothing of it is left once all has run."""
     for i in range(20):
-        send(old(), f"{i}", headers={"eta": at(3600)} if i % 2 else {})
-    assert move().moved == 20
-    assert move() == Migrated({}, 0, 0, 0, [], {})
-    assert len(ids(center)) == 20
-    assert not [key for key in client.scan_iter() if b":sent:moved" in key]
-    send(old(), "later")
-    assert move().queues == {"celery": 1}
+        send(both.old(), f"{i}", headers={"eta": at(3600)} if i % 2 else {})
+    assert both.move().moved == 20
+    assert both.move() == Migrated({}, 0, 0, 0, [], {})
+    assert len(ids(both.center)) == 20
+    assert not [key for key in both.client.scan_iter() if b":sent:moved" in key]
+    send(both.old(), "later")
+    assert both.move().queues == {"celery": 1}
+    assert both.center.ack(both.center.pop("celery", 100, where=bool, early=True).messages) == 21
+    assert keys_left(both.client, "toc:{celery:*}:*") == []
 
 
-def test_the_order_of_a_queue_is_kept(
-    old: Connect, move: Move, connect: Connect, center: TimeoutCenter
-) -> None:
-    center.queues.declare("celery", slots=1)
-    connection = old()
+def test_the_order_of_a_queue_is_kept(both: Both) -> None:
+    both.center.queues.declare("celery", slots=1)
+    connection = both.old()
     for i in range(3 * BATCH):
         send(connection, f"{i:05}")
-    move()
-    popped = center.pop("celery", 1000).messages
+    both.move()
+    popped = both.center.pop("celery", 1000).messages
     assert [one.id for one in popped] == [f"{i:05}" for i in range(3 * BATCH)]
 
 
-def test_two_live_messages_of_one_id_stay_two(
-    old: Connect, move: Move, center: TimeoutCenter
-) -> None:
+def test_two_live_messages_of_one_id_stay_two(both: Both) -> None:
     """A task that runs and its retry."""
-    connection = old()
+    connection = both.old()
     send(connection, "a")
-    hold(old(), 1)
+    hold(both.old(), 1)
     send(connection, "a", headers={"eta": at(3600), "retries": 1})
-    assert move().moved == 2
-    assert len(center.get("a")) == 2
+    assert both.move().moved == 2
+    assert len(both.center.get("a")) == 2
 
 
 def let_die(patch: pytest.MonkeyPatch, lives: int) -> None:
@@ -188,6 +207,17 @@ def let_die(patch: pytest.MonkeyPatch, lives: int) -> None:
     patch.setattr(redis.connection.AbstractConnection, "send_packed_command", send_or_die)
 
 
+def survives(patch: pytest.MonkeyPatch, lives: int, run: Callable[[], object]) -> bool:
+    """Whether it came to its end with that."""
+    with patch.context() as within:
+        let_die(within, lives)
+        try:
+            run()
+        except Killed:
+            return False
+    return True
+
+
 @pytest.mark.parametrize("worked", [True, night(False)])
 def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
     old: Connect, move: Move, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, worked: bool
@@ -198,11 +228,9 @@ def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
     while True:
         client.flushall()
         connection = old()
-        for i in range(4):
-            send(connection, f"held-{i}", headers={"eta": at(3600)})
+        held = send_many(connection, "held-", 4, headers={"eta": at(3600)})
         hold(old(), 4)
-        for i in range(7):
-            send(connection, f"ready-{i}")
+        ready = send_many(connection, "ready-", 7)
         ran: list[str] = []
 
         def work(ran: list[str] = ran) -> None:
@@ -212,20 +240,13 @@ def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
                 ran += [one.id for one in popped]
                 center.ack(popped)
 
-        with monkeypatch.context() as patch:
-            let_die(patch, budget)
-            try:
-                move()
-            except Killed:
-                survived = False
-            else:
-                survived = True
+        survived = survives(monkeypatch, budget, move)
         if worked:
             work()
         assert move().staying == 0
         work()
-        assert sorted(ran) == [f"ready-{i}" for i in range(7)], budget
-        assert ids(TimeoutCenter(client)) == [f"held-{i}" for i in range(4)]
+        assert sorted(ran) == ready, budget
+        assert ids(TimeoutCenter(client)) == held
         assert source_keys(client) == []
         if survived:
             break
@@ -233,71 +254,58 @@ def test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice(
     assert budget > 20
 
 
-def test_a_dry_run_counts_and_changes_nothing(
-    old: Connect, move: Move, client: redis.Redis
-) -> None:
-    connection = old()
-    for i in range(5):
-        send(connection, f"held-{i}", headers={"eta": at(3600)})
-    hold(old(), 5)
-    for i in range(2 * BATCH + 1):
-        send(connection, f"ready-{i}")
-    client.lpush("celery", "nonsense")
-    before = {key: client.dump(key) for key in keys_left(client)}
-    result = move(dry_run=True)
+def test_a_dry_run_counts_and_changes_nothing(both: Both) -> None:
+    connection = both.old()
+    send_many(connection, "held-", 5, headers={"eta": at(3600)})
+    hold(both.old(), 5)
+    send_many(connection, "ready-", 2 * BATCH + 1)
+    both.client.lpush("celery", "nonsense")
+    before = {key: both.client.dump(key) for key in keys_left(both.client)}
+    result = both.move(dry_run=True)
     assert (result.queues, result.unacknowledged) == ({"celery": 2 * BATCH + 6}, 5)
     assert (result.scheduled, result.staying) == (5, 1)
-    assert {key: client.dump(key) for key in keys_left(client)} == before
+    assert {key: both.client.dump(key) for key in keys_left(both.client)} == before
     told: list[tuple[int, int]] = []
-    assert move(on_progress=lambda *n: told.append(n))[:4] == result[:4]
+    assert both.move(on_progress=lambda *n: told.append(n))[:4] == result[:4]
     assert told[0] == (0, 2 * BATCH + 7)
     assert told[-1] == (2 * BATCH + 7, 2 * BATCH + 7)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
 
 
-def test_what_cannot_be_read_stays_and_is_named(
-    old: Connect, move: Move, client: redis.Redis, center: TimeoutCenter
-) -> None:
-    connection = old()
+def test_what_cannot_be_read_stays_and_is_named(both: Both) -> None:
+    connection = both.old()
     for i in range(3):
         send(connection, f"{i}")
-        client.lpush("celery", f"nonsense {i}")
+        both.client.lpush("celery", f"nonsense {i}")
     send(connection, "far", headers={"eta": "9999-01-01T00:00:00+00:00"})
-    client.hset("unacked", "tag", json.dumps([{"body": "x", "properties": {}}, "gone", "key"]))
-    client.hset("unacked", "other", "[]")
+    both.client.hset("unacked", "tag", json.dumps([{"body": "x", "properties": {}}, "gone", "key"]))
+    both.client.hset("unacked", "other", "[]")
     for _ in range(2):
-        result = move()
+        result = both.move()
         assert result.staying == 6
         told = sorted((one.place, one.what, one.reason.split(":")[0]) for one in result.named)
-        assert [what for _, what, _ in told] == [
-            "far",
-            "nonsense 0",
-            "nonsense 1",
-            "nonsense 2",
-            "[]",
-            '[{"body": "x", "properties": {}}, "gone", "key"]',
-        ]
+        held = ["[]", '[{"body": "x", "properties": {}}, "gone", "key"]']
+        nonsense = [f"nonsense {i}" for i in range(3)]
+        assert [what for _, what, _ in told] == ["far", *nonsense, *held]
         assert told[-1][2] == "no queue is bound to exchange 'gone' with the key 'key'"
-    assert client.llen("celery") == 4
-    assert ids(center) == ["0", "1", "2"]
+    assert both.client.llen("celery") == 4
+    assert ids(both.center) == ["0", "1", "2"]
 
 
-def test_what_is_nobodys_queue_and_what_expires_stays(
-    old: Connect, move: Move, client: redis.Redis, center: TimeoutCenter
-) -> None:
-    client.rpush("shopping", "milk", "bread")
-    client.rpush("json", '{"a": 1}')
-    connection = old()
+def test_what_is_nobodys_queue_and_what_expires_stays(both: Both) -> None:
+    both.client.rpush("shopping", "milk", "bread")
+    both.client.rpush("json", '{"a": 1}')
+    connection = both.old()
     reply = Queue("abc.reply.celery.pidbox", expires=60)
     reply(connection.default_channel).declare()
     send(connection, "answer", "abc.reply.celery.pidbox")
     send(connection, "1")
-    result = move()
+    result = both.move()
     assert result.queues == {"celery": 1}
     assert [*result.skipped] == ["abc.reply.celery.pidbox"]
-    assert client.lrange("shopping", 0, -1) == [b"milk", b"bread"]
-    assert client.llen("json") == 1
-    assert center.queues.names() == ["celery"]
+    assert both.client.lrange("shopping", 0, -1) == [b"milk", b"bread"]
+    assert both.client.llen("json") == 1
+    assert both.center.queues.names() == ["celery"]
 
 
 def test_a_broadcast_that_a_worker_held_stays(old: Connect, move: Move) -> None:
@@ -312,42 +320,38 @@ def test_a_broadcast_that_a_worker_held_stays(old: Connect, move: Move) -> None:
     assert "broadcast" in result.named[0].reason
 
 
-def test_only_the_queues_that_are_named_are_moved(
-    old: Connect, move: Move, client: redis.Redis
-) -> None:
-    connection = old()
+def test_only_the_queues_that_are_named_are_moved(both: Both) -> None:
+    connection = both.old()
     for i in range(3):
         send(connection, f"{i}")
         send(connection, f"news-{i}", "news.x", exchange=NEWS)
-    hold(old(), 6)
+    hold(both.old(), 6)
     send(connection, "more")
     send(connection, "more", "news.x", exchange=NEWS)
-    assert move(queues=["news"]).queues == {"news": 4}
-    assert client.hlen("unacked") == 3
-    assert move().queues == {"celery": 4}
+    assert both.move(queues=["news"]).queues == {"news": 4}
+    assert both.client.hlen("unacked") == 3
+    assert both.move().queues == {"celery": 4}
 
 
-def test_a_key_prefix_and_other_names_are_found(
-    old: Connect, move: Move, client: redis.Redis, server: Server
-) -> None:
+def test_a_key_prefix_and_other_names_are_found(both: Both, server: Server) -> None:
     names = {"global_keyprefix": "old_", "unacked_key": "mine", "sep": ":"}
-    connection = old(**names)
+    connection = both.old(**names)
     send(connection, "held")
     send(connection, "held-too", "news.x", exchange=NEWS)
-    hold(old(**names), 2)
+    hold(both.old(**names), 2)
     send(connection, "ready", priority=9)
-    assert {b"old_celery:9", b"old_mine"} < set(client.keys())
+    assert {b"old_celery:9", b"old_mine"} < set(both.client.keys())
     for dry_run in (True, False):
-        result = move(dry_run=dry_run)  # without a word of the prefix
+        result = both.move(dry_run=dry_run)  # without a word of the prefix
         assert (result.moved, list(result.skipped)) == (0, ["old_celery:9"])
         assert "global_keyprefix" in result.skipped["old_celery:9"]
         assert result.staying == 1
-    result = move(options=names)
+    result = both.move(options=names)
     assert result.queues == {"celery": 2, "news": 1}
-    assert source_keys(client) == []
+    assert source_keys(both.client) == []
     send(connection, "more")
     del names["sep"]
-    assert move(f"{server.url}?global_keyprefix=old_", options=names).queues == {"celery": 1}
+    assert both.move(f"{server.url}?global_keyprefix=old_", options=names).queues == {"celery": 1}
 
 
 def test_it_is_refused_while_somebody_consumes_unless_it_is_meant(old: Connect, move: Move) -> None:
@@ -366,34 +370,29 @@ def test_it_is_refused_while_somebody_consumes_unless_it_is_meant(old: Connect, 
         assert move(force=True).moved == 1
 
 
-def test_messages_under_a_prefix_that_was_not_given_stay_and_are_counted(
-    old: Connect, move: Move
-) -> None:
+def test_messages_under_a_prefix_that_was_not_given_stay_and_are_counted(both: Both) -> None:
     """Also if workers had them all."""
     names = {"global_keyprefix": "old_"}
     for i in range(3):
-        send(old(**names), f"{i}")
-    hold(old(**names), 3)
+        send(both.old(**names), f"{i}")
+    hold(both.old(**names), 3)
     for dry_run in (True, False):
-        result = move(dry_run=dry_run)
+        result = both.move(dry_run=dry_run)
         assert (result.moved, result.staying) == (0, 3)
         assert "global_keyprefix" in result.skipped["old_unacked"]
-    assert move(options=names).moved == 3
-    assert move().staying == 0
+    assert both.move(options=names).moved == 3
+    assert both.move().staying == 0
 
 
-def test_a_prefix_that_nobody_uses_is_an_error_that_names_those_in_use(
-    old: Connect, move: Move, client: redis.Redis
-) -> None:
+def test_a_prefix_that_nobody_uses_is_an_error_that_names_those_in_use(both: Both) -> None:
     wrong = {"global_keyprefix": "odl_"}
-    assert move(options=wrong).moved == 0  # there is no broker at all
-    send(old(global_keyprefix="old_"), "1")
-    send(old(), "2")
+    assert both.move(options=wrong).moved == 0  # there is no broker at all
+    send(both.old(global_keyprefix="old_"), "1")
+    send(both.old(), "2")
     for dry_run in (True, False):
-        with pytest.raises(
-            kombu_toc.MigrationError, match=r"'odl_'; in use there: no prefix and 'old_'"
-        ):
-            move(options=wrong, dry_run=dry_run)
+        said = r"'odl_'; in use there: no prefix and 'old_'"
+        with pytest.raises(kombu_toc.MigrationError, match=said):
+            both.move(options=wrong, dry_run=dry_run)
 
 
 def test_a_queue_that_is_not_there_is_told(old: Connect, move: Move, client: redis.Redis) -> None:
@@ -405,15 +404,13 @@ def test_a_queue_that_is_not_there_is_told(old: Connect, move: Move, client: red
     assert move(queues=["celery"]).unknown == []
 
 
-def test_what_is_moved_has_its_key_and_is_not_counted_among_what_may_be_put(
-    old: Connect, move: Move, client: redis.Redis
-) -> None:
-    center = TimeoutCenter(client)
+def test_what_is_moved_has_its_key_and_is_not_counted_among_what_may_be_put(both: Both) -> None:
+    center = TimeoutCenter(both.client)
     center.queues.declare("celery", put_rate="1/h", key_put_rate="1/h")
-    connection = old()
+    connection = both.old()
     for number in range(3):
         send(connection, f"t-{number}", headers={"id": f"t-{number}", "x-key": "c"})
-    assert move().moved == 3
+    assert both.move().moved == 3
     assert {found.key for found in center.scan("celery").messages} == {"c"}
     center.put("celery", "one", b"", key="c")
 
@@ -437,13 +434,3 @@ def test_a_source_that_cannot_be_used_is_named(move: Move, server: Server) -> No
     other = Connection(server.url)
     with other, pytest.raises(kombu_toc.ConfigurationError, match="not a timeout center"):
         migrate_broker(server.url, other)
-
-
-def test_nothing_of_it_is_left_once_all_has_run(
-    old: Connect, move: Move, client: redis.Redis, center: TimeoutCenter
-) -> None:
-    for i in range(30):
-        send(old(), f"{i}")
-    move()
-    assert center.ack(center.pop("celery", 100).messages) == 30
-    assert keys_left(client, "toc:{celery:*}:*") == []

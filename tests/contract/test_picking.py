@@ -19,6 +19,7 @@ from ..support.inspection import (
     check_slots,
     forget_late,
     now_us,
+    put_some,
     residue,
     time_passes,
 )
@@ -216,8 +217,7 @@ def test_what_a_reshard_has_moved_is_picked(center: TimeoutCenter) -> None:
 
 
 def test_messages_of_a_slot_basis_are_found_in_their_slots(center: TimeoutCenter) -> None:
-    for number in range(8):
-        center.put("mail", f"m{number}", b"", basis="one order")
+    put_some(center, "mail", 8, basis="one order")
     popped = center.pop("mail", ids=[f"m{number}" for number in range(8)])
     assert len(popped.messages) == 8
     assert len({message.slot for message in popped.messages}) == 1
@@ -392,8 +392,7 @@ def test_a_message_that_changes_after_it_was_seen_is_not_delivered(center: Timeo
 
 
 def test_a_predicate_that_fails_loses_nothing(center: TimeoutCenter) -> None:
-    for number in range(40):
-        center.put("mail", f"m{number}", b"")
+    put_some(center, "mail", 40)
     calls: list[str] = []
 
     def fails(found: Found) -> bool:
@@ -412,8 +411,7 @@ def test_a_predicate_that_fails_loses_nothing(center: TimeoutCenter) -> None:
 
 
 def test_of_many_that_want_one_message_one_gets_it(center: TimeoutCenter) -> None:
-    for number in range(100):
-        center.put("mail", f"m{number}", b"")
+    put_some(center, "mail", 100)
     got: list[str] = []
 
     def take(number: int) -> None:

@@ -28,7 +28,7 @@ from kombu_toc import (
 )
 
 from ..support.cluster import Cluster
-from ..support.inspection import check_slots, residue
+from ..support.inspection import check_slots, full_server, residue
 from ..support.loops import in_loop
 from ..support.proxy import Proxy
 from ..support.servers import Server
@@ -365,37 +365,35 @@ def test_who_sends_a_task_sees_it_at_once_and_it_is_not_sent_again(
     assert ids(center, "celery") == ["t-0", "t-1", "t-2"]
 
 
-def test_who_sends_tasks_in_an_event_loop_sees_it_too(app: Celery, center: TimeoutCenter) -> None:
+async def test_who_sends_tasks_in_an_event_loop_sees_it_too(
+    app: Celery, center: TimeoutCenter
+) -> None:
     center.queues.declare("celery", key_put_rate="2/h")
     remind = app.tasks["shop.remind"]
     refused = []
 
-    async def send() -> None:
-        for number in range(12):
-            try:
-                await aio.send(remind.s(number), headers={"x-key": f"c-{number % 2}"})
-            except RateLimitedError as exc:
-                refused.append((number, exc.limit))
-        await aio.aclose(app)
-
-    in_loop(send())
+    for number in range(12):
+        try:
+            await aio.send(remind.s(number), headers={"x-key": f"c-{number % 2}"})
+        except RateLimitedError as exc:
+            refused.append((number, exc.limit))
+    await aio.aclose(app)
     assert refused == [(number, "key_put_rate") for number in range(4, 12)]
     assert center.counts("celery").ready == 4
 
 
 @pytest.mark.cluster
-def test_the_asynchronous_center_says_it(client: redis.Redis, server: Server | Cluster) -> None:
-    async def put() -> None:
-        async with AsyncTimeoutCenter.from_url(server.toc_url) as center:
-            await center.queues.declare("mail", put_rate="2/h")
-            await center.put("mail", "a", b"")
-            with pytest.raises(RateLimitedError, match="1 of 2 messages"):
-                await center.put_many("mail", [("b", b""), ("c", b"")])
-            with pytest.raises(RateLimitedError) as raised:
-                await center.put("mail", "d", b"")
-            assert raised.value.retry_after == pytest.approx(1800, abs=20)
-
-    in_loop(put())
+async def test_the_asynchronous_center_says_it(
+    client: redis.Redis, server: Server | Cluster
+) -> None:
+    async with AsyncTimeoutCenter.from_url(server.toc_url) as center:
+        await center.queues.declare("mail", put_rate="2/h")
+        await center.put("mail", "a", b"")
+        with pytest.raises(RateLimitedError, match="1 of 2 messages"):
+            await center.put_many("mail", [("b", b""), ("c", b"")])
+        with pytest.raises(RateLimitedError) as raised:
+            await center.put("mail", "d", b"")
+        assert raised.value.retry_after == pytest.approx(1800, abs=20)
 
 
 @pytest.mark.cluster
@@ -448,16 +446,11 @@ def test_of_puts_that_leave_together_each_is_told_by_itself(
 
 
 @pytest.mark.one_server("its memory is set on one server")
-def test_a_server_without_memory_refuses_a_put_whole(
-    client: redis.Redis, center: TimeoutCenter
-) -> None:
+def test_a_server_without_memory_refuses_a_put_whole(center: TimeoutCenter) -> None:
     """And nothing is counted."""
     center.queues.declare("mail", put_rate="2/h", key_put_rate="2/h", slots=1)
-    client.config_set("maxmemory", "1")
-    try:
+    with full_server(center.client):
         for put in (center.put, lambda *args, **how: center.put_many("mail", [("x", b"")])):
             with pytest.raises((redis.exceptions.ResponseError, PutManyError)):
                 put("mail", "a", b"", key="k")
-    finally:
-        client.config_set("maxmemory", "0")
     assert accepted(put_to(center, key="k"), 4) == [0, 1]

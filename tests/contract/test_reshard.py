@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
 import threading
 import time
+from collections.abc import Iterable
 from functools import partial
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -24,8 +27,10 @@ from kombu_toc.model import message as envelope
 from kombu_toc.model.results import DEAD, IN_FLIGHT, WAITING
 
 from ..support.cases import night
+from ..support.consuming import Inbox, deliver_until
 from ..support.fixtures import drain
-from ..support.inspection import announced, check_slots, keys_left, put_call, slot_keys
+from ..support.inspection import announced, check_slots, full_server, keys_left, put_call, slot_keys
+from ..support.waiting import in_thread
 
 HOUR = 3600.0
 
@@ -34,6 +39,18 @@ def packed(id: str, **headers: object) -> bytes:
     """A body as the transport puts it."""
     message = {"headers": {"id": id, **headers}, "properties": {}, "body": b"[]"}
     return envelope.pack(message, deflate=False)
+
+
+def put_packed(center: TimeoutCenter, ids: Iterable[object], prefix: str = "", **how: Any) -> None:
+    for n in ids:
+        center.put("mail", f"{prefix}{n}", packed(f"{prefix}{n}"), **how)
+
+
+def put_for_later(center: TimeoutCenter, number: int) -> None:
+    """So many, by calls that leave together."""
+    topic = center.registry.topic("mail")
+    ids = map(str, range(number))
+    center.runner.run_all([put_call(center, topic, id, packed(id), delay_us=10**10) for id in ids])
 
 
 def now(center: TimeoutCenter, topic: str, slots: int, **options: object) -> Resharded:
@@ -96,9 +113,8 @@ def test_messages_go_where_the_new_count_puts_them_and_are_what_they_were(
 
 def test_what_is_due_is_delivered_from_wherever_it_is_and_nothing_is_early(center, client):
     center.queues.declare("mail", slots=16)
-    for i in range(50):
-        center.put("mail", f"due-{i}", packed(f"due-{i}"))
-        center.put("mail", f"later-{i}", packed(f"later-{i}"), delay=HOUR)
+    put_packed(center, range(50), "due-")
+    put_packed(center, range(50), "later-", delay=HOUR)
     now(center, "mail", 2)
     now(center, "mail", 32)
     popped = center.pop("mail", 1000)
@@ -128,11 +144,10 @@ def test_bodies_that_are_no_envelopes_stay_and_are_found_and_delivered(center, c
     result = now(center, "mail", 16)
     assert (result.moved, result.left, result.done) == (0, 20, False)
     for i in range(20):
-        assert center.get(f"{i}", basis=f"customer-{i % 3}")
-        assert (
-            center.put("mail", f"{i}", b"more", basis=f"customer-{i % 3}", if_exists="keep").outcome
-            == "kept"
-        )
+        basis = f"customer-{i % 3}"
+        assert center.get(f"{i}", basis=basis)
+        kept = center.put("mail", f"{i}", b"more", basis=basis, if_exists="keep")
+        assert kept.outcome == "kept"
     assert center.ack(center.pop("mail", 100).messages) == 20
     assert now(center, "mail", 16).done
     assert center.registry.declared("mail").declaration.draining_counts == ()
@@ -146,8 +161,7 @@ def test_bodies_that_are_no_envelopes_stay_and_are_found_and_delivered(center, c
 def test_what_is_in_flight_stays_and_its_acknowledgement_counts(center, client):
     """The slots that go are kept until then."""
     center.queues.declare("mail", slots=16)
-    for i in range(30):
-        center.put("mail", f"{i}", packed(f"{i}"))
+    put_packed(center, range(30))
     held = center.pop("mail", 30).messages
     result = now(center, "mail", 2)
     high = [one for one in held if one.slot >= 2]
@@ -169,8 +183,7 @@ def test_what_is_in_flight_stays_and_its_acknowledgement_counts(center, client):
 def test_a_lease_that_ends_in_a_slot_that_goes_is_rolled_back(center, client):
     """A5: whoever held it has died."""
     center.queues.declare("mail", slots=16)
-    for i in range(30):
-        center.put("mail", f"{i}", packed(f"{i}"))
+    put_packed(center, range(30))
     held = center.pop("mail", 30).messages
     assert len(held) == 30
     assert not now(center, "mail", 1).done
@@ -190,10 +203,8 @@ def test_two_live_messages_that_share_an_id_meet_in_one_slot_and_stay_two(center
     [running] = center.pop("mail", 1).messages
     assert not now(center, "mail", 8).done  # it is in flight in slot 0, and stays
     center.put("mail", other, packed(other, k=2), delay=HOUR)
-    assert sorted((one.slot, one.state) for one in center.get(other)) == [
-        (0, IN_FLIGHT),
-        (5, WAITING),
-    ]
+    there = sorted((one.slot, one.state) for one in center.get(other))
+    assert there == [(0, IN_FLIGHT), (5, WAITING)]
     center.release([running])
     assert now(center, "mail", 8).done
     assert sorted(one.state for one in center.get(other)) == [WAITING, WAITING]
@@ -235,8 +246,7 @@ def test_a_change_of_mind_halfway_is_no_harm(center, client):
     center.queues.declare("mail", slots=8)
     fill(center, "mail")
     there = everything(center, "mail")
-    for i in range(20):
-        center.put("mail", f"{i}", packed(f"{i}"))
+    put_packed(center, range(20))
     held = center.pop("mail", 20).messages
     for slots in (4, 16, 2):
         assert not now(center, "mail", slots).done
@@ -283,13 +293,9 @@ def test_a_full_server_refuses_to_move_and_nothing_is_half_moved(center, client)
     center.queues.declare("mail", slots=16)
     fill(center, "mail")
     there = everything(center, "mail")
-    client.config_set("maxmemory", "1")
-    try:
-        refused = (redis.exceptions.ResponseError, kombu_toc.ServerError)
-        with pytest.raises(refused, match=r"OOM|maxmemory"):
-            now(center, "mail", 1)
-    finally:
-        client.config_set("maxmemory", "0")
+    refused = (redis.exceptions.ResponseError, kombu_toc.ServerError)
+    with full_server(client), pytest.raises(refused, match=r"OOM|maxmemory"):
+        now(center, "mail", 1)
     assert everything(center, "mail") == there
     assert now(center, "mail", 1).done
     assert everything(center, "mail") == there
@@ -298,10 +304,7 @@ def test_a_full_server_refuses_to_move_and_nothing_is_half_moved(center, client)
 def test_more_than_one_call_can_move_are_moved(center, client):
     center.queues.declare("mail", slots=2)
     number = 3 * BATCH
-    topic = center.registry.topic("mail")
-    center.runner.run_all(
-        [put_call(center, topic, f"{i}", packed(f"{i}"), delay_us=10**9) for i in range(number)]
-    )
+    put_for_later(center, number)
     now(center, "mail", 1)
     assert center.counts("mail").scheduled == number
     assert now(center, "mail", 8).moved > number / 2
@@ -317,10 +320,7 @@ def test_a_lookup_by_id_finds_what_is_moved_in_that_moment(center, client, serve
     """And a cancellation is told the truth."""
     center.queues.declare("mail", slots=64)
     number = 2000
-    topic = center.registry.topic("mail")
-    center.runner.run_all(
-        [put_call(center, topic, f"{i}", packed(f"{i}"), delay_us=10**10) for i in range(number)]
-    )
+    put_for_later(center, number)
     ids = iter(random.Random(3).sample(range(number), number))
     missed = []
     stop = threading.Event()
@@ -334,14 +334,10 @@ def test_a_lookup_by_id_finds_what_is_moved_in_that_moment(center, client, serve
                 if [one.deleted for one in mine.cancel(f"{id}")] != [True]:
                     missed.append(id)
 
-    looker = threading.Thread(target=look)
-    looker.start()
-    moved = 0
-    for slots in changes:
+    with in_thread(look):
         # As long as a lookup may take that began by the old declaration.
-        moved += reshard_topic(center, "mail", slots, settle=0.3).moved
-    stop.set()
-    looker.join(30)
+        moved = sum(reshard_topic(center, "mail", slots, settle=0.3).moved for slots in changes)
+        stop.set()
     assert missed == []
     assert moved > number / 2
 
@@ -429,8 +425,7 @@ def test_killed_at_any_step_it_leaves_everything_right_and_goes_on(center, clien
         center = TimeoutCenter(client)
         center.queues.declare("mail", slots=before)
         fill(center, "mail")
-        for i in range(5):
-            center.put("mail", f"due-{i}", packed(f"due-{i}"))
+        put_packed(center, range(5), "due-")
         there = everything(center, "mail")
         try:
             now(mortal(client, lives), "mail", after)
@@ -473,8 +468,7 @@ def killed_between_two_nodes(cluster, monkeypatch, topic: str, slots: int) -> No
 def test_what_is_between_two_nodes_is_found_by_its_id(cluster, across, monkeypatch, what):
     across.queues.declare("mail", slots=8)
     ids = [f"{i}" for i in range(30)]
-    for id in ids:
-        across.put("mail", id, packed(id), delay=HOUR)
+    put_packed(across, ids, delay=HOUR)
     killed_between_two_nodes(cluster, monkeypatch, "mail", 1)
     center = center_for(cluster.toc_url)
     assert center.counts("mail").scheduled < 30
@@ -605,10 +599,8 @@ def test_whatever_happens_meanwhile_each_message_is_delivered_until_it_is_settle
         check_slots(TimeoutCenter(client), "mail")
         left = sorted(body for body, state in live.items() if state != "held")
         center = TimeoutCenter(client)
-        kept = [
-            center.client.hvals(slot.body) for slot in center.registry.topic("mail").all_slots()
-        ]
-        assert sorted(body for part in kept for body in part) == left
+        slots = center.registry.topic("mail").all_slots()
+        assert sorted(body for slot in slots for body in center.client.hvals(slot.body)) == left
 
     run()
 
@@ -620,11 +612,7 @@ def test_what_a_late_producer_puts_into_a_slot_that_is_gone_is_delivered_in_time
     consumer, producer = connect(), connect()
     queue = "mail"
     consumer.default_channel.queue_declare(queue, arguments={"x-slots": 16})
-    got = []
-    simple = consumer.Consumer(
-        Queue(queue), callbacks=[lambda body, m: (got.append(body), m.ack())]
-    )
-    simple.consume()
+    inbox = Inbox(consumer)
     late = producer.default_channel
     late.queues.topic(queue)  # it has read the declaration just now, and will not for a while
     registry = producer.transport.center.registry
@@ -635,15 +623,15 @@ def test_what_a_late_producer_puts_into_a_slot_that_is_gone_is_delivered_in_time
     began = time.monotonic()
     for i in range(20):
         Producer(late).publish(i, routing_key=queue)
-    while len(got) < 20:
+    while len(inbox.messages) < 20:
         consumer.drain_events(timeout=5)
     assert time.monotonic() - began < 3
-    assert sorted(got) == list(range(20))
+    assert sorted(inbox.bodies) == list(range(20))
     topic = TimeoutCenter(client).registry.declared(queue)
     assert (topic.slots, topic.slot_span) == (1, 16)  # so that whoever dies with one is no loss
     drain(consumer)
     assert now(TimeoutCenter(client), queue, 1).done
-    simple.cancel()
+    inbox.consumer.cancel()
     assert keys_left(client, "toc:{mail:*}:*") == []
 
 
@@ -651,12 +639,7 @@ def test_a_consumer_that_is_never_idle_takes_from_new_slots_too(connect, client)
     """It claims nothing, and so hears of no announcement."""
     consumer, producer = connect(), connect()
     consumer.default_channel.queue_declare("mail", arguments={"x-slots": 1})
-    got = []
-    simple = consumer.Consumer(
-        Queue("mail"), callbacks=[lambda body, m: (got.append(body), m.ack())]
-    )
-    channel = simple.channel
-    simple.consume()
+    inbox = Inbox(consumer)
     # It listens to nothing: all it does is to look into all slots once a second.
     consumer.transport.poller._listen = lambda: None
     drain(consumer, 0.1)
@@ -664,14 +647,9 @@ def test_a_consumer_that_is_never_idle_takes_from_new_slots_too(connect, client)
     fresh = producer.channel()
     for i in range(20):
         Producer(fresh).publish(i, routing_key="mail")
-    deadline = time.monotonic() + 8
-    while len(got) < 20 and time.monotonic() < deadline:
-        try:
-            consumer.drain_events(timeout=0.5)
-        except TimeoutError:
-            pass
-    assert sorted(got) == list(range(20))
-    assert channel.center.registry.known("mail").slots == 16
+    deliver_until(consumer, lambda: len(inbox.messages) >= 20, 8)
+    assert sorted(inbox.bodies) == list(range(20))
+    assert inbox.consumer.channel.center.registry.known("mail").slots == 16
 
 
 def test_a_publish_that_is_repeated_after_the_change_stays_one_message(connect, client):
@@ -723,16 +701,9 @@ def test_producers_and_consumers_go_on_meanwhile(connect, client, server):
     def change() -> None:
         order = random.Random(1)
         while not stop.is_set():
-            with server.client() as own:
-                try:
-                    reshard_topic(
-                        mortal(own, order.randrange(5, 60)),
-                        "mail",
-                        order.choice([1, 2, 8, 32]),
-                        settle=0.2,
-                    )
-                except Killed:
-                    pass
+            with server.client() as own, contextlib.suppress(Killed):
+                dying, slots = mortal(own, order.randrange(5, 60)), order.choice([1, 2, 8, 32])
+                reshard_topic(dying, "mail", slots, settle=0.2)
 
     got: dict[str, list[float]] = {}
 
@@ -742,26 +713,12 @@ def test_producers_and_consumers_go_on_meanwhile(connect, client, server):
 
     simple = consumer.Consumer(Queue("mail"), callbacks=[take], prefetch_count=100)
     simple.consume()
-    threads = [threading.Thread(target=produce, args=(name,)) for name in "ab"]
-    threads.append(threading.Thread(target=change))
-    for thread in threads:
-        thread.start()
-    end = time.monotonic() + 8  # so many changes, with what becomes due between any two
-    while time.monotonic() < end:
-        try:
-            consumer.drain_events(timeout=0.2)
-        except TimeoutError:
-            pass
-    stop.set()
-    for thread in threads:
-        thread.join(30)
+    with in_thread(produce, "a"), in_thread(produce, "b"), in_thread(change):
+        # So many changes, with what becomes due between any two.
+        deliver_until(consumer, lambda: False, 8)
+        stop.set()
     keep_up(TimeoutCenter(client))
-    deadline = time.monotonic() + 20
-    while len(got) < len(sent) and time.monotonic() < deadline:
-        try:
-            consumer.drain_events(timeout=0.5)
-        except TimeoutError:
-            pass
+    deliver_until(consumer, lambda: len(got) >= len(sent))
     assert set(got) == set(sent)
     assert len(sent) > 300
     assert {id: times for id, times in got.items() if len(times) > 1} == {}

@@ -16,7 +16,15 @@ from kombu_toc.center.upkeep import Part, Upkeep, keep
 
 from ..support.cases import each
 from ..support.fixtures import drain
-from ..support.inspection import aged, check_slots, now_us, residue, slot_keys, time_passes
+from ..support.inspection import (
+    aged,
+    check_slots,
+    full_server,
+    now_us,
+    residue,
+    slot_keys,
+    time_passes,
+)
 
 HOUR = 3600.0
 
@@ -387,15 +395,12 @@ def test_a_full_server_lets_messages_expire(center: TimeoutCenter, drop: bool) -
     center.put("mail", "y", b"", visibility=200)
     time_passes(center, "mail", 61)
     used = center.client.info("memory")["used_memory"]
-    center.client.config_set("maxmemory", used // 2)
-    try:
+    with full_server(center.client, used // 2):
         popped = center.pop("mail", 2)
         assert popped.expired == ["x"]
         assert [one.visibility for one in popped.messages] == [200]
         center.release(popped.messages)
         assert pop_one(center).visibility == 200
-    finally:
-        center.client.config_set("maxmemory", 0)
     check_slots(center, "mail")
 
 

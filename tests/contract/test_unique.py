@@ -29,7 +29,7 @@ from kombu_toc.center.upkeep import ClaimSweep
 
 from ..meta.test_readme import named
 from ..support.cases import each, night
-from ..support.inspection import check_slots, now_us
+from ..support.inspection import check_slots, full_server, now_us
 from ..support.servers import Server
 from ..support.waiting import at_once
 from .test_reshard import packed
@@ -55,6 +55,11 @@ def bodies(center: TimeoutCenter) -> list[bytes]:
 def pop(center: TimeoutCenter, **how: Any) -> Delivery:
     [delivery] = center.pop("mail", **how).messages
     return delivery
+
+
+def run_out(center: TimeoutCenter) -> None:
+    while messages := center.pop("mail", 1000).messages:
+        center.ack(messages)
 
 
 def claims(center: TimeoutCenter) -> dict[str, str]:
@@ -136,24 +141,17 @@ def test_a_throttle_lasts_no_longer_although_the_clock_is_set_back(center, clien
 @pytest.mark.cluster
 @pytest.mark.parametrize("until", ["start", "done", HOUR])
 def test_what_was_cancelled_purged_or_is_dead_has_no_key(center, until):
-    def end(how: str) -> None:
-        if how == "cancel":
-            center.cancel("a")
-        elif how == "purge":
-            center.queues.purge("mail")
-        elif how == "dead":
-            center.reject(pop(center), requeue=False)
-        elif how == "bury":
-            center.bury(pop(center), reason="failed")
-        elif how == "delete":
-            center.queues.delete("mail")
-        else:
-            [one] = center.get("a")
-            center.cancel([one])
-
-    for how in ("cancel", "purge", "dead", "bury", "delete", "cancel_found"):
+    ends = {
+        "cancel": lambda: center.cancel("a"),
+        "purge": lambda: center.queues.purge("mail"),
+        "dead": lambda: center.reject(pop(center), requeue=False),
+        "bury": lambda: center.bury(pop(center), reason="failed"),
+        "delete": lambda: center.queues.delete("mail"),
+        "cancel what was found": lambda: center.cancel(center.get("a")),
+    }
+    for how, end in ends.items():
         assert put(center, "a", until=until) == "a", how
-        end(how)
+        end()
         assert put(center, "b", until=until) == "b", how
         assert center.cancel("b")[0].deleted
         center.dead.purge("mail")
@@ -397,8 +395,7 @@ def test_a_sweep_leaves_nothing_behind_of_what_is_done(center, client):
         put(center, f"m{n}", f"k{n}")
     put(center, "a", delay=HOUR)
     put(center, "b", "throttle", until=HOUR)
-    while messages := center.pop("mail", 1000).messages:
-        center.ack(messages)
+    run_out(center)
     assert len(claims(center)) == 252
     sweep = ClaimSweep(center.runner)
     topics = [center.registry.declared("mail")]
@@ -416,8 +413,7 @@ def test_a_sweep_goes_on_where_there_is_much_and_rests_else(center):
     center.queues.declare("mail", slots=1)
     for n in range(500):
         put(center, f"m{n}", f"k{n}")
-    while messages := center.pop("mail", 1000).messages:
-        center.ack(messages)
+    run_out(center)
     sweep = ClaimSweep(center.runner)
     topics = [center.registry.declared("mail")]
     for left in (400, 300, 200, 100, 0, 0):
@@ -447,22 +443,14 @@ def test_a_put_that_is_repeated_finds_its_message_and_not_a_conflict(center):
     assert bodies(center) == []
 
 
-@pytest.fixture
-def full(client):
-    """Makes the server refuse whatever takes memory; False ends it."""
-    yield lambda is_full: client.config_set("maxmemory", "1" if is_full else "0")
-    client.config_set("maxmemory", "0")
-
-
-def test_a_full_server_refuses_a_new_key_and_knows_the_ones_it_has(server, client, full):
+def test_a_full_server_refuses_a_new_key_and_knows_the_ones_it_has(server, client):
     center = center_for(server.toc_url)
     put(center, "a", delay=HOUR)
-    full(True)
-    with pytest.raises(ServerError, match="is full"):
-        put(center, "b", "other")
-    assert put(center, "b") == "a"
-    assert put(center, "b", conflict="replace", delay=HOUR) == "a"
-    full(False)
+    with full_server(client):
+        with pytest.raises(ServerError, match="is full"):
+            put(center, "b", "other")
+        assert put(center, "b") == "a"
+        assert put(center, "b", conflict="replace", delay=HOUR) == "a"
     assert bodies(center) == [b"b"]
     assert list(claims(center)) == ["k"]
     assert put(center, "c", "other") == "c"
@@ -492,9 +480,8 @@ def test_who_may_not_sweep_puts_all_the_same(client):
 @pytest.mark.parametrize("conflict", ["keep", "replace", "push_back", "raise"])
 def test_what_waits_for_its_turn_in_a_lane_has_its_unique_key(center, conflict):
     center.queues.declare("mail", key_concurrency=1)
-    put(center, "a", "k1", key="customer")
-    put(center, "b", "k2", key="customer")
-    put(center, "c", "k3", key="customer")
+    for id, key in (("a", "k1"), ("b", "k2"), ("c", "k3")):
+        put(center, id, key, key="customer")
     running = pop(center)
     assert center.pop("mail", 5).messages == []  # both have been looked at, and wait in the lane
     assert running.id == "a"
@@ -584,17 +571,16 @@ class Model:
         return other
 
 
+def one_of(words: str) -> st.SearchStrategy[str]:
+    return st.sampled_from(words.split())
+
+
 events = st.one_of(
     st.tuples(
-        st.just("put"),
-        st.sampled_from(["k1", "k2", "k3"]),
-        st.sampled_from(["start", "done"]),
-        st.sampled_from(["keep", "replace", "push_back", "raise"]),
+        *(st.just("put"), one_of("k1 k2 k3"), one_of("start done")),
+        one_of("keep replace push_back raise"),
     ),
-    st.tuples(
-        st.sampled_from(["pop", "ack", "back", "release", "die", "lose", "cancel", "replay"]),
-        st.integers(0, 3),
-    ),
+    st.tuples(one_of("pop ack back release die lose cancel replay"), st.integers(0, 3)),
 )
 
 
@@ -706,8 +692,7 @@ def test_claims_go_along_with_another_number_of_slots(server, client, slots, is_
     keys["next"] = keys.pop("running")
     reshard()
     all_are_held()
-    while messages := center.pop("mail", 100).messages:
-        center.ack(messages)
+    run_out(center)
     assert done or reshard()
     assert add("later", "k3") == "later"
     assert add("other", "throttle") == "throttled"

@@ -43,18 +43,16 @@ class Zone(threading.Thread):
 
 
 @pytest.mark.cluster
-def test_what_was_passed_on_goes_when_its_time_has_passed(
-    client: redis.Redis, center: TimeoutCenter
-) -> None:
+def test_what_was_passed_on_goes_when_its_time_has_passed(center: TimeoutCenter) -> None:
     key = center.keys.passed_on("mail", 5)
-    now = now_us(client)
+    now = now_us(center.client)
     pass_on = center.commands.pass_on
     assert center.runner.run(pass_on("mail", 5, now - 3_000_000)) == 0
     assert center.runner.run(pass_on("mail", 5, now + 60_000_000)) == 1
     assert center.runner.run(pass_on("mail", 5, now + 1_000_000)) == 2
     assert center.runner.run(pass_on("mail", 5, now + 1_000_000)) == 2
-    assert 64_000 < client.pttl(key) <= 65_000
-    client.zadd(key, {f"5:{number}": number for number in range(300)})
+    assert 64_000 < center.client.pttl(key) <= 65_000
+    center.client.zadd(key, {f"5:{number}": number for number in range(300)})
     assert (
         center.runner.run(pass_on("mail", 5, now)) == 203
     )  # a hundred of what is old go at a time
@@ -67,14 +65,12 @@ def test_what_was_passed_on_goes_with_its_topic(client: redis.Redis, center: Tim
     assert not client.exists(center.keys.passed_on("mail", 5))
 
 
-def test_a_consumer_leaves_nothing_behind(
-    connect: Connect, client: redis.Redis, center: TimeoutCenter
-) -> None:
+def test_a_consumer_leaves_nothing_behind(connect: Connect, center: TimeoutCenter) -> None:
     zone = Zone(connect(toc_slots=8, toc_prefer_slots="0-3"))
     sender = Producer(connect().default_channel)
     for number in range(12):
         headers = {"x-slot-basis": f"m{number}", "x-delay": 60_000}
         sender.publish(number, routing_key="mail", headers=headers)
-    wait_until(lambda: not client.zcard(center.keys.wake("mail")))
+    wait_until(lambda: not center.client.zcard(center.keys.wake("mail")))
     zone.end()
-    assert client.zcard(center.keys.wake("mail")) >= 8  # all is announced again
+    assert center.client.zcard(center.keys.wake("mail")) >= 8  # all is announced again
