@@ -26,6 +26,7 @@ from kombu_toc.model.message import compress
 from ..support.cases import each
 from ..support.fixtures import own_server
 from ..support.http_server import HttpServer
+from ..support.inspection import put_some
 from ..support.servers import Server
 
 MAIL = "/v1/queues/mail"
@@ -88,9 +89,7 @@ def test_what_is_put_is_what_a_center_reads_and_what_is_leased(
     assert task.get("body") == said["body"] if "body" in said else task["text"] == kept.decode()
 
 
-def test_what_a_center_puts_is_leased_also_an_envelope(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
+def test_what_a_center_puts_is_leased_also_an_envelope(api: HttpServer) -> None:
     message = {
         "headers": {"task": "shop.remind"},
         "properties": {},
@@ -98,9 +97,9 @@ def test_what_a_center_puts_is_leased_also_an_envelope(
         "content-encoding": "utf-8",
         "body": b"[7]",
     }
-    center.put("mail", "plain", b'{"h": 1}', priority=0)
-    center.put("mail", "packed", pack(message, deflate=False), priority=3)
-    center.put("mail", "small", pack(message, deflate=True, id="small"), priority=6)
+    api.center.put("mail", "plain", b'{"h": 1}', priority=0)
+    api.center.put("mail", "packed", pack(message, deflate=False), priority=3)
+    api.center.put("mail", "small", pack(message, deflate=True, id="small"), priority=6)
     plain, *packed = leased(api)
     assert plain["text"] == '{"h": 1}' and "headers" not in plain
     for one in packed:
@@ -124,11 +123,9 @@ ODD = {
 
 
 @each("name", ODD)
-def test_what_is_hard_to_show_is_shown_and_holds_nothing_up(
-    api: HttpServer, center: TimeoutCenter, name: str
-) -> None:
-    center.put("mail", "odd", ODD[name]())
-    center.put("mail", "plain", b"x")
+def test_what_is_hard_to_show_is_shown_and_holds_nothing_up(api: HttpServer, name: str) -> None:
+    api.center.put("mail", "odd", ODD[name]())
+    api.center.put("mail", "plain", b"x")
 
     def strict(reply: Any) -> Any:
         assert reply.status == 200, reply.body[:500]
@@ -154,13 +151,11 @@ def test_what_is_hard_to_show_is_shown_and_holds_nothing_up(
     assert api.post(f"{MAIL}:ack", receipts).json["acknowledged"] == 2
 
 
-def test_a_queue_may_have_a_slash_or_a_colon_in_its_name(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
+def test_a_queue_may_have_a_slash_or_a_colon_in_its_name(api: HttpServer) -> None:
     api.post("/v1/queues/a%2Fb%3Alease/tasks", {"id": "one", "text": "x"})
-    assert center.get("one")[0].topic == "a/b:lease"
+    assert api.center.get("one")[0].topic == "a/b:lease"
     assert api.post("/v1/queues/a%2Fb%3Alease:lease").json["tasks"][0]["id"] == "one"
-    center.put("plain:colon", "two", b"x")
+    api.center.put("plain:colon", "two", b"x")
     assert api.get("/v1/queues/plain:colon/counts").json["ready"] == 1
     assert api.get("/v1/queues/plain:colon").json["name"] == "plain:colon"
 
@@ -226,9 +221,7 @@ def test_each_put_is_a_message_and_only_its_key_says_that_one_is_repeated(
     assert api.post(f"{MAIL}/tasks/refund-7:cancel").json["cancelled"] == 4
 
 
-def test_a_task_put_by_its_id_replaces_the_one_that_waits(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
+def test_a_task_put_by_its_id_replaces_the_one_that_waits(api: HttpServer) -> None:
     path = f"{MAIL}/tasks/order-7"
     first = api.ask("PUT", path, {"text": "old", "delay": 3600})
     assert (first.status, first.json["outcome"], first.json["id"]) == (201, "added", "order-7")
@@ -236,13 +229,13 @@ def test_a_task_put_by_its_id_replaces_the_one_that_waits(
     for outcome in ("replaced", "repeated"):
         reply = api.ask("PUT", path, {"text": "new", "delay": 60}, headers=headers)
         assert (reply.status, reply.json["outcome"]) == (200, outcome)
-    [found] = center.get("order-7")
+    [found] = api.center.get("order-7")
     assert found.body == b"new"
-    assert center.queues.coming("mail", [120]) == [1]
+    assert api.center.queues.coming("mail", [120]) == [1]
     api.post(f"{path}:run")
     leased(api)
     assert api.ask("PUT", path, {"text": "newer"}).json["outcome"] == "added"
-    center.put("mail", "other", b"x", delay=60, basis="elsewhere")
+    api.center.put("mail", "other", b"x", delay=60, basis="elsewhere")
     reply = api.ask("PUT", f"{MAIL}/tasks/other", {"text": "y"})
     assert (reply.status, reply.json["field"]) == (409, "id")
     assert "another slot basis" in reply.json["detail"]
@@ -256,13 +249,11 @@ def test_a_list_with_a_field_that_is_wrong_puts_nothing_and_names_it(api: HttpSe
     assert api.get(f"{MAIL}/counts").json["ready"] == 0
 
 
-def test_pages_have_every_message_once_by_state_and_time(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
+def test_pages_have_every_message_once_by_state_and_time(api: HttpServer) -> None:
     now = time.time()
     for number in range(130):
-        center.put("mail", f"m{number:03}", b"x", at=now + 1000 + number)
-    center.put("mail", "ready", b"x")
+        api.center.put("mail", f"m{number:03}", b"x", at=now + 1000 + number)
+    api.center.put("mail", "ready", b"x")
     leased(api)
     seen, after, pages = [], "", 0
     while after is not None:
@@ -314,12 +305,10 @@ def test_a_page_token_that_somebody_has_made_is_refused(
         assert reply.json["field"] == "after"
 
 
-def test_what_is_in_flight_is_neither_cancelled_nor_moved(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
-    center.put("mail", "held", b"x")
+def test_what_is_in_flight_is_neither_cancelled_nor_moved(api: HttpServer) -> None:
+    api.center.put("mail", "held", b"x")
     leased(api)
-    center.put("mail", "waits", b"x", delay=60)
+    api.center.put("mail", "waits", b"x", delay=60)
     for reply in (
         api.ask("DELETE", f"{MAIL}/tasks/held"),
         api.post(f"{MAIL}/tasks/held:cancel"),
@@ -332,11 +321,9 @@ def test_what_is_in_flight_is_neither_cancelled_nor_moved(
     assert {one["id"]: one["cancelled"] for one in both["tasks"]} == {"held": False, "waits": True}
 
 
-def test_what_is_in_flight_is_deleted_if_that_is_asked_for(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
+def test_what_is_in_flight_is_deleted_if_that_is_asked_for(api: HttpServer) -> None:
     for id in ("one", "two", "three"):
-        center.put("mail", id, b"x")
+        api.center.put("mail", id, b"x")
     leased(api)
     for reply in (
         api.ask("DELETE", f"{MAIL}/tasks/one?inFlight=true"),
@@ -345,7 +332,7 @@ def test_what_is_in_flight_is_deleted_if_that_is_asked_for(
     ):
         assert (reply.status, reply.json["cancelled"]) == (200, 1)
         assert reply.json["tasks"][0]["state"] == "inFlight"
-    assert center.counts("mail").in_flight == 0
+    assert api.center.counts("mail").in_flight == 0
 
 
 @each(
@@ -380,11 +367,8 @@ def test_a_parameter_that_nobody_knows_is_refused_and_nothing_is_done(
     assert center.get("one")[0].state == "waiting"
 
 
-def test_rejected_messages_come_back_or_die_and_are_requeued_or_purged(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
-    for number in range(4):
-        center.put("mail", f"m{number}", b"x")
+def test_rejected_messages_come_back_or_die_and_are_requeued_or_purged(api: HttpServer) -> None:
+    put_some(api.center, "mail", 4, body=b"x")
     tasks = leased(api)
     back = api.post(
         f"{MAIL}:reject",
@@ -432,13 +416,11 @@ def test_a_receipt_counts_for_its_own_queue_only(api: HttpServer, center: Timeou
     assert center.ack([message]) == 1
 
 
-def test_queues_are_declared_altered_paused_counted_and_deleted(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
+def test_queues_are_declared_altered_paused_counted_and_deleted(api: HttpServer) -> None:
     made = api.ask("PUT", "/v1/queues/calls", {"retries": 3, "retryBackoff": 2.5, "slots": 4})
     assert made.status == 200
     assert made.json["limits"]["retryBackoff"] == {"value": 2.5, "source": "declared"}
-    assert center.queues.describe("calls").slots == 4
+    assert api.center.queues.describe("calls").slots == 4
     changed = api.ask("PATCH", "/v1/queues/calls", {"retries": 5, "retryBackoff": None})
     assert changed.json["limits"]["retries"]["value"] == 5
     assert changed.json["limits"]["retryBackoff"]["source"] == "default"
@@ -447,12 +429,12 @@ def test_queues_are_declared_altered_paused_counted_and_deleted(
     assert api.ask("PATCH", "/v1/queues/calls", {"slots": 8}).status == 422
     assert api.ask("PATCH", "/v1/queues/nobody", {"retries": 5}).status == 404
     api.post("/v1/queues/calls:pause")
-    assert center.queues.paused() == {"calls"}
+    assert api.center.queues.paused() == {"calls"}
     assert api.get("/v1/queues/calls").json["paused"] is True
     api.post("/v1/queues/calls:resume")
-    assert center.queues.paused() == set()
+    assert api.center.queues.paused() == set()
     for number in range(3):
-        center.put("calls", f"m{number}", b"x", delay=100 * number)
+        api.center.put("calls", f"m{number}", b"x", delay=100 * number)
     assert api.get("/v1/queues/calls/counts?within=150").json == {
         "ready": 1,
         "scheduled": 2,
@@ -466,15 +448,14 @@ def test_queues_are_declared_altered_paused_counted_and_deleted(
     assert [one["name"] for one in api.get("/v1/queues?after=mail").json["queues"]] == ["sms"]
     assert api.post("/v1/queues/calls:purge").json["purged"] == 3
     assert api.ask("DELETE", "/v1/queues/calls").json == {"deleted": True}
-    assert "calls" not in center.queues.names()
+    assert "calls" not in api.center.queues.names()
     for path in ("", "/counts", "/limits", "/tasks", "/dead"):
         assert api.get(f"/v1/queues/calls{path}").status == 404
 
 
 def test_what_is_used_of_limits_is_shown(api: HttpServer, center: TimeoutCenter) -> None:
     api.ask("PUT", "/v1/queues/limited", {"concurrency": 2, "rate": "100/s"})
-    for number in range(5):
-        center.put("limited", f"m{number}", b"x")
+    put_some(center, "limited", 5, body=b"x")
     center.pop("limited", 5)
     found = api.get("/v1/queues/limited/limits").json
     used = {one["name"]: one["used"] for one in found["limits"]}
@@ -482,12 +463,10 @@ def test_what_is_used_of_limits_is_shown(api: HttpServer, center: TimeoutCenter)
     assert found["waiting"] + found["running"] == 5
 
 
-def test_an_autoscaler_is_told_what_is_ready_in_flight_and_about_to_come(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
+def test_an_autoscaler_is_told_what_is_ready_in_flight_and_about_to_come(api: HttpServer) -> None:
     for number in range(6):
-        center.put("mail", f"m{number}", b"x", delay=[0, 0, 0, 200, 200, 9000][number])
-    center.pop("mail")
+        api.center.put("mail", f"m{number}", b"x", delay=[0, 0, 0, 200, 200, 9000][number])
+    api.center.pop("mail")
     assert api.get("/scale/mail").json["value"] == 3
     assert api.get("/scale/mail?within=300").json == {
         "value": 5,
@@ -563,22 +542,40 @@ def test_a_field_that_cannot_be_used_is_named_and_nothing_is_put(
 
 
 @each(
-    "raw, status",
+    "raw, statuses, field",
     [
-        (b"{", 400),
-        (b"\xff", 400),
-        (b'{"text": "x", "delay": NaN}', 400),
-        (b'{"json": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400),
-        (b'{"text": "x", "delay": 1' + b"0" * 5000 + b"}", 400),
-        (b"", 400),
+        (b"{", {400}, None),
+        (b"\xff", {400}, None),
+        (b"", {422}, None),
+        (b'{"text": "x", "delay": NaN}', {400}, None),
+        (b'{"json": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", {400, 422}, ...),
+        (b'{"text": "x", "delay": 1' + b"0" * 5000 + b"}", {400, 422}, ...),
+        (b'{"text":"x","delay":%b}' % (b"9" * 401), {422}, "delay"),
+        (b'{"text":"x","delay":-%b}' % (b"9" * 401), {422}, "delay"),
+        (b'{"text":"x","priority":%b}' % (b"9" * 401), {422}, "priority"),
+        (b'{"text":"x","delay":1e999}', {400}, None),
+        (b'{"json":[-1e999]}', {400}, None),
+        (b'{"json":NaN}', {400}, None),
     ],
-    ids=["cut", "no UTF-8", "NaN", "deep", "long number", "empty"],
+    ids=[
+        *("cut", "no UTF-8", "empty", "NaN", "deep", "very long number"),
+        *("long", "below", "whole", "delay", "json", "nan"),
+    ],
 )
-def test_what_is_no_json_is_refused(api: HttpServer, raw: bytes, status: int) -> None:
+def test_what_is_no_json_and_a_number_that_nothing_holds_are_refused(
+    api: HttpServer, raw: bytes, statuses: set[int], field: Any
+) -> None:
+    """..., where it depends on Python's release what is said of it."""
     reply = api.post(f"{MAIL}/tasks", raw=raw, headers={"content-type": "application/json"})
-    assert reply.status in (status, 422)
+    assert reply.status in statuses, reply
     assert reply.json["status"] == reply.status
+    assert field is ... or reply.json.get("field") == field, reply
+    if statuses == {400} and raw.endswith(b"}"):
+        event = {"ce-id": "1", "ce-source": "/", "ce-type": "t", "ce-specversion": "1.0"}
+        event["content-type"] = "application/json"
+        assert api.post(f"{MAIL}/tasks", raw=raw, headers=event).status == 400
     assert api.get("/healthz").status == 200
+    assert api.get(f"{MAIL}/counts").json["ready"] == 0
 
 
 @each(
@@ -619,41 +616,13 @@ def test_a_body_that_is_not_json_needs_its_type(api: HttpServer) -> None:
     assert (reply.status, reply.json["field"]) == (415, "content-type")
 
 
-@each(
-    "raw, status, field",
-    [
-        (b'{"text":"x","delay":%b}' % (b"9" * 401), 422, "delay"),
-        (b'{"text":"x","delay":-%b}' % (b"9" * 401), 422, "delay"),
-        (b'{"text":"x","priority":%b}' % (b"9" * 401), 422, "priority"),
-        (b'{"text":"x","delay":1e999}', 400, None),
-        (b'{"json":[-1e999]}', 400, None),
-        (b'{"json":NaN}', 400, None),
-    ],
-    ids=["long", "below", "whole", "delay", "json", "nan"],
-)
-def test_a_number_that_nothing_holds_is_refused(
-    api: HttpServer, raw: bytes, status: int, field: str | None
-) -> None:
-    reply = api.post(f"{MAIL}/tasks", raw=raw, headers={"content-type": "application/json"})
-    assert (reply.status, reply.json.get("field")) == (status, field), reply
-    event = {"content-type": "application/json", "ce-id": "1", "ce-source": "/", "ce-type": "t"}
-    if status == 400:
-        reply = api.post(f"{MAIL}/tasks", raw=raw, headers={**event, "ce-specversion": "1.0"})
-        assert reply.status == 400, reply
-    assert api.get(f"{MAIL}/counts").json["ready"] == 0
-
-
 @pytest.mark.parametrize(
     "raw", [b"\x16\x03\x01 TLS\r\n\r\n", b"GET\r\n\r\n", b"POST / HTTP/9\r\n\r\n"]
 )
 def test_what_is_no_http_is_answered_by_a_problem(api: HttpServer, raw: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", api.port)) as connection:
-        connection.sendall(raw)
-        reply = http.client.HTTPResponse(connection)
-        reply.begin()
-        assert reply.status == 400
-        assert reply.getheader("content-type") == "application/problem+json"
-        assert json.loads(reply.read())["type"] == "urn:celery-toc:bad-request"
+    reply = api.raw(raw)
+    assert (reply.status, reply.headers["content-type"]) == (400, "application/problem+json")
+    assert reply.json["type"] == "urn:celery-toc:bad-request"
 
 
 @pytest.mark.parametrize(
@@ -706,12 +675,10 @@ def test_a_connection_carries_many_requests(api: HttpServer) -> None:
 # -- repeated requests
 
 
-def test_a_repeated_request_gets_the_same_answer_and_nothing_is_done_again(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
+def test_a_repeated_request_gets_the_same_answer_and_nothing_is_done_again(api: HttpServer) -> None:
     headers = {"idempotency-key": "k1"}
     first = api.post(f"{MAIL}/tasks", {"text": "x"}, headers=headers)
-    center.ack(center.pop("mail").messages)  # it is done: a second put would add another one
+    api.center.ack(api.center.pop("mail").messages)  # done: a second put would add another
     again = api.post(f"{MAIL}/tasks", {"text": "x"}, headers=headers)
     assert (again.status, again.body) == (first.status, first.body)
     assert again.headers["idempotency-replayed"] == "true"
@@ -723,8 +690,7 @@ def test_a_repeated_request_gets_the_same_answer_and_nothing_is_done_again(
 
 
 def test_a_repeated_lease_gets_the_same_messages(api: HttpServer, center: TimeoutCenter) -> None:
-    for number in range(4):
-        center.put("mail", f"m{number}", b"x")
+    put_some(center, "mail", 4, body=b"x")
     headers = {"idempotency-key": "lease-1"}
     first = api.post(f"{MAIL}:lease", {"limit": 2}, headers=headers)
     assert api.post(f"{MAIL}:lease", {"limit": 2}, headers=headers).body == first.body
@@ -734,8 +700,7 @@ def test_a_repeated_lease_gets_the_same_messages(api: HttpServer, center: Timeou
 def test_the_answer_to_a_lease_is_kept_without_the_bytes_of_its_messages(
     api: HttpServer, center: TimeoutCenter, client: redis.Redis
 ) -> None:
-    for number in range(20):
-        center.put("mail", f"m{number}", b"x" * 100_000)
+    put_some(center, "mail", 20, body=b"x" * 100_000)
     headers = {"idempotency-key": "lease-2"}
     first = api.post(f"{MAIL}:lease", {"limit": 20}, headers=headers)
     [kept] = client.scan_iter("*answer:*")
@@ -831,9 +796,7 @@ def test_a_traceparent_goes_along_and_a_repetition_in_another_span_is_the_same_m
     assert leased_task["headers"] == {"traceparent": TRACE, "tracestate": "a=b"}
 
 
-def test_events_are_accepted_in_both_forms_and_kept_the_same(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
+def test_events_are_accepted_in_both_forms_and_kept_the_same(api: HttpServer) -> None:
     event = {"specversion": "1.0", "id": "e1", "source": "/shop", "type": "paid"}
     binary = {f"ce-{name}": value for name, value in event.items()}
     json_type = {"content-type": "application/json"}
@@ -844,11 +807,11 @@ def test_events_are_accepted_in_both_forms_and_kept_the_same(
     trace = {"traceparent": TRACE}
     raw = json.dumps({**structured, "delayseconds": 3600}).encode()
     assert api.post(f"{MAIL}/tasks", raw=raw, headers={**content_type, **trace}).status == 201
-    one, two = (json.loads(center.get(id)[0].body) for id in ("e1", "e2"))
+    one, two = (json.loads(api.center.get(id)[0].body) for id in ("e1", "e2"))
     assert two.pop("traceparent") == TRACE
     assert two.pop("delayseconds") == 3600
     assert one == {**two, "id": "e1"}
-    assert center.get("e2")[0].time_us > (time.time() + 3000) * 1e6
+    assert api.center.get("e2")[0].time_us > (time.time() + 3000) * 1e6
     for broken, field in (
         ({**structured, "specversion": "0.3"}, "specversion"),
         ({**structured, "scheduletime": "soon"}, "scheduletime"),

@@ -4,11 +4,8 @@ part is put, and paths and headers that say two things."""
 from __future__ import annotations
 
 import gzip
-import http.client
 import json
-import os
 import random
-import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,8 +20,8 @@ from kombu_toc.http import new_token
 
 from ..support.cases import each, night
 from ..support.cluster import Cluster
-from ..support.http_server import HttpServer, peak_of
-from ..support.servers import Server
+from ..support.http_server import HttpServer, peak_of, with_tokens
+from ..support.servers import Server, frozen
 
 MAIL = "/v1/queues/mail"
 JSON = {"content-type": "application/json"}
@@ -49,7 +46,7 @@ def test_who_sends_a_large_body_sees_why_it_is_refused(api: HttpServer, size: in
 
 def test_a_token_is_refused_before_a_large_body_is_read(server: Server | Cluster) -> None:
     secret, line = new_token("one", "read,write", "mail")
-    with HttpServer(server.toc_url, environment={"TOC_HTTP_TOKENS": f"{line} rate=1/m"}) as api:
+    with with_tokens(server.toc_url, lines=f"{line} rate=1/m") as api:
         body, known = b"x" * 10_000_000, {"authorization": f"Bearer {secret}"}
         for headers, path, status in (
             ({}, f"{MAIL}/tasks", 401),
@@ -61,23 +58,17 @@ def test_a_token_is_refused_before_a_large_body_is_read(server: Server | Cluster
 
 
 def test_a_body_in_chunks_is_bounded_as_any_other(api: HttpServer) -> None:
-    def ask(chunks: int) -> tuple[int, Any]:
-        with socket.create_connection(("127.0.0.1", api.port), timeout=30) as raw:
-            raw.sendall(
-                b"POST /v1/queues/mail/tasks HTTP/1.1\r\nhost: localhost\r\n"
-                b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
-                b'9\r\n{"text":"\r\n'
-            )
-            for _ in range(chunks):
-                raw.sendall(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
-            raw.sendall(b'2\r\n"}\r\n0\r\n\r\n')
-            reply = http.client.HTTPResponse(raw)
-            reply.begin()
-            return reply.status, json.loads(reply.read())
+    def ask(chunks: int) -> Any:
+        return api.raw(
+            b"POST /v1/queues/mail/tasks HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+            b'9\r\n{"text":"\r\n%b2\r\n"}\r\n0\r\n\r\n'
+            % ((b"10000\r\n" + b"x" * 65_536 + b"\r\n") * chunks)
+        )
 
-    assert ask(100)[0] == 201
-    status, problem = ask(400)
-    assert (status, problem["type"]) == (413, "urn:celery-toc:too-large")
+    assert ask(100).status == 201
+    refused = ask(400)
+    assert (refused.status, refused.json["type"]) == (413, "urn:celery-toc:too-large")
 
 
 def test_a_connection_goes_on_behind_a_refused_body(api: HttpServer) -> None:
@@ -92,15 +83,13 @@ def test_a_connection_goes_on_behind_a_refused_body(api: HttpServer) -> None:
         assert api.get(f"{MAIL}/counts", over=connection).status == 200
 
 
-def test_a_compressed_body_is_refused_and_not_kept_as_it_is(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
+def test_a_compressed_body_is_refused_and_not_kept_as_it_is(api: HttpServer) -> None:
     raw = gzip.compress(b'{"text": "x"}')
     event = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/", "ce-type": "t"}
     for headers in (JSON, {**event, "content-type": "text/plain"}):
         reply = api.post(f"{MAIL}/tasks", raw=raw, headers={**headers, "content-encoding": "gzip"})
         assert (reply.status, reply.json["field"]) == (415, "content-encoding")
-    assert center.counts("mail").ready == 0
+    assert api.center.counts("mail").ready == 0
     plain = {**JSON, "content-encoding": "identity"}
     assert api.post(f"{MAIL}/tasks", raw=b'{"text": "x"}', headers=plain).status == 201
 
@@ -117,13 +106,11 @@ def test_a_path_has_one_form(api: HttpServer, path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["x-http-method-override", "x-method-override", "x-http-method"])
-def test_a_method_is_the_one_of_the_request(
-    api: HttpServer, center: TimeoutCenter, name: str
-) -> None:
-    center.put("mail", "one", b"x", delay=60)
+def test_a_method_is_the_one_of_the_request(api: HttpServer, name: str) -> None:
+    api.center.put("mail", "one", b"x", delay=60)
     assert api.get(f"{MAIL}/tasks/one", headers={name: "DELETE"}).json["state"] == "waiting"
     assert api.get(f"{MAIL}/tasks/one?_method=DELETE").status in (200, 422)
-    assert center.get("one")
+    assert api.center.get("one")
 
 
 @each(
@@ -140,20 +127,14 @@ def test_a_header_that_says_two_things_is_refused(
     api: HttpServer, name: str, one: str, other: str
 ) -> None:
     host = "" if name == "host" else "host: localhost\r\n"
-    with socket.create_connection(("127.0.0.1", api.port), timeout=30) as raw:
-        raw.sendall(
-            f"GET /v1/queues HTTP/1.1\r\n{host}{name}: {one}\r\n{name}: {other}\r\n\r\n".encode()
-        )
-        reply = http.client.HTTPResponse(raw)
-        reply.begin()
-        assert reply.status == 400
-        assert name in json.loads(reply.read())["detail"]
+    head = f"GET /v1/queues HTTP/1.1\r\n{host}{name}: {one}\r\n{name}: {other}\r\n\r\n"
+    reply = api.raw(head.encode())
+    assert reply.status == 400
+    assert name in reply.json["detail"]
 
 
-def test_nothing_is_kept_by_a_cache_or_open_to_other_sites(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
-    center.put("mail", "one", b"x", delay=60)
+def test_nothing_is_kept_by_a_cache_or_open_to_other_sites(api: HttpServer) -> None:
+    api.center.put("mail", "one", b"x", delay=60)
     for reply in (
         api.get(f"{MAIL}/tasks/one"),
         api.get(f"{MAIL}/tasks/nobody"),
@@ -185,9 +166,7 @@ IN_PATHS = [
 
 
 @each("id", [*IN_PATHS, "\0", "a\0b", "a\nb", " ", "😀" * 500], ids=lambda id: ascii(id)[1:-1][:12])
-def test_an_id_is_what_it_is_in_a_path_and_in_a_lease(
-    api: HttpServer, center: TimeoutCenter, id: str
-) -> None:
+def test_an_id_is_what_it_is_in_a_path_and_in_a_lease(api: HttpServer, id: str) -> None:
     for queue in ("mail", "sms"):  # the same id in two queues is two messages
         made = api.post(f"/v1/queues/{queue}/tasks", {"id": id, "text": queue, "delay": 60})
         assert (made.status, made.json["id"]) == (201, id)
@@ -198,16 +177,14 @@ def test_an_id_is_what_it_is_in_a_path_and_in_a_lease(
     assert task["id"] == id
     assert api.post(f"{MAIL}:ack", {"receipts": [task["receipt"]]}).json["acknowledged"] == 1
     assert api.get(path).status == 404
-    assert center.get(id)[0].topic == "sms"
+    assert api.center.get(id)[0].topic == "sms"
 
 
-def test_a_receipt_of_an_earlier_delivery_settles_nothing_but_an_ack(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
+def test_a_receipt_of_an_earlier_delivery_settles_nothing_but_an_ack(api: HttpServer) -> None:
     """As in Python: who has handled a message has handled it, however late that is said."""
-    center.put("mail", "one", b"x")
-    [first] = center.pop("mail").messages
-    center.release([first])
+    api.center.put("mail", "one", b"x")
+    [first] = api.center.pop("mail").messages
+    api.center.release([first])
     [task] = api.post(f"{MAIL}:lease", {"visibility": 60}).json["tasks"]
     old, new = first.receipt, task["receipt"]
     assert old != new
@@ -334,9 +311,7 @@ def test_a_limit_that_makes_no_sense_is_named_and_changes_nothing(
 # -- lists
 
 
-def test_of_a_list_that_is_put_in_part_each_message_is_told(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
+def test_of_a_list_that_is_put_in_part_each_message_is_told(api: HttpServer) -> None:
     api.ask("PUT", "/v1/queues/slow", {"putRate": "5/h", "slots": 1})
     tasks = [{"id": f"m{number}", "text": "x"} for number in range(12)]
     key = {"idempotency-key": "list 7"}
@@ -349,10 +324,10 @@ def test_of_a_list_that_is_put_in_part_each_message_is_told(
     put = {one["id"] for one in told if one.get("outcome") == "added"}
     refused = {one["id"] for one in told if "put_rate" in one.get("error", "")}
     assert (len(put), put | refused) == (5, {one["id"] for one in tasks})
-    assert {one.id for one in center.scan("slow").messages} == put
+    assert {one.id for one in api.center.scan("slow").messages} == put
     again = api.post("/v1/queues/slow/tasks:batch", {"tasks": tasks}, headers=key).json["tasks"]
     assert {one["id"] for one in again if one.get("outcome") == "repeated"} == put
-    assert {one.id for one in center.scan("slow").messages} == put
+    assert {one.id for one in api.center.scan("slow").messages} == put
 
 
 def test_of_a_list_each_message_is_told_although_a_node_does_not_answer(
@@ -365,24 +340,18 @@ def test_of_a_list_each_message_is_told_although_a_node_does_not_answer(
         tasks = [{"id": f"m{number}", "text": "x"} for number in range(40)]
         node_of = {one["id"]: cluster.node_of(topic.slot_for(one["id"]).body).port for one in tasks}
         home = cluster.node_of(center.keys.topics).port
-        [frozen, *_] = [
-            node
-            for node in cluster.primaries()
-            if node.port in node_of.values() and node.port != home
-        ]
+        others = {*node_of.values()} - {home}
+        still = next(node for node in cluster.primaries() if node.port in others)
         first = {"tasks": [{"id": f"before-{number}", "text": "x"} for number in range(40)]}
         known = api.post(f"{MAIL}/tasks:batch", first, headers={"idempotency-key": "list 6"})
         assert known.status == 201  # it knows all nodes, and they know the script
-        os.kill(frozen.pid, signal.SIGSTOP)
-        try:
+        with frozen(still):
             key = {"idempotency-key": "list 7"}
             reply = api.post(f"{MAIL}/tasks:batch", {"tasks": tasks}, headers=key)
-        finally:
-            os.kill(frozen.pid, signal.SIGCONT)
         assert (reply.status, reply.json["type"]) == (503, "urn:celery-toc:broker")
         told = {one["id"]: one for one in reply.json["tasks"]}
         assert list(told) == [one["id"] for one in tasks]
-        assert all("perhaps not" in told[id]["error"] for id in told if node_of[id] == frozen.port)
+        assert all("perhaps not" in told[id]["error"] for id in told if node_of[id] == still.port)
         put = {id for id, one in told.items() if one.get("outcome") == "added"}
         assert put
         cluster.wait_ok()

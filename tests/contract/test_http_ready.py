@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from ..support.http_server import HttpServer
-from ..support.inspection import commands_run
-from ..support.servers import Server
+from ..support.inspection import commands_run, full_server
+from ..support.servers import Server, frozen
 
 pytestmark = pytest.mark.one_server("a server of its own is stopped, demoted and watched")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("ready")).start()
-    yield made
-    made.stop()
+    with Server(tmp_path_factory.mktemp("ready")) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -63,27 +60,20 @@ def test_a_broker_that_may_not_write_to_its_disk_is_not_ready(
 
 def test_a_broker_that_is_full_is_ready(server: Server, api: HttpServer) -> None:
     """What is leased and acknowledged empties it."""
-    with server.client() as client:
-        client.config_set("maxmemory", 1)
-        try:
-            assert api.post("/v1/queues/mail/tasks", {"text": "x"}).status == 503
-            assert api.get("/readyz").status == 200
-        finally:
-            client.config_set("maxmemory", 0)
+    with server.client() as client, full_server(client):
+        assert api.post("/v1/queues/mail/tasks", {"text": "x"}).status == 503
+        assert api.get("/readyz").status == 200
 
 
 def test_a_broker_that_stands_still_is_not_waited_for_and_the_process_lives(
     server: Server, api: HttpServer
 ) -> None:
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
+    with frozen(server):
         began = time.monotonic()
         reply = api.get("/readyz")
         assert (reply.status, reply.json["detail"]) == (503, "the broker does not answer")
         assert time.monotonic() - began >= 4
         assert api.get("/healthz").status == 200
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
     assert api.get("/readyz").status == 200
 
 

@@ -28,9 +28,8 @@ READS = {"ZRANGE", "ZRANGEBYSCORE", "ZREVRANGE", "ZPOPMIN", "ZSCAN", "HMGET", "H
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One of its own: MONITOR tells of everybody's commands."""
-    made = Server(tmp_path_factory.mktemp("scale")).start()
-    yield made
-    made.stop()
+    with Server(tmp_path_factory.mktemp("scale")) as made:
+        yield made
 
 
 def test_a_storm_that_comes_is_counted_and_not_read(server: Server) -> None:
@@ -160,7 +159,7 @@ def test_what_is_in_the_library_only_is_told_with_the_counts(
             assert "horizon" not in api.get("/page/").body.decode()
 
 
-def test_nobody_waits_for_a_library_that_does_not_answer() -> None:
+async def test_nobody_waits_for_a_library_that_does_not_answer() -> None:
     class Center:
         asked = 0
 
@@ -184,20 +183,17 @@ def test_nobody_waits_for_a_library_that_does_not_answer() -> None:
     class Soon(FarAhead):
         EVERY = SHARE = 0.0
 
-    async def use() -> None:
-        far = Soon(Api())
-        assert await far.read() == {"mail": 7}
-        await far.read()  # which begins the next look
-        while far.task:
-            await asyncio.sleep(0)
+    far = Soon(Api())
+    assert await far.read() == {"mail": 7}
+    await far.read()  # which begins the next look
+    while far.task:
+        await asyncio.sleep(0)
+    assert await far.read() == {"mail": None}
+    for _ in range(5):
         assert await far.read() == {"mail": None}
-        for _ in range(5):
-            assert await far.read() == {"mail": None}
-        while Api.center.asked < 3:
-            await asyncio.sleep(0)
-        await far.aclose()
-
-    asyncio.run(use())
+    while Api.center.asked < 3:
+        await asyncio.sleep(0)
+    await far.aclose()
 
 
 def test_no_request_walks_over_keys_or_reads_more_than_a_page(tmp_path: Path) -> None:

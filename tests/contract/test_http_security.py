@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from starlette.applications import Starlette
 
 from kombu_toc import ConfigurationError, TimeoutCenter
 from kombu_toc.http import Problem, Token, Tokens, matches, new_token, read_tokens
@@ -24,7 +23,7 @@ from ..support import nursery
 from ..support.cases import each
 from ..support.certificates import Authority
 from ..support.cluster import Cluster
-from ..support.http_server import HttpServer
+from ..support.http_server import HttpServer, mounted, with_tokens
 from ..support.page_visitor import Visitor, audit
 from ..support.servers import Server
 from ..support.waiting import wait_until
@@ -68,6 +67,7 @@ def shared(
 def api(shared: HttpServer, center: TimeoutCenter) -> HttpServer:
     for queue in ("mail", "sms-1", "orders"):
         center.queues.declare(queue)
+    shared.center = center
     return shared
 
 
@@ -76,9 +76,7 @@ def status(api: HttpServer, who: str, method: str, path: str, document: object =
     return api.ask(method, path, document, headers=headers).status
 
 
-def test_a_token_allows_its_roles_for_its_queues_and_nothing_else(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
+def test_a_token_allows_its_roles_for_its_queues_and_nothing_else(api: HttpServer) -> None:
     task = {"text": "x"}
     put, mail = "/v1/queues/{}/tasks", "/v1/queues/mail"
     assert status(api, "producer", "POST", put.format("mail"), task) == 201
@@ -93,7 +91,7 @@ def test_a_token_allows_its_roles_for_its_queues_and_nothing_else(
     assert status(api, "reader", "GET", "/v1/library/tasks") == 403  # it is of all queues
     assert status(api, "all", "GET", "/v1/library/tasks") == 404  # there is none
     assert status(api, "all", "PATCH", mail, {"retries": 1}) == 200
-    assert center.counts("orders").ready == 0
+    assert api.center.counts("orders").ready == 0
 
 
 def test_no_operation_is_open_to_who_has_not_its_role_for_its_queue(api: HttpServer) -> None:
@@ -126,12 +124,10 @@ def test_a_list_of_queues_has_those_that_the_token_may_see(api: HttpServer) -> N
     assert names("all") == ["mail", "orders", "sms-1"]
 
 
-def test_pages_of_queues_have_all_that_a_token_may_see(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
+def test_pages_of_queues_have_all_that_a_token_may_see(api: HttpServer) -> None:
     for number in range(9):
         for name in ("a-{}", "sms-{}", "{}-mail", "sms"):
-            center.queues.declare(name.format(number))
+            api.center.queues.declare(name.format(number))
 
     def names(patterns: str, limit: int) -> list[str]:
         _, line = new_token("one", "read", patterns)
@@ -151,9 +147,9 @@ def test_pages_of_queues_have_all_that_a_token_may_see(
         return asyncio.run(use())
 
     async def topics(**how: Any) -> list[str]:
-        return center.queues.names(**how)
+        return api.center.queues.names(**how)
 
-    every = center.queues.names()
+    every = api.center.queues.names()
     for patterns in ("*", "sms-*", "mail,sms-*", "*-mail", "sms", "nobody", "s*,sms-*,a-?", "?-*"):
         allowed = patterns.split(",")
         expected = [one for one in every if matches(one, allowed)]
@@ -205,7 +201,7 @@ def test_no_secret_is_in_the_log_or_in_an_answer(tmp_path: Path) -> None:
     """Also if everything goes wrong: there is no broker, and the token is the wrong one."""
     secret, line = new_token("one", "read", "*")
     broker = "toc+redis://user:pa55word@127.0.0.1:1/0"
-    with HttpServer(broker, environment={"TOC_HTTP_TOKENS": line}) as api:
+    with with_tokens(broker, lines=line) as api:
         said = ""
         for token in (secret, "toc_another"):
             headers = {"authorization": f"Bearer {token}", "idempotency-key": "k"}
@@ -336,12 +332,8 @@ def test_files_that_are_no_use_for_tls_are_named(
     certificate, key = pair
     files = {"CERTIFICATE": certificate, "KEY": key}
     command = [sys.executable, "-m", "kombu_toc.http", "--broker", server.toc_url, "--port", "0"]
-    done = nursery.run(
-        [*command, *(files.get(one, one) for one in options)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command += [files.get(one, one) for one in options]
+    done = nursery.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     [line] = done.stderr.strip().splitlines()
     assert line.startswith("python -m kombu_toc.http: ") and said in line
@@ -349,9 +341,7 @@ def test_files_that_are_no_use_for_tls_are_named(
 
 def test_anonymous_read_allows_looking_and_nothing_else(server: Server | Cluster) -> None:
     _, line = new_token("one", "read,write", "*")
-    with HttpServer(
-        server.toc_url, "--anonymous-read", environment={"TOC_HTTP_TOKENS": line}
-    ) as api:
+    with with_tokens(server.toc_url, "--anonymous-read", lines=line) as api:
         assert api.get("/v1/queues").status == 200
         assert api.post("/v1/queues/mail/tasks", {"text": "x"}).status == 403
         assert api.get("/v1/queues", headers={"authorization": "Bearer no"}).status == 401
@@ -360,11 +350,8 @@ def test_anonymous_read_allows_looking_and_nothing_else(server: Server | Cluster
 def test_without_a_token_only_names_of_the_server_are_answered(server: Server | Cluster) -> None:
     """A page in a browser can have its own name lead here."""
     secret, line = new_token("one", "read", "*")
-    with HttpServer(
-        server.toc_url,
-        *("--anonymous-read", "--name", "toc.example.com"),
-        environment={"TOC_HTTP_TOKENS": line},
-    ) as api:
+    named = ("--name", "toc.example.com")
+    with with_tokens(server.toc_url, "--anonymous-read", *named, lines=line) as api:
         for host, status in (
             ("localhost:8088", 200),
             ("10.1.2.3", 200),
@@ -509,20 +496,7 @@ def test_a_fault_of_the_server_tells_nothing(caplog: pytest.LogCaptureFixture) -
 
 def test_it_is_mounted_in_another_application(server: Server | Cluster, tmp_path: Path) -> None:
     places = ["/toc", "/to c/\N{SNOWMAN}", "/v1"]
-    (tmp_path / "outer.py").write_text(
-        "import sys, uvicorn\n"
-        "from starlette.applications import Starlette\n"
-        "from starlette.routing import Mount\n"
-        "from kombu_toc.http import api_for\n"
-        f"app = Starlette(routes=[Mount(one, api_for({server.toc_url!r})) for one in {places!r}])\n"
-        "import socket\n"
-        "sock = socket.create_server(('127.0.0.1', 0))\n"
-        "print(f'Listening at http://127.0.0.1:{sock.getsockname()[1]}', file=sys.stderr, "
-        "flush=True)\n"
-        "uvicorn.Server(uvicorn.Config(app, log_config=None)).run(sockets=[sock])\n"
-    )
-    assert Starlette is not None
-    with HttpServer(server.toc_url, command=(str(tmp_path / "outer.py"),)) as api:
+    with mounted(tmp_path, server.toc_url, *places) as api:
         for number, root in enumerate(map(quote, places)):
             tasks = f"{root}/v1/queues/a%2Fb/tasks"
             made = api.post(tasks, {"id": f"{number}", "text": "x"})

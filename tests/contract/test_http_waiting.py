@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +28,7 @@ from ..support.fixtures import own_server
 from ..support.http_server import HttpServer
 from ..support.loops import in_loop
 from ..support.servers import Server
+from ..support.waiting import in_thread
 
 LEASE = "/v1/queues/mail:lease"
 
@@ -85,17 +85,11 @@ async def until_all_wait(client: redis.Redis, api: HttpServer) -> None:
     probe.close()
 
 
-def test_a_waiting_client_is_answered_when_something_is_due(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
+def test_a_waiting_client_is_answered_when_something_is_due(api: HttpServer) -> None:
     answers: list[Any] = []
-    asked = threading.Thread(
-        target=lambda: answers.append(api.post(LEASE, {"wait": 30}).json["tasks"])
-    )
-    asked.start()
-    center.put("mail", "one", b"x", delay=0.7)
-    due = time.time() + 0.7
-    asked.join(20)
+    with in_thread(lambda: answers.append(api.post(LEASE, {"wait": 30}).json["tasks"])):
+        api.center.put("mail", "one", b"x", delay=0.7)
+        due = time.time() + 0.7
     assert [one["id"] for one in answers[0]] == ["one"]
     assert time.time() > due - 0.05
 
@@ -106,44 +100,38 @@ def test_a_wait_ends_empty_after_its_time(api: HttpServer) -> None:
     assert 0.45 <= time.monotonic() - began < 10
 
 
-def test_who_asked_first_is_served_first(api: HttpServer, center: TimeoutCenter) -> None:
-    async def use() -> None:
-        clients = []
-        for _ in range(20):
-            clients += await waiting(api, 1)
-            await until_all_wait(center.client, api)  # of two connections, either is read first
-        for number in range(20):
-            center.put("mail", f"m{number}", b"x")
-            [task] = (await clients[number].answer())["tasks"]
-            assert task["id"] == f"m{number}"
-        for client in clients:
-            client.close()
-
-    in_loop(use())
+async def test_who_asked_first_is_served_first(api: HttpServer, center: TimeoutCenter) -> None:
+    clients = []
+    for _ in range(20):
+        clients += await waiting(api, 1)
+        await until_all_wait(center.client, api)  # of two connections, either is read first
+    for number in range(20):
+        center.put("mail", f"m{number}", b"x")
+        [task] = (await clients[number].answer())["tasks"]
+        assert task["id"] == f"m{number}"
+    for client in clients:
+        client.close()
 
 
-def test_each_message_goes_to_one_client_with_its_own_limit_and_visibility(
-    api: HttpServer, center: TimeoutCenter
+async def test_each_message_goes_to_one_client_with_its_own_limit_and_visibility(
+    api: HttpServer,
 ) -> None:
-    async def use() -> None:
-        one = (await waiting(api, 1, limit=2, visibility=100))[0]
-        two = (await waiting(api, 1, limit=100, visibility=900))[0]
-        three = (await waiting(api, 1, limit=5))[0]
-        await until_all_wait(center.client, api)
-        center.put_many("mail", [(f"m{n}", b"x") for n in range(30)])
-        seen: list[str] = []
-        for client, most in ((one, 2), (two, 100), (three, 5)):
-            tasks = (await asyncio.wait_for(client.answer(), 20))["tasks"]
-            assert 0 < len(tasks) <= most
-            seen += [task["id"] for task in tasks]
-            client.close()
-            center.put_many("mail", [(f"n{len(seen)}-{n}", b"x") for n in range(9)])
-        assert len(seen) == len(set(seen))
-        ends = {found.id: found.time_us / 1e6 - time.time() for found in center.get(seen)}
-        assert 50 < ends[seen[0]] <= 100
-        assert 800 < ends[seen[2]] <= 900
-
-    in_loop(use())
+    one = (await waiting(api, 1, limit=2, visibility=100))[0]
+    two = (await waiting(api, 1, limit=100, visibility=900))[0]
+    three = (await waiting(api, 1, limit=5))[0]
+    await until_all_wait(api.center.client, api)
+    api.center.put_many("mail", [(f"m{n}", b"x") for n in range(30)])
+    seen: list[str] = []
+    for client, most in ((one, 2), (two, 100), (three, 5)):
+        tasks = (await asyncio.wait_for(client.answer(), 20))["tasks"]
+        assert 0 < len(tasks) <= most
+        seen += [task["id"] for task in tasks]
+        client.close()
+        api.center.put_many("mail", [(f"n{len(seen)}-{n}", b"x") for n in range(9)])
+    assert len(seen) == len(set(seen))
+    ends = {found.id: found.time_us / 1e6 - time.time() for found in api.center.get(seen)}
+    assert 50 < ends[seen[0]] <= 100
+    assert 800 < ends[seen[2]] <= 900
 
 
 @own_server
@@ -178,46 +166,38 @@ def connections(center: TimeoutCenter) -> int:
 
 
 @pytest.mark.parametrize("how", ["closes", "resets", "sends half", "asks more"])
-def test_what_a_client_that_went_away_waited_for_is_for_the_next_one(
+async def test_what_a_client_that_went_away_waited_for_is_for_the_next_one(
     api: HttpServer, center: TimeoutCenter, how: str
 ) -> None:
-    async def use() -> None:
-        [gone, stays] = await waiting(api, 2)
+    [gone, stays] = await waiting(api, 2)
+    await until_all_wait(center.client, api)
+    if how == "resets":
+        raw = gone.writer.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    elif how == "sends half":
+        gone.writer.write(b"POST / HTTP/1.1\r\n")
+    elif how == "asks more":  # a server may stop reading behind it, and tell this one alone
+        gone.writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await until_all_wait(center.client, api)
-        if how == "resets":
-            raw = gone.writer.get_extra_info("socket")
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        elif how == "sends half":
-            gone.writer.write(b"POST / HTTP/1.1\r\n")
-        elif how == "asks more":  # a server may stop reading behind it, and tell this one alone
-            gone.writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            await until_all_wait(center.client, api)
-        gone.writer.transport.abort() if how == "resets" else gone.close()
-        await until_all_wait(center.client, api)
-        center.put("mail", "one", b"x")
-        [task] = (await asyncio.wait_for(stays.answer(), 20))["tasks"]
-        assert (task["id"], task["failures"]) == ("one", 0)
-        stays.close()
-
-    in_loop(use())
+    gone.writer.transport.abort() if how == "resets" else gone.close()
+    await until_all_wait(center.client, api)
+    center.put("mail", "one", b"x")
+    [task] = (await asyncio.wait_for(stays.answer(), 20))["tasks"]
+    assert (task["id"], task["failures"]) == ("one", 0)
+    stays.close()
 
 
-def test_what_is_asked_behind_a_wait_is_answered_after_it(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
-    async def use() -> None:
-        [client] = await waiting(api, 1)
-        await client.send("/v1/queues/mail/tasks:cancel", {"ids": ["nobody"]})
-        await client.send("/v1/queues/mail:lease", {})
-        await until_all_wait(center.client, api)
-        center.put("mail", "one", b"x")
-        [task] = (await asyncio.wait_for(client.answer(), 20))["tasks"]
-        assert task["id"] == "one"
-        assert (await asyncio.wait_for(client.answer(), 20))["cancelled"] == 0
-        assert (await asyncio.wait_for(client.answer(), 20))["tasks"] == []
-        client.close()
-
-    in_loop(use())
+async def test_what_is_asked_behind_a_wait_is_answered_after_it(api: HttpServer) -> None:
+    [client] = await waiting(api, 1)
+    await client.send("/v1/queues/mail/tasks:cancel", {"ids": ["nobody"]})
+    await client.send("/v1/queues/mail:lease", {})
+    await until_all_wait(api.center.client, api)
+    api.center.put("mail", "one", b"x")
+    [task] = (await asyncio.wait_for(client.answer(), 20))["tasks"]
+    assert task["id"] == "one"
+    assert (await asyncio.wait_for(client.answer(), 20))["cancelled"] == 0
+    assert (await asyncio.wait_for(client.answer(), 20))["tasks"] == []
+    client.close()
 
 
 class Asked:
@@ -258,7 +238,7 @@ class Asked:
         return json.loads(self.body) if self.body else None
 
 
-def test_a_lease_that_was_given_back_is_not_repeated(
+async def test_a_lease_that_was_given_back_is_not_repeated(
     server: Server | Cluster, center: TimeoutCenter
 ) -> None:
     """The receipts of its answer, which nobody got, count no more."""
@@ -268,44 +248,36 @@ def test_a_lease_that_was_given_back_is_not_repeated(
     def refuse(message: Any) -> None:
         raise OSError("the client has gone away")
 
-    async def use() -> None:
-        app = api_for(server.toc_url)
-        await Asked(refuse).ask(app, LEASE, {}, idempotency_key="k")
-        [task] = (await Asked().ask(app, LEASE, {}, idempotency_key="k"))["tasks"]
-        assert (task["id"], task["failures"]) == ("one", 0)
-        receipts = {"receipts": [task["receipt"]]}
-        done = await Asked().ask(app, "/v1/queues/mail:ack", receipts)
-        assert done == {"acknowledged": 1, "stale": []}
-        await app.aclose()
-
-    in_loop(use())
+    app = api_for(server.toc_url)
+    await Asked(refuse).ask(app, LEASE, {}, idempotency_key="k")
+    [task] = (await Asked().ask(app, LEASE, {}, idempotency_key="k"))["tasks"]
+    assert (task["id"], task["failures"]) == ("one", 0)
+    receipts = {"receipts": [task["receipt"]]}
+    done = await Asked().ask(app, "/v1/queues/mail:ack", receipts)
+    assert done == {"acknowledged": 1, "stale": []}
+    await app.aclose()
 
 
-def test_what_a_server_sends_to_nobody_is_given_back(
+async def test_what_a_server_sends_to_nobody_is_given_back(
     server: Server | Cluster, center: TimeoutCenter
 ) -> None:
     """A server may not tell that the client has gone away before the answer was sent."""
     center.queues.declare("mail")
     center.put("mail", "one", b"x")
 
-    async def use() -> None:
-        app = api_for(server.toc_url)
-        connection = guard.Guarded(asyncio.Protocol())
-        guard.CURRENT.set(connection)
-        await Asked(lambda message: connection.lost.set()).ask(app, LEASE, {})
-        await app.aclose()
-
-    in_loop(use())
+    app = api_for(server.toc_url)
+    connection = guard.Guarded(asyncio.Protocol())
+    guard.CURRENT.set(connection)
+    await Asked(lambda message: connection.lost.set()).ask(app, LEASE, {})
+    await app.aclose()
     [message] = center.pop("mail").messages
     assert (message.id, message.failures) == ("one", 0)
 
 
 @pytest.mark.parametrize("size", [20_000, 60_000])
-def test_what_a_client_that_resets_has_not_got_is_given_back(
-    api: HttpServer, center: TimeoutCenter, size: int
-) -> None:
+def test_what_a_client_that_resets_has_not_got_is_given_back(api: HttpServer, size: int) -> None:
     for number in range(130):
-        center.put("mail", f"m{number}", b"x" * size)
+        api.center.put("mail", f"m{number}", b"x" * size)
     body = b'{"limit": 1000}'
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
@@ -315,89 +287,80 @@ def test_what_a_client_that_resets_has_not_got_is_given_back(
             b"content-length: %d\r\n\r\n%b" % (LEASE.encode(), len(body), body)
         )
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
-        assert center.counts("mail").in_flight > 0
+        assert api.center.counts("mail").in_flight > 0
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     deadline = time.monotonic() + 10
-    while center.counts("mail").in_flight:
-        assert time.monotonic() < deadline, center.counts("mail")
+    while api.center.counts("mail").in_flight:
+        assert time.monotonic() < deadline, api.center.counts("mail")
         time.sleep(0.05)
-    assert {one.failures for one in center.pop("mail", 1000).messages} == {0}
+    assert {one.failures for one in api.center.pop("mail", 1000).messages} == {0}
 
 
-def test_what_a_client_that_resets_between_head_and_body_has_not_got_is_given_back(
+async def test_what_a_client_that_resets_between_head_and_body_has_not_got_is_given_back(
     server: Server | Cluster, center: TimeoutCenter
 ) -> None:
     """The body meets a connection that is broken: nothing is left that has to wait."""
     center.queues.declare("mail")
     center.put("mail", "one", b"x")
 
-    async def use() -> None:
-        app = api_for(server.toc_url)
-        client, accepted = socket.socketpair()
-        transport, connection = await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: guard.Guarded(asyncio.Protocol()), accepted
-        )
-        guard.CURRENT.set(connection)
+    app = api_for(server.toc_url)
+    client, accepted = socket.socketpair()
+    transport, connection = await asyncio.get_running_loop().connect_accepted_socket(
+        lambda: guard.Guarded(asyncio.Protocol()), accepted
+    )
+    guard.CURRENT.set(connection)
 
-        def write(message: Any) -> None:
-            transport.write(message.get("body", b"HTTP/1.1 200 OK\r\n"))
-            client.close()
+    def write(message: Any) -> None:
+        transport.write(message.get("body", b"HTTP/1.1 200 OK\r\n"))
+        client.close()
 
-        await Asked(write).ask(app, LEASE, {})
-        await app.aclose()
-
-    in_loop(use())
+    await Asked(write).ask(app, LEASE, {})
+    await app.aclose()
     [message] = center.pop("mail").messages
     assert (message.id, message.failures) == ("one", 0)
 
 
-def test_if_all_have_gone_away_the_message_is_there_for_others(
-    api: HttpServer, center: TimeoutCenter
-) -> None:
-    async def use() -> None:
-        for client in await waiting(api, 5):
-            client.close()
-        await until_all_wait(center.client, api)
-
-    in_loop(use())
-    center.put("mail", "one", b"x")
+async def test_if_all_have_gone_away_the_message_is_there_for_others(api: HttpServer) -> None:
+    for client in await waiting(api, 5):
+        client.close()
+    await until_all_wait(api.center.client, api)
+    api.center.put("mail", "one", b"x")
     # If the pop that waited for them has brought it, it is given back at once.
-    [message] = center.pop(["mail"], wait=20).messages
+    [message] = api.center.pop(["mail"], wait=20).messages
     assert (message.id, message.failures) == ("one", 0)
 
 
-def test_slow_clients_delay_nobody_and_are_cut_off(api: HttpServer, center: TimeoutCenter) -> None:
+async def test_slow_clients_delay_nobody_and_are_cut_off(
+    api: HttpServer, center: TimeoutCenter
+) -> None:
     """Neither those that send headers byte by byte, nor those that send nothing."""
 
-    async def use() -> None:
-        slow = [await Client(api).open() for _ in range(50)]
-        began = time.monotonic()
-        for client in slow[:25]:
-            client.writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx-slow: ")
-        for number in range(10):
-            reply = await asyncio.to_thread(
-                api.post, "/v1/queues/mail/tasks", {"id": f"m{number}", "text": "x"}
-            )
-            assert reply.status == 201
+    slow = [await Client(api).open() for _ in range(50)]
+    began = time.monotonic()
+    for client in slow[:25]:
+        client.writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx-slow: ")
+    for number in range(10):
+        reply = await asyncio.to_thread(
+            api.post, "/v1/queues/mail/tasks", {"id": f"m{number}", "text": "x"}
+        )
+        assert reply.status == 201
 
-        async def dripping(client: Client) -> float:
-            with contextlib.suppress(ConnectionError):
-                while True:
-                    if client in slow[:25]:
-                        client.writer.write(b"x")
-                    read = asyncio.ensure_future(client.reader.read(1))
-                    await asyncio.wait({read}, timeout=0.5)
-                    if read.done():
-                        read.result()
-                        break
-                    read.cancel()
-            client.close()
-            return time.monotonic() - began
+    async def dripping(client: Client) -> float:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                if client in slow[:25]:
+                    client.writer.write(b"x")
+                read = asyncio.ensure_future(client.reader.read(1))
+                await asyncio.wait({read}, timeout=0.5)
+                if read.done():
+                    read.result()
+                    break
+                read.cancel()
+        client.close()
+        return time.monotonic() - began
 
-        took = await asyncio.wait_for(asyncio.gather(*map(dripping, slow)), 40)
-        assert min(took) > 5
-
-    in_loop(use())
+    took = await asyncio.wait_for(asyncio.gather(*map(dripping, slow)), 40)
+    assert min(took) > 5
 
 
 def test_headers_without_end_are_bounded(api: HttpServer) -> None:
@@ -423,21 +386,18 @@ def test_a_body_that_stops_half_way_harms_nobody(api: HttpServer) -> None:
         assert api.post("/v1/queues/mail/tasks", {"text": "x"}).status == 201
 
 
-def test_a_client_whose_machine_is_gone_keeps_a_message_until_its_lease_ends(
+async def test_a_client_whose_machine_is_gone_keeps_a_message_until_its_lease_ends(
     api: HttpServer, center: TimeoutCenter
 ) -> None:
     """The connection is half open: nothing tells the server. Delivery is at least once."""
 
-    async def use() -> None:
-        client = (await waiting(api, 1, visibility=1))[0]
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await until_all_wait(center.client, api)
-        center.put("mail", "one", b"x")
-        [again] = (await asyncio.to_thread(api.post, LEASE, {"wait": 30})).json["tasks"]
-        assert (again["id"], again["failures"]) == ("one", 1)
-        client.close()
-
-    in_loop(use())
+    client = (await waiting(api, 1, visibility=1))[0]
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await until_all_wait(center.client, api)
+    center.put("mail", "one", b"x")
+    [again] = (await asyncio.to_thread(api.post, LEASE, {"wait": 30})).json["tasks"]
+    assert (again["id"], again["failures"]) == ("one", 1)
+    client.close()
 
 
 @pytest.mark.one_server("it is stopped and continued")
@@ -461,25 +421,22 @@ def test_who_waits_is_told_when_the_broker_is_gone_and_served_when_it_is_back(
     broker.stop()
 
 
-def test_a_server_that_ends_answers_who_waits_and_gives_back_what_it_holds(
+async def test_a_server_that_ends_answers_who_waits_and_gives_back_what_it_holds(
     server: Server | Cluster, center: TimeoutCenter
 ) -> None:
     center.queues.declare("mail")
 
-    async def use() -> None:
-        with HttpServer(server.toc_url) as api:
-            clients = await waiting(api, 30)
-            await until_all_wait(center.client, api)
-            began = time.monotonic()
-            os.kill(api.process.pid, signal.SIGTERM)
-            for client in clients:
-                assert (await asyncio.wait_for(client.answer(), 20))["tasks"] == []
-                client.close()
-            assert await asyncio.to_thread(api.process.wait, 20) == 0
-            assert time.monotonic() - began < 10
-            assert api.stop() == ""
-
-    in_loop(use())
+    with HttpServer(server.toc_url) as api:
+        clients = await waiting(api, 30)
+        await until_all_wait(center.client, api)
+        began = time.monotonic()
+        os.kill(api.process.pid, signal.SIGTERM)
+        for client in clients:
+            assert (await asyncio.wait_for(client.answer(), 20))["tasks"] == []
+            client.close()
+        assert await asyncio.to_thread(api.process.wait, 20) == 0
+        assert time.monotonic() - began < 10
+        assert api.stop() == ""
     center.put("mail", "one", b"x")
     assert [one.id for one in center.pop(["mail"], wait=10).messages] == ["one"]
 

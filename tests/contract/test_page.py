@@ -19,7 +19,7 @@ from kombu_toc.notify.targets import stop_target
 
 from ..meta.test_readme import named
 from ..support.cases import each
-from ..support.http_server import HttpServer
+from ..support.http_server import HttpServer, mounted
 from ..support.inspection import minutes_pass
 from ..support.page_visitor import FORM, Visitor, audit, wait_for
 from ..support.servers import Server
@@ -30,10 +30,8 @@ VIEWS = ("", "queue?queue=mail", "failures", "dead", "limits", "limits?queue=mai
 
 
 @pytest.mark.cluster
-def test_every_view_is_a_page_of_its_own_that_loads_nothing_from_elsewhere(
-    local: Visitor, center: TimeoutCenter
-) -> None:
-    center.put("mail", "order-7", b'{"a": 1}', delay=3600)
+def test_every_view_is_a_page_of_its_own_that_loads_nothing_from_elsewhere(local: Visitor) -> None:
+    local.center.put("mail", "order-7", b'{"a": 1}', delay=3600)
     for view in (*VIEWS, "message?queue=mail&id=order-7"):
         reply = local.get(view)
         assert reply.status == 200, view
@@ -96,12 +94,10 @@ def test_whatever_names_there_are_they_are_shown_as_text_and_can_be_acted_on(
 
 
 @each("id", ["two\nlines", "two\r\nlines", "\u05e9\u05dc\u05d5\u05dd\u200f", "a\0b", "a*", "%0A"])
-def test_a_form_sends_back_just_what_the_page_has_put_into_it(
-    local: Visitor, center: TimeoutCenter, id: str
-) -> None:
+def test_a_form_sends_back_just_what_the_page_has_put_into_it(local: Visitor, id: str) -> None:
     queue = f"q {id}"
     for name in (id, f"{id}!"):
-        center.put(queue, name, b"x", delay=3600)
+        local.center.put(queue, name, b"x", delay=3600)
     shown = local.get(f"queue?{urlencode({'queue': queue})}")
     labels = re.findall(r'aria-label="(choose [^"]*)"', shown.body.decode())
     [label] = [unescape(one) for one in labels if not one.endswith("!")]
@@ -109,16 +105,16 @@ def test_a_form_sends_back_just_what_the_page_has_put_into_it(
     assert asked.status == 200
     done = local.follow(local.send(asked, "Cancel 1 message"))
     assert "1 message cancelled." in unescape(done.body.decode())
-    assert [one.id for one in center.scan(queue).messages] == [f"{id}!"]
+    assert [one.id for one in local.center.scan(queue).messages] == [f"{id}!"]
     # What is looked for goes through a form, too.
     found = local.send(local.get(f"queue?{urlencode({'queue': queue})}"), "Show")
     assert found.status == 200
     [row] = re.findall(r'href="(message[?][^"]*)"', found.body.decode())
     asked = local.send(local.get(unescape(row)), "Cancel")
     local.follow(local.send(asked, "Cancel 1 message"))
-    assert center.scan(queue).messages == []
+    assert local.center.scan(queue).messages == []
     assert local.send(local.get(f"limits?{urlencode({'queue': queue})}"), "Change").status == 303
-    center.queues.delete(queue)
+    local.center.queues.delete(queue)
 
 
 def test_a_form_with_a_field_that_nothing_can_decode_is_refused(local: Visitor) -> None:
@@ -126,10 +122,8 @@ def test_a_form_with_a_field_that_nothing_can_decode_is_refused(local: Visitor) 
     assert local.post("do", **{"queue*": "%ff"}).status == 400
 
 
-def test_a_form_counts_only_with_what_the_page_has_put_into_it(
-    local: Visitor, center: TimeoutCenter
-) -> None:
-    center.put("mail", "order-7", b"x", delay=3600)
+def test_a_form_counts_only_with_what_the_page_has_put_into_it(local: Visitor) -> None:
+    local.center.put("mail", "order-7", b"x", delay=3600)
     asked = {"queue": "mail", "id": "order-7", "act": "cancel", "sure": "1"}
     stranger = Visitor(local.server)
     for visitor, proof in (
@@ -144,25 +138,16 @@ def test_a_form_counts_only_with_what_the_page_has_put_into_it(
     other_site = Visitor(local.server, **{"sec-fetch-site": "cross-site"})
     other_site.cookies = dict(local.cookies)
     assert other_site.post("do", local.proof, **asked).status == 403
-    reply = local.server.ask(
-        "POST",
-        "/page/do",
-        raw=urlencode({"form": local.proof, **asked}).encode(),
-        headers={**local.sent_along(), **FORM, "origin": "http://evil.example"},
-    )
-    assert reply.status == 403
-    for kind in ("text/plain", "multipart/form-data", "application/json"):
-        reply = local.server.ask(
-            "POST",
-            "/page/do",
-            raw=urlencode({"form": local.proof, **asked}).encode(),
-            headers={**local.sent_along(), "content-type": kind},
-        )
-        assert reply.status == 415
-    assert center.get("order-7")
-    assert audit(center) == []
+    elsewhere = {**FORM, "origin": "http://evil.example"}
+    kinds = ("text/plain", "multipart/form-data", "application/json")
+    for headers, status in ((elsewhere, 403), *(({"content-type": one}, 415) for one in kinds)):
+        raw, sent = urlencode({"form": local.proof, **asked}), {**local.sent_along(), **headers}
+        reply = local.server.post("/page/do", raw=raw.encode(), headers=sent)
+        assert reply.status == status
+    assert local.center.get("order-7")
+    assert audit(local.center) == []
     assert local.post("do", **asked).status == 303
-    assert not center.get("order-7")
+    assert not local.center.get("order-7")
 
 
 def test_nothing_is_done_by_looking(local: Visitor, center: TimeoutCenter) -> None:
@@ -176,19 +161,17 @@ def test_nothing_is_done_by_looking(local: Visitor, center: TimeoutCenter) -> No
     assert audit(center) == []
 
 
-def test_a_target_that_is_stopped_is_seen_where_its_queue_is(
-    local: Visitor, center: TimeoutCenter
-) -> None:
+def test_a_target_that_is_stopped_is_seen_where_its_queue_is(local: Visitor) -> None:
     url = "https://shop.example.com/hook"
-    center.queues.alter("mail", target=url)
-    center.put("mail", "order-7", b"x")
+    local.center.queues.alter("mail", target=url)
+    local.center.put("mail", "order-7", b"x")
     assert "target stopped" not in wait_for(local, "", "mail")
     assert b"target stopped" not in local.get("queue?queue=mail").body
-    assert stop_target(center, "mail", url, "410 Gone: <b>moved</b>")
+    assert stop_target(local.center, "mail", url, "410 Gone: <b>moved</b>")
     wait_for(local, "", "target stopped")
     said = local.get("queue?queue=mail").body.decode()
     assert "target stopped" in said and "410 Gone: &lt;b&gt;moved" in said
-    center.queues.alter("mail", target=url)
+    local.center.queues.alter("mail", target=url)
     assert b"target stopped" not in local.get("queue?queue=mail").body
 
 
@@ -247,12 +230,10 @@ def test_failed_tasks_are_grouped_retried_once_and_forgotten(
 
 
 @pytest.mark.cluster
-def test_one_box_finds_ids_tasks_and_queues_and_an_id_is_headed_by_its_task(
-    local: Visitor, center: TimeoutCenter
-) -> None:
-    center.queues.declare("mailings")
-    center.put("mail", "order-7", failure("order-7").message, delay=3600)
-    assert center.failures.keep([failure("t1", "sms")], FailureBounds()) == [True]
+def test_one_box_finds_ids_tasks_and_queues_and_an_id_is_headed_by_its_task(local: Visitor) -> None:
+    local.center.queues.declare("mailings")
+    local.center.put("mail", "order-7", failure("order-7").message, delay=3600)
+    assert local.center.failures.keep([failure("t1", "sms")], FailureBounds()) == [True]
     for view in VIEWS:
         assert 'action="search"' in local.get(view).body.decode(), view
     for text in ("order-7", "t1"):
@@ -335,12 +316,10 @@ def test_a_bad_address_is_a_page_that_says_so(local: Visitor, view: str, status:
 
 
 @pytest.mark.cluster
-def test_any_of_very_many_queues_is_opened_by_its_name(
-    local: Visitor, center: TimeoutCenter
-) -> None:
+def test_any_of_very_many_queues_is_opened_by_its_name(local: Visitor) -> None:
     assert 'action="queue"' not in local.get("").body.decode()
     for n in range(303):
-        center.queues.declare(f"q-{n}")
+        local.center.queues.declare(f"q-{n}")
     shown = wait_for(local, "", "queues with less to do")
     assert re.search(r'<form method="get" action="queue" class="row">.*name="queue"', shown)
     assert local.get("queue?queue=q-302").status == 200
@@ -348,10 +327,8 @@ def test_any_of_very_many_queues_is_opened_by_its_name(
     assert re.search(r'<form method="get" action="limits" class="row">.*name="queue"', shown)
 
 
-def test_without_the_script_what_is_typed_is_not_lost(
-    local: Visitor, center: TimeoutCenter
-) -> None:
-    center.put("mail", "order-7", b"x", delay=3600)
+def test_without_the_script_what_is_typed_is_not_lost(local: Visitor) -> None:
+    local.center.put("mail", "order-7", b"x", delay=3600)
     refresh = '<noscript><meta http-equiv="refresh"'
     for view in ("dead", "audit", "limits"):
         assert refresh in local.get(view).body.decode(), view
@@ -363,29 +340,11 @@ def test_without_the_script_what_is_typed_is_not_lost(
 def test_it_is_mounted_in_another_application_under_a_prefix(
     single_server: Server, tmp_path: Any
 ) -> None:
-    (tmp_path / "mounted.py").write_text(
-        f"""
-import sys
-import uvicorn
-from kombu_toc.http import api_for
-from starlette.applications import Starlette
-from starlette.routing import Mount
-
-app = Starlette(routes=[Mount("/shop/toc", api_for({single_server.toc_url!r}))])
-config = uvicorn.Config(app, port=0, log_level="warning", lifespan="off")
-server = uvicorn.Server(config)
-config.load()
-import socket
-listening = socket.create_server(("127.0.0.1", 0))
-print(f"Listening at http://127.0.0.1:{{listening.getsockname()[1]}}", file=sys.stderr, flush=True)
-server.run(sockets=[listening])
-"""
-    )
     with single_server.client() as client:
         client.flushall()
         center = TimeoutCenter(client)
         center.put("mail", "order-7", b"x", delay=3600)
-        with HttpServer(single_server.toc_url, command=(str(tmp_path / "mounted.py"),)) as made:
+        with mounted(tmp_path, single_server.toc_url, "/shop/toc") as made:
             reply = made.get("/shop/toc/")
             assert (reply.status, reply.headers["location"]) == (303, "page/")
             visitor = Visitor(made, "/shop/toc/page")

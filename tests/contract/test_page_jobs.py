@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -31,19 +33,17 @@ from .test_failures import failure
 def test_with_two_processes_each_shows_and_stops_what_the_other_does(
     server: Server | Cluster, local: Visitor, center: TimeoutCenter
 ) -> None:
-    center.put_many("mail", [{"id": f"m-{n}", "body": b"{}", "delay": 3600} for n in range(50)])
+    put_many(center, 50)
     job = local.post("all", queue="mail", act="cancel", text="{}").headers["location"]
-    id = job.partition("id=")[2]
     with HttpServer(server.toc_url) as made:
         other = Visitor(made)
-        text = wait_for(other, job, "50 messages match")
-        assert "Cancel 50" in text
-        assert other.post("job", id=id, do="go").status == 303
+        assert "Cancel 50" in wait_for(other, job, "50 messages match")
+        tell(other, job)
         wait_for(local, job, "Done: 50 messages cancelled")
-        assert local.post("job", id=id, do="go").status == 303  # once
+        tell(local, job)  # once
         again = local.post("all", queue="mail", act="cancel").headers["location"]
         wait_for(other, again, "0 messages match")
-        assert other.post("job", id=again.partition("id=")[2], do="stop").status == 303
+        tell(other, again, "stop")
         wait_for(local, again, "stopped")
     assert [entry[1:] for entry in audit(center)] == [
         ["cancel all", "mail", "begins: waiting messages in mail with '{}' in their arguments", 50],
@@ -51,27 +51,21 @@ def test_with_two_processes_each_shows_and_stops_what_the_other_does(
     ]
 
 
-def test_what_is_cancelled_of_schedules_is_said(
-    server: Server | Cluster, local: Visitor, center: TimeoutCenter
-) -> None:
+def test_what_is_cancelled_of_schedules_is_said(server: Server | Cluster, local: Visitor) -> None:
     with Celery("shop", broker=server.toc_url, set_as_current=False) as app:
         schedules = timeout_center(app).schedules
         schedules.put("nightly", "shop.clean", 3600.0, queue="mail")
-        center.put("mail", "you@home", b"{}", delay=3600)  # no schedule's
-        job = local.post("all", queue="mail", act="cancel").headers["location"]
-        wait_for(local, job, "2 messages match")
-        local.post("job", id=job.partition("id=")[2], do="go")
+        local.center.put("mail", "you@home", b"{}", delay=3600)  # no schedule's
+        job = begin(local, "2 messages match")
+        tell(local, job)
         text = wait_for(local, job, "Done: 2 messages cancelled.")
         assert "The next firing of 'nightly' was among them; it goes on" in text
         schedules.delete("nightly")
 
 
-def test_a_job_whose_process_is_gone_is_told_as_lost(
-    server: Server | Cluster, local: Visitor, center: TimeoutCenter
-) -> None:
+def test_a_job_whose_process_is_gone_is_told_as_lost(local: Visitor, center: TimeoutCenter) -> None:
     center.put("mail", "order-7", b'{"a": 1}', delay=3600)
-    job = local.post("all", queue="mail", act="cancel", text="a").headers["location"]
-    wait_for(local, job, "1 message matches.")
+    job = begin(local, "1 message matches.", text="a")
     key = center.keys.job(job.partition("id=")[2])
     said = json.loads(center.client.hget(key, "job"))
     said[5] = "running"
@@ -114,30 +108,29 @@ def jobs_of(center: Any) -> Jobs:
     return Jobs(center, Reader(Mask(), extras), Actions(center, extras), Audit(center))
 
 
-def run_jobs(url: str, test: Any) -> None:
+Test = Callable[[Any, Jobs, Jobs], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def run_jobs(server: Server | Cluster, center: TimeoutCenter) -> Callable[[Test], None]:
     """Run a test with the jobs of two processes, of which the first is held."""
 
-    async def run() -> None:
-        one, other = AsyncTimeoutCenter.from_url(url), AsyncTimeoutCenter.from_url(url)
-        held = Held(one)
-        first, second = jobs_of(held), jobs_of(other)
-        try:
+    async def run(test: Test) -> None:
+        async with AsyncExitStack() as stack:
+            one, other = (AsyncTimeoutCenter.from_url(server.toc_url) for _ in range(2))
+            held = Held(one)
+            first, second = jobs_of(held), jobs_of(other)
+            for used in (other, one, second, first):
+                stack.push_async_callback(used.aclose)
+            stack.callback(held.go_on.set)
             await test(held, first, second)
-        finally:
-            held.go_on.set()
-            await first.aclose()
-            await second.aclose()
-            await one.aclose()
-            await other.aclose()
 
-    asyncio.run(run())
+    return lambda test: asyncio.run(run(test))
 
 
 def put_many(center: TimeoutCenter, number: int, first: int = 0) -> None:
-    center.put_many(
-        "mail",
-        [{"id": f"m-{n}", "body": b"{}", "delay": 3600 + n} for n in range(first, first + number)],
-    )
+    numbers = range(first, first + number)
+    center.put_many("mail", [{"id": f"m-{n}", "body": b"{}", "delay": 3600 + n} for n in numbers])
 
 
 async def counted(jobs: Jobs, act: str, selection: Selection, at: float | None = None) -> Job:
@@ -154,9 +147,24 @@ async def over(jobs: Jobs, id: str) -> Job:
     return job
 
 
-def test_what_is_still_counted_cannot_be_confirmed(
-    server: Server | Cluster, center: TimeoutCenter
-) -> None:
+async def carried_out(jobs: Jobs, job: Job) -> Job:
+    """Confirm it, and wait until it is over."""
+    await jobs.confirm(job.id, "anna")
+    return await over(jobs, job.id)
+
+
+def begin(visitor: Visitor, matches: str, act: str = "cancel", **fields: Any) -> str:
+    """Ask for it on the page, which says how many match: where the job is shown."""
+    job = visitor.post("all", queue="mail", act=act, **fields).headers["location"]
+    wait_for(visitor, job, matches)
+    return job
+
+
+def tell(visitor: Visitor, job: str, what: str = "go") -> None:
+    assert visitor.post("job", id=job.partition("id=")[2], do=what).status == 303
+
+
+def test_what_is_still_counted_cannot_be_confirmed(run_jobs: Any, center: TimeoutCenter) -> None:
     put_many(center, 1_200)
 
     async def test(held: Held, first: Jobs, second: Jobs) -> None:
@@ -174,7 +182,7 @@ def test_what_is_still_counted_cannot_be_confirmed(
         assert await first.get(job.id) == done
         assert (await second.confirm(job.id, "carl")) == done  # once
 
-    run_jobs(server.toc_url, test)
+    run_jobs(test)
     assert [entry[:2] for entry in audit(center)] == [["ben", "cancel all"]] * 2
 
 
@@ -199,52 +207,43 @@ class Watched:
         return found
 
 
-def test_large_messages_are_read_a_few_at_a_time(
+async def test_large_messages_are_read_a_few_at_a_time(
     server: Server | Cluster, center: TimeoutCenter
 ) -> None:
     large, number = 3 << 20, 12
     for place in range(number):
         center.put("mail", f"m-{place}", b"x" * large, delay=3600)
 
-    async def run() -> None:
-        watched = Watched(AsyncTimeoutCenter.from_url(server.toc_url))
-        jobs, reader = jobs_of(watched), Reader(Mask(), PageExtras())
-        now_us = round(time.time() * 1e6)
-        for selection in (Selection("mail"), Selection("mail", text="y")):
-            await find(watched, reader, selection, now_us=now_us, limit=100, after=None)
-        job = await counted(jobs, "cancel", Selection("mail", text="x"))
-        await jobs.confirm(job.id, "anna")
-        assert (await over(jobs, job.id)).number == number
-        assert max(watched.pages) <= (8 << 20) + large
-        await jobs.aclose()
-        await watched.aclose()
-
-    asyncio.run(run())
+    watched = Watched(AsyncTimeoutCenter.from_url(server.toc_url))
+    jobs, reader = jobs_of(watched), Reader(Mask(), PageExtras())
+    now_us = round(time.time() * 1e6)
+    for selection in (Selection("mail"), Selection("mail", text="y")):
+        await find(watched, reader, selection, now_us=now_us, limit=100, after=None)
+    job = await counted(jobs, "cancel", Selection("mail", text="x"))
+    assert (await carried_out(jobs, job)).number == number
+    assert max(watched.pages) <= (8 << 20) + large
+    await jobs.aclose()
+    await watched.aclose()
 
 
-def test_a_filter_looks_at_as_many_as_it_says_however_many_bytes_they_have(
+async def test_a_filter_looks_at_as_many_as_it_says_however_many_bytes_they_have(
     server: Server | Cluster, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(marks, "SECONDS", 60.0)
-    center.put_many(
-        "mail", [{"id": f"m-{n}", "body": b"x" * 5_000, "delay": 3600} for n in range(1_000)]
-    )
-
-    async def run() -> None:
-        toc, reader = AsyncTimeoutCenter.from_url(server.toc_url), Reader(Mask(), PageExtras())
-        how: dict[str, Any] = {"now_us": round(time.time() * 1e6), "limit": 100, "after": None}
-        for most, looked in ((800, 800), (2_000, 1_000)):
-            monkeypatch.setattr(marks, "LOOKED", most)
-            found = await find(toc, reader, Selection("mail", text="y"), **how)
-            assert (found.looked, found.messages, not found.after) == (looked, [], most > looked)
-        await toc.aclose()
-
-    asyncio.run(run())
+    body = b"x" * 5_000
+    center.put_many("mail", [{"id": f"m-{n}", "body": body, "delay": 3600} for n in range(1_000)])
+    toc, reader = AsyncTimeoutCenter.from_url(server.toc_url), Reader(Mask(), PageExtras())
+    how: dict[str, Any] = {"now_us": round(time.time() * 1e6), "limit": 100, "after": None}
+    for most, looked in ((800, 800), (2_000, 1_000)):
+        monkeypatch.setattr(marks, "LOOKED", most)
+        found = await find(toc, reader, Selection("mail", text="y"), **how)
+        assert (found.looked, found.messages, not found.after) == (looked, [], most > looked)
+    await toc.aclose()
 
 
 @pytest.mark.parametrize("number", [0, 700])
 def test_it_is_done_to_nothing_that_was_put_later(
-    server: Server | Cluster, center: TimeoutCenter, number: int
+    run_jobs: Any, center: TimeoutCenter, number: int
 ) -> None:
     center.queues.declare("mail")
     if number:
@@ -253,16 +252,14 @@ def test_it_is_done_to_nothing_that_was_put_later(
     async def test(held: Held, first: Jobs, second: Jobs) -> None:
         job = await counted(second, "cancel", Selection("mail", text="{}"))
         put_many(center, 500, 1_000)
-        center.put_many(  # before all others
-            "mail", [{"id": f"now-{n}", "body": b"{}", "delay": 60} for n in range(100)]
-        )
-        await second.confirm(job.id, "anna")
-        done = await over(second, job.id)
+        before = [{"id": f"now-{n}", "body": b"{}", "delay": 60} for n in range(100)]
+        center.put_many("mail", before)  # before all others
+        done = await carried_out(second, job)
         assert (done.phase, done.number, done.late) == ("done", number, 0)
         kept = center.client.hkeys(center.keys.job(job.id))
         assert sorted(kept) == [b"go", b"job", b"run"]
 
-    run_jobs(server.toc_url, test)
+    run_jobs(test)
     assert center.counts("mail").scheduled == 600
 
 
@@ -275,7 +272,7 @@ NAMESAKES: dict[str, dict[str, Any]] = {
 @pytest.mark.cluster
 @pytest.mark.parametrize("act", ["cancel", "run", "reschedule"])
 def test_it_is_done_to_no_namesake_of_what_was_counted(
-    server: Server | Cluster, center: TimeoutCenter, act: str
+    run_jobs: Any, center: TimeoutCenter, act: str
 ) -> None:
     ids = [*NAMESAKES, "moved", "taken", "gone", *(f"m-{n}" for n in range(20))]
     for id in ids:
@@ -291,8 +288,7 @@ def test_it_is_done_to_no_namesake_of_what_was_counted(
         center.reschedule("moved", topic="mail", at=4_050_000_000.0)
         center.cancel("gone", topic="mail")
         [taken] = center.pop("mail", ids=["taken"], early=True).messages
-        await second.confirm(job.id, "anna")
-        done = await over(second, job.id)
+        done = await carried_out(second, job)
         assert (done.phase, done.number, done.late) == ("done", 20, 0)
         times = {one.id: one.time_us // 1_000_000 for one in center.get(ids, topic="mail")}
         assert times["the same time"] == 4_000_000_000 and times["moved"] == 4_050_000_000
@@ -304,13 +300,13 @@ def test_it_is_done_to_no_namesake_of_what_was_counted(
         else:
             assert others == {None if act == "cancel" else 4_100_000_000}
 
-    run_jobs(server.toc_url, test)
+    run_jobs(test)
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("act", ["requeue", "purge"])
 def test_of_dead_letters_it_is_done_to_no_namesake_of_what_was_counted(
-    server: Server | Cluster, center: TimeoutCenter, act: str
+    run_jobs: Any, center: TimeoutCenter, act: str
 ) -> None:
     def die(ids: list[str]) -> None:
         center.put_many("mail", [{"id": id, "body": b"{}"} for id in ids])
@@ -324,11 +320,10 @@ def test_of_dead_letters_it_is_done_to_no_namesake_of_what_was_counted(
         job = await counted(second, act, Selection("mail", "dead", error="OSError: no route"))
         center.dead.purge("mail", ids=["m-7"])
         die(["m-7", "m-20"])
-        await second.confirm(job.id, "anna")
-        done = await over(second, job.id)
+        done = await carried_out(second, job)
         assert (done.phase, done.number, done.late) == ("done", 19, 0)
 
-    run_jobs(server.toc_url, test)
+    run_jobs(test)
     dead = center.scan("mail", state="dead").messages
     assert sorted(one.id for one in dead) == ["m-20", "m-7"]
     assert center.counts("mail").ready == (19 if act == "requeue" else 0)
@@ -336,7 +331,7 @@ def test_of_dead_letters_it_is_done_to_no_namesake_of_what_was_counted(
 
 @pytest.mark.cluster
 def test_of_very_many_that_match_it_is_done_to_the_first(
-    server: Server | Cluster, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+    run_jobs: Any, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(marks, "MOST", 1_100)
     put_many(center, 1_200)
@@ -348,13 +343,13 @@ def test_of_very_many_that_match_it_is_done_to_the_first(
         done = await over(first, job.id)
         assert (done.phase, done.number, done.more) == ("done", 1_100, True)
 
-    run_jobs(server.toc_url, test)
+    run_jobs(test)
     left = {one.id for one in center.scan("mail", limit=200).messages}
     assert left == {f"m-{n}" for n in range(1_100, 1_200)}
 
 
 def test_the_log_says_who_has_stopped_what_another_has_begun(
-    server: Server | Cluster, center: TimeoutCenter, signed_in: Any
+    run_jobs: Any, center: TimeoutCenter, signed_in: Any
 ) -> None:
     put_many(center, 5)
     anna = signed_in("anna")
@@ -369,7 +364,7 @@ def test_the_log_says_who_has_stopped_what_another_has_begun(
         held.go_on.set()
         assert (await over(second, job.id)).phase == "stopped"
 
-    run_jobs(server.toc_url, test)
+    run_jobs(test)
     said = "waiting messages in mail with '{}' in their arguments"
     assert [entry for entry in audit(center) if entry[1] != "sign in"] == [
         ["carl", "cancel all", "mail", f"begins: {said}", 5],
@@ -379,11 +374,9 @@ def test_the_log_says_who_has_stopped_what_another_has_begun(
 
 
 @pytest.mark.cluster
-def test_all_that_match_are_counted_however_far_away_they_are(
-    server: Server | Cluster, center: TimeoutCenter, local: Visitor
-) -> None:
+def test_all_that_match_are_counted_however_far_away_they_are(local: Visitor) -> None:
     for place, at in enumerate((1.0, time.time() + 3600, 4_102_444_800.0, 8_999_999_000.0)):
-        center.put("mail", f"m-{place}", b"{}", at=at)
+        local.center.put("mail", f"m-{place}", b"{}", at=at)
     for fields, text in (
         ({}, "4 messages match."),
         ({"until": "2200-01-01"}, "3 messages match."),
@@ -392,26 +385,20 @@ def test_all_that_match_are_counted_however_far_away_they_are(
         ({"until": "1960-01-01"}, "0 messages match."),
         ({"since": "1h30m", "until": "30m"}, "0 messages match."),
     ):
-        begun = local.post("all", queue="mail", act="reschedule", at="2h", **fields)
-        wait_for(local, begun.headers["location"], text)
+        begin(local, text, "reschedule", at="2h", **fields)
     moving = {"at": "2040-01-31", "since": "2200-01-01"}
-    begun = local.post("all", queue="mail", act="reschedule", **moving).headers["location"]
-    wait_for(local, begun, "1 message matches.")
-    local.post("job", id=begun.partition("id=")[2], do="go")
+    begun = begin(local, "1 message matches.", "reschedule", **moving)
+    tell(local, begun)
     wait_for(local, begun, "Done: 1 message rescheduled.")
-    assert audit(center)[-1][3:] == [
-        "ends: waiting messages in mail not before 2200-01-01 00:00:00 UTC to "
-        "2040-01-31T00:00:00.000000Z",
-        1,
-    ]
-    begun = local.post("all", queue="mail", act="cancel").headers["location"]
-    wait_for(local, begun, "4 messages match.")
-    local.post("job", id=begun.partition("id=")[2], do="go")
+    span = "not before 2200-01-01 00:00:00 UTC to 2040-01-31T00:00:00.000000Z"
+    assert audit(local.center)[-1][3:] == [f"ends: waiting messages in mail {span}", 1]
+    begun = begin(local, "4 messages match.")
+    tell(local, begun)
     wait_for(local, begun, "Done: 4 messages cancelled.")
 
 
 def test_a_server_that_ends_says_how_far_its_jobs_have_come(
-    server: Server | Cluster, center: TimeoutCenter
+    run_jobs: Any, center: TimeoutCenter
 ) -> None:
     put_many(center, 1_200)
 
@@ -426,13 +413,13 @@ def test_a_server_that_ends_says_how_far_its_jobs_have_come(
         lost = await second.get(job.id)
         assert (lost.phase, lost.number) == ("lost", 1_000)
 
-    run_jobs(server.toc_url, test)
+    run_jobs(test)
     assert center.counts("mail").scheduled == 200
     assert audit(center)[-1][3:] == ["ends with its server: waiting messages in mail", 1_000]
 
 
 def test_who_wanted_a_job_to_stop_before_it_began_is_heard(
-    server: Server | Cluster, center: TimeoutCenter
+    run_jobs: Any, center: TimeoutCenter
 ) -> None:
     put_many(center, 1_200)
 
@@ -450,7 +437,7 @@ def test_who_wanted_a_job_to_stop_before_it_began_is_heard(
         stopped = await over(second, late.id)
         assert (stopped.phase, stopped.number) == ("stopped", 0)
 
-    run_jobs(server.toc_url, test)
+    run_jobs(test)
     assert center.counts("mail").scheduled == 1_200
 
 
@@ -464,7 +451,7 @@ def test_who_wanted_a_job_to_stop_before_it_began_is_heard(
     ids=["keys", "steps", "bases"],
 )
 def test_what_was_counted_is_known_again_however_it_waits(
-    server: Server | Cluster, center: TimeoutCenter, declared: Any, put: Any
+    run_jobs: Any, center: TimeoutCenter, declared: Any, put: Any
 ) -> None:
     """Due and not due, and what has come back from a consumer before it was counted."""
     center.queues.declare("mail", **declared)
@@ -477,11 +464,10 @@ def test_what_was_counted_is_known_again_however_it_waits(
     async def test(held: Held, first: Jobs, second: Jobs) -> None:
         job = await counted(second, "reschedule", Selection("mail"), time.time() + 7200)
         assert job.matching == waiting
-        await second.confirm(job.id, "anna")
-        done = await over(second, job.id)
+        done = await carried_out(second, job)
         assert (done.phase, done.number, done.late) == ("done", waiting, 0)
 
-    run_jobs(server.toc_url, test)
+    run_jobs(test)
     assert center.queues.coming("mail", [7000.0, 7300.0]) == [0, 40]
 
 
@@ -500,71 +486,65 @@ def over_http(server: HttpServer, location: str) -> Any:
     return found[0]
 
 
-def test_a_job_is_begun_shown_listed_and_stopped_over_http(
-    server: Server | Cluster, center: TimeoutCenter
-) -> None:
-    put_many(center, 1_200)
-    center.queues.declare("news")
-    with HttpServer(server.toc_url) as http:
-        path = "/v1/queues/mail/jobs"
-        begun = http.ask("POST", path, {"act": "cancel"})
-        assert (begun.status, begun.json["phase"]) == (202, "counting")
-        location = begun.headers["location"]
-        assert location == f"{path}/{begun.json['id']}"
-        done = over_http(http, location)
-        told = (done["phase"], done["matching"], done["number"], done["by"])
-        assert told == ("done", 1_200, 1_200, "this machine")
-        assert center.counts("mail").waiting == 0
-        assert http.get(path).json["jobs"] == [done]
-        assert http.get("/v1/queues/news/jobs").json["jobs"] == []
-        assert http.get(f"/v1/queues/news/jobs/{done['id']}").status == 404
-        # One that is over stays as it is.
-        assert http.ask("POST", f"{location}:stop").json == done
-        at = "2030-01-31T09:30:00.000000Z"
-        center.put("mail", "one", b"{}", delay=3600)
-        moved = http.ask("POST", path, {"act": "reschedule", "time": at, "state": "scheduled"})
-        assert over_http(http, moved.headers["location"])["number"] == 1
-        [one] = center.get("one")
-        assert one.time_us == 1_896_082_200_000_000
-        for wrong in (
-            {"act": "reschedule"},
-            {"act": "cancel", "time": at},
-            {"act": "cancel", "state": "dead"},
-            {"act": "cancel", "exception": "OSError"},
-            {"act": "retry", "text": "x"},
-            {"act": "none"},
-        ):
-            assert http.ask("POST", path, wrong).status == 422, wrong
-        assert http.ask("POST", "/v1/queues/nobody/jobs", {"act": "cancel"}).status == 404
-    said = [entry[1:3] for entry in audit(center)]
+def test_a_job_is_begun_shown_listed_and_stopped_over_http(api: HttpServer) -> None:
+    put_many(api.center, 1_200)
+    api.center.queues.declare("news")
+    path = "/v1/queues/mail/jobs"
+    begun = api.ask("POST", path, {"act": "cancel"})
+    assert (begun.status, begun.json["phase"]) == (202, "counting")
+    location = begun.headers["location"]
+    assert location == f"{path}/{begun.json['id']}"
+    done = over_http(api, location)
+    told = (done["phase"], done["matching"], done["number"], done["by"])
+    assert told == ("done", 1_200, 1_200, "this machine")
+    assert api.center.counts("mail").waiting == 0
+    assert api.get(path).json["jobs"] == [done]
+    assert api.get("/v1/queues/news/jobs").json["jobs"] == []
+    assert api.get(f"/v1/queues/news/jobs/{done['id']}").status == 404
+    # One that is over stays as it is.
+    assert api.ask("POST", f"{location}:stop").json == done
+    at = "2030-01-31T09:30:00.000000Z"
+    api.center.put("mail", "one", b"{}", delay=3600)
+    moved = api.ask("POST", path, {"act": "reschedule", "time": at, "state": "scheduled"})
+    assert over_http(api, moved.headers["location"])["number"] == 1
+    [one] = api.center.get("one")
+    assert one.time_us == 1_896_082_200_000_000
+    for wrong in (
+        {"act": "reschedule"},
+        {"act": "cancel", "time": at},
+        {"act": "cancel", "state": "dead"},
+        {"act": "cancel", "exception": "OSError"},
+        {"act": "retry", "text": "x"},
+        {"act": "none"},
+    ):
+        assert api.ask("POST", path, wrong).status == 422, wrong
+    assert api.ask("POST", "/v1/queues/nobody/jobs", {"act": "cancel"}).status == 404
+    said = [entry[1:3] for entry in audit(api.center)]
     assert said.count(["cancel all", "mail"]) == 2
 
 
 @pytest.mark.cluster
-def test_all_failed_tasks_that_match_are_retried_by_a_job_over_http(
-    server: Server | Cluster, center: TimeoutCenter
-) -> None:
-    center.queues.declare("mail")
+def test_all_failed_tasks_that_match_are_retried_by_a_job_over_http(api: HttpServer) -> None:
+    api.center.queues.declare("mail")
     many = [failure(f"t{n}", exception="OSError") for n in range(250)]
     more = [failure("other"), failure("lost", exception="OSError", message=b"")]
-    assert all(center.failures.keep([*many, *more], FailureBounds()))
-    with HttpServer(server.toc_url) as http:
-        begun = http.ask("POST", "/v1/queues/mail/jobs", {"act": "retry", "exception": "OSError"})
-        done = over_http(http, begun.headers["location"])
-        told = [done[name] for name in ("phase", "matching", "looked", "number")]
-        assert told == ["done", 251, 251, 250]
-        assert done["notes"]["not_kept"] == 1
-        assert center.counts("mail").waiting == 250
-        again = http.ask("POST", "/v1/queues/mail/jobs", {"act": "retry", "exception": "OSError"})
-        assert over_http(http, again.headers["location"])["number"] == 0
-        assert center.counts("mail").waiting == 250  # each once
-        forgot = http.ask("POST", "/v1/queues/mail/jobs", {"act": "forget", "task": "shop.*"})
-        assert over_http(http, forgot.headers["location"])["number"] == 2
-    assert center.failures.find("mail").failures == []
+    assert all(api.center.failures.keep([*many, *more], FailureBounds()))
+    begun = api.ask("POST", "/v1/queues/mail/jobs", {"act": "retry", "exception": "OSError"})
+    done = over_http(api, begun.headers["location"])
+    told = [done[name] for name in ("phase", "matching", "looked", "number")]
+    assert told == ["done", 251, 251, 250]
+    assert done["notes"]["not_kept"] == 1
+    assert api.center.counts("mail").waiting == 250
+    again = api.ask("POST", "/v1/queues/mail/jobs", {"act": "retry", "exception": "OSError"})
+    assert over_http(api, again.headers["location"])["number"] == 0
+    assert api.center.counts("mail").waiting == 250  # each once
+    forgot = api.ask("POST", "/v1/queues/mail/jobs", {"act": "forget", "task": "shop.*"})
+    assert over_http(api, forgot.headers["location"])["number"] == 2
+    assert api.center.failures.find("mail").failures == []
 
 
 def test_a_reshard_is_a_job_that_goes_on_where_another_has_stopped(
-    server: Server | Cluster, local: Visitor, center: TimeoutCenter
+    api: HttpServer, local: Visitor, center: TimeoutCenter
 ) -> None:
     put_many(center, 300)
     if not center.clustered:  # where nothing is moved, they stay until they are delivered
@@ -572,28 +552,25 @@ def test_a_reshard_is_a_job_that_goes_on_where_another_has_stopped(
     form = local.get("limits?queue=mail")
     begun = local.send(form, "Reshard").headers["location"]  # as many as it has
     wait_for(local, begun, "Done: 0 messages moved.")
-    job = local.post("all", queue="mail", act="reshard", slots="16").headers["location"]
-    wait_for(local, job, "0 of ")
-    id = job.partition("id=")[2]
-    assert local.post("job", id=id, do="stop").status == 303
+    job = begin(local, "0 of ", "reshard", slots="16")
+    tell(local, job, "stop")
     wait_for(local, job, "Stopped: 0 messages moved.")
     path = "/v1/queues/mail/jobs"
-    with HttpServer(server.toc_url) as http:
-        for wrong in (
-            {"act": "reshard"},
-            {"act": "cancel", "slots": 4},
-            {"act": "reshard", "slots": 3},
-            {"act": "reshard", "slots": 4, "task": "x"},
-        ):
-            assert http.ask("POST", path, wrong).status == 422, wrong
-        if center.clustered:
-            return
-        asked = {"act": "reshard", "slots": 2, "settle": 1}
-        begun = http.ask("POST", path, asked)
-        assert (begun.status, begun.json["phase"], begun.json["slots"]) == (202, "running", 2)
-        done = over_http(http, begun.headers["location"])
-        assert (done["phase"], done["late"]) == ("done", 0)
-        assert done["number"] == done["matching"] > 150
+    for wrong in (
+        {"act": "reshard"},
+        {"act": "cancel", "slots": 4},
+        {"act": "reshard", "slots": 3},
+        {"act": "reshard", "slots": 4, "task": "x"},
+    ):
+        assert api.ask("POST", path, wrong).status == 422, wrong
+    if center.clustered:
+        return
+    asked = {"act": "reshard", "slots": 2, "settle": 1}
+    begun = api.ask("POST", path, asked)
+    assert (begun.status, begun.json["phase"], begun.json["slots"]) == (202, "running", 2)
+    done = over_http(api, begun.headers["location"])
+    assert (done["phase"], done["late"]) == ("done", 0)
+    assert done["number"] == done["matching"] > 150
     center.registry.forget("mail")
     declared = center.registry.declared("mail").declaration
     assert (declared.slots, declared.draining_counts) == (2, ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("client")
 __all__ = ("asked", "broker", "engine", "load", "new_url", "options", "queue", "store")  # fixtures
 
 
-def test_it_is_done_to_what_is_far_ahead_and_loaded_meanwhile(
+async def test_it_is_done_to_what_is_far_ahead_and_loaded_meanwhile(
     server: Any, queue: Any, store: Any, asked: Any, load: Any, options: Any
 ) -> None:
     ids = [f"far-{n}" for n in range(20)]
@@ -27,16 +26,13 @@ def test_it_is_done_to_what_is_far_ahead_and_loaded_meanwhile(
         send(queue, id)
     time_passes(store, *ids[:5], until_due=60)
 
-    async def run() -> None:
-        api = api_for(server.toc_url, **options)
-        jobs = api.page.tools.jobs
-        job = await counted(jobs, "cancel", Selection("mail"))
-        assert job.matching == 20
-        assert load() == 5
-        await jobs.confirm(job.id, "anna")
-        done = await over(jobs, job.id)
-        assert (done.phase, done.number, done.late) == ("done", 20, 0)
-        await api.aclose()
-
-    asyncio.run(run())
+    api = api_for(server.toc_url, **options)
+    jobs = api.page.tools.jobs
+    job = await counted(jobs, "cancel", Selection("mail"))
+    assert job.matching == 20
+    assert load() == 5
+    await jobs.confirm(job.id, "anna")
+    done = await over(jobs, job.id)
+    assert (done.phase, done.number, done.late) == ("done", 20, 0)
+    await api.aclose()
     assert not asked.get(ids)

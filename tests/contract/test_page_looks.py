@@ -31,21 +31,19 @@ from ..support.servers import Server
 
 
 @pytest.mark.timeout(150)
-def test_of_many_dead_letters_those_that_died_lately_are_grouped(
-    local: Visitor, center: TimeoutCenter
-) -> None:
+def test_of_many_dead_letters_those_that_died_lately_are_grouped(local: Visitor) -> None:
     number, lately = 2_060, 30
-    center.put_many("mail", [{"id": f"m-{n}", "body": b"{}"} for n in range(number)])
-    while messages := center.pop("mail", 500).messages:
+    local.center.put_many("mail", [{"id": f"m-{n}", "body": b"{}"} for n in range(number)])
+    while messages := local.center.pop("mail", 500).messages:
         for message in messages:
-            center.reject(message, requeue=False, error="OSError: no route")
-    assert center.counts("mail").dead == number
+            local.center.reject(message, requeue=False, error="OSError: no route")
+    assert local.center.counts("mail").dead == number
     wait_for(local, "dead", "that died within the last")
     kept = {f"m-{n}" for n in range(lately)}
-    for slot in center.registry.topic("mail").all_slots():
-        for id in center.client.zrange(slot.dead, 0, -1):
+    for slot in local.center.registry.topic("mail").all_slots():
+        for id in local.center.client.zrange(slot.dead, 0, -1):
             if id.decode() not in kept:  # two days earlier, as scores have it
-                center.client.zincrby(slot.dead, -2 * 86_400_000_000, id)
+                local.center.client.zincrby(slot.dead, -2 * 86_400_000_000, id)
     shown = wait_for(
         local, "dead", f"These are the {lately} that died within the last day", seconds=90
     )
@@ -107,24 +105,24 @@ def test_a_group_leads_to_its_own_messages_and_the_filters_from_there_to_others(
     assert len(re.findall(r'href="message[?]', every)) == 2
 
 
-def test_of_large_dead_letters_it_is_said_which_are_grouped(
-    local: Visitor, center: TimeoutCenter
-) -> None:
+def test_of_large_dead_letters_it_is_said_which_are_grouped(local: Visitor) -> None:
     for number in range(6):
-        center.put("mail", f"m-{number}", b"x" * 900_000)
-        center.reject(center.pop("mail").messages[0], requeue=False, error=f"OSError: {number}")
+        local.center.put("mail", f"m-{number}", b"x" * 900_000)
+        local.center.reject(
+            local.center.pop("mail").messages[0], requeue=False, error=f"OSError: {number}"
+        )
     shown = wait_for(local, "dead", ", of 6.")
     assert "These are the first 3 that died within the last" in shown
 
 
 @pytest.mark.cluster
-def test_of_many_queues_with_dead_letters_those_with_the_most_are_shown(
-    local: Visitor, center: TimeoutCenter
-) -> None:
+def test_of_many_queues_with_dead_letters_those_with_the_most_are_shown(local: Visitor) -> None:
     for n in range(53):
-        center.put_many(f"d-{n}", [{"id": f"m-{k}", "body": b"{}"} for k in range(2 if n else 3)])
-        for message in center.pop(f"d-{n}", 5).messages:
-            center.reject(message, requeue=False, error="OSError: no route")
+        local.center.put_many(
+            f"d-{n}", [{"id": f"m-{k}", "body": b"{}"} for k in range(2 if n else 3)]
+        )
+        for message in local.center.pop(f"d-{n}", 5).messages:
+            local.center.reject(message, requeue=False, error="OSError: no route")
     shown = wait_for(local, "dead", "and 3 queues with fewer")
     assert shown.count("<h2>") == 50
     assert shown.index("3 dead") < shown.index("2 dead")
@@ -209,20 +207,18 @@ def test_keys_that_wait_are_hidden_if_the_mask_names_them(
 
 @own_server
 @pytest.mark.one_server("it counts the calls of a server")
-def test_many_viewers_are_one_to_the_broker(
-    server: Server, center: TimeoutCenter, client: redis.Redis
-) -> None:
+def test_many_viewers_are_one_to_the_broker(server: Server, center: TimeoutCenter) -> None:
     """At most one look a second, whoever looks."""
     for queue in ("mail", "sms"):
         center.queues.declare(queue)
     with HttpServer(server.toc_url) as made, ThreadPoolExecutor(8) as pool:
         assert made.get("/page/").status == 200
-        began, before = time.monotonic(), calls_of(client)
+        began, before = time.monotonic(), calls_of(center.client)
         replies = list(pool.map(lambda _: made.get("/page/").status, range(300)))
         took = time.monotonic() - began
         assert replies == [200] * 300
         # One script for each slot of a queue, and one for what comes due of those with something.
-        assert calls_of(client) - before <= (took + 2) * 2 * 2 * 8
+        assert calls_of(center.client) - before <= (took + 2) * 2 * 2 * 8
 
 
 @pytest.mark.cluster
@@ -281,13 +277,11 @@ def test_many_viewers_of_a_filter_are_about_one_to_the_broker(
 
 
 @pytest.mark.cluster
-def test_what_is_done_is_seen_through_a_filter_at_once(
-    local: Visitor, center: TimeoutCenter
-) -> None:
-    center.put_many(
+def test_what_is_done_is_seen_through_a_filter_at_once(local: Visitor) -> None:
+    local.center.put_many(
         "mail", [{"id": f"m-{n}", "body": b'{"to": "anna"}', "delay": 60} for n in range(300)]
     )
-    center.put("mail", "last", b'{"to": "ben"}', delay=3600)
+    local.center.put("mail", "last", b'{"to": "ben"}', delay=3600)
     view = "queue?queue=mail&text=ben"
     assert "message?queue=mail" in local.get(view).body.decode()
     assert local.post("do", queue="mail", id="last", act="cancel", sure="1").status == 303
@@ -357,9 +351,7 @@ def test_while_the_first_look_at_very_many_queues_takes_long_it_is_told_how_far_
     center.client.flushall()
 
 
-def test_a_filter_looks_on_by_itself_and_shows_how_far_it_is(
-    local: Visitor, center: TimeoutCenter
-) -> None:
+def test_a_filter_looks_on_by_itself_and_shows_how_far_it_is(local: Visitor) -> None:
     tasks = [
         {
             "id": f"m{number:05}",
@@ -368,7 +360,7 @@ def test_a_filter_looks_on_by_itself_and_shows_how_far_it_is(
         }
         for number in range(21_000)
     ]
-    center.put_many("mail", tasks)
+    local.center.put_many("mail", tasks)
     view = "queue?queue=mail&text=needle"
     first = local.get(view).body.decode()
     assert "<progress" in first and "Next page" not in first

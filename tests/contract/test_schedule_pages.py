@@ -9,8 +9,10 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import datetime, timezone
 from html import unescape
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -235,68 +237,60 @@ def test_a_page_has_what_is_put_after_its_schedules_were_counted(
     assert named(center, 2, "bb") == (["c"], None)
 
 
+class Told:
+    """In the place of the library: what it hears."""
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[str, str]] = []
+
+    def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
+        self.changes.append((change.name, change.wanted))
+
+
 def test_the_library_hears_of_a_change_whatever_happens_to_its_place(
     center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[str, str]] = []
-
-    class Recorder:
-        def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
-            told.append((change.name, change.wanted))
+    told = Told()
 
     def broken(*args: Any) -> Any:
         raise redis.ConnectionError("cut")
 
     recurring = center.recurring
-    monkeypatch.setattr(center, "recorder", Recorder())
+    monkeypatch.setattr(center, "recorder", told)
     note = recurring.places.note
     with monkeypatch.context() as patched:
         patched.setattr(recurring.places, "note", broken)
         with pytest.raises(redis.ConnectionError):
             put(center, "mail", "a")
-        assert told == [] == recurring.read("mail", ["a"])[1]
+        assert told.changes == [] == recurring.read("mail", ["a"])[1]
         # It is noted before, and cannot be noted again.
         left = [note, broken]
         patched.setattr(recurring.places, "note", lambda *args: left.pop(0)(*args))
         with pytest.raises(redis.ConnectionError):
             put(center, "mail", "a")
-    assert told == [("a", "a@1")]
+    assert told.changes == [("a", "a@1")]
     assert places(center, "a") == ["mail"]
     with monkeypatch.context() as patched:
         patched.setattr(recurring.places, "gone", broken)
         delete(center, "mail", "a")
-    assert told == [("a", "a@1"), ("a", "")]
+    assert told.changes == [("a", "a@1"), ("a", "")]
     # The place is left, until somebody looks there.
     assert len(noted(center)) == 1
     assert places(center, "a") == [] == noted(center)
     assert recurring.topics() == []
 
 
-def test_the_library_hears_of_a_change_that_too_few_replicas_have(
-    server: Server | Cluster, center: TimeoutCenter
-) -> None:
-    told: list[str] = []
-
-    class Recorder:
-        def scheduled(self, topic: str, change: ScheduleChange, at_us: int) -> None:
-            told.append(change.wanted)
-
+def test_the_library_hears_of_a_change_that_too_few_replicas_have(center: TimeoutCenter) -> None:
     put(center, "mail", "a")
     other = TimeoutCenter(center.client, wait_replicas=1, wait_timeout=0.01)
-    other.recorder = Recorder()
+    told = other.recorder = Told()
     with pytest.raises(ReplicationError):
         delete(other, "mail", "a")
-    assert told == [""]
+    assert told.changes == [("a", "")]
     assert noted(center) == []
 
 
 # -- over HTTP
-
-
-@pytest.fixture
-def folder(tmp_path: Path, server: Server | Cluster) -> Path:
-    (tmp_path / "pageshop.py").write_text(APP.format(broker=server.toc_url))
-    return tmp_path
 
 
 @pytest.fixture
@@ -307,39 +301,45 @@ def tasks(server: Server | Cluster, client: redis.Redis) -> Iterator[TaskCenter]
     app.close()
 
 
+def web(server: Server | Cluster, folder: Path, *options: str, **environment: str) -> HttpServer:
+    """The page and the API of an app, whose module is in this folder."""
+    (folder / "pageshop.py").write_text(APP.format(broker=server.toc_url))
+    there = {"PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}", **environment}
+    command = ("-m", "celery", "-A", "pageshop", "toc", "web")
+    return HttpServer(server.toc_url, *options, command=command, environment=there)
+
+
 @pytest.fixture(scope="module")
 def app_server(
     server: Server | Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[HttpServer]:
-    """The page of the app, for who sits at the machine."""
-    folder = tmp_path_factory.mktemp("app")
-    (folder / "pageshop.py").write_text(APP.format(broker=server.toc_url))
-    path = f"{folder}:{Path(__file__).parents[2]}"
-    command = ("-m", "celery", "-A", "pageshop", "toc", "web")
-    with HttpServer(server.toc_url, command=command, environment={"PYTHONPATH": path}) as made:
+    """For who sits at the machine."""
+    with web(server, tmp_path_factory.mktemp("app")) as made:
         yield made
 
 
 @pytest.fixture
-def serve(folder: Path, server: Server | Cluster) -> Iterator[Callable[..., HttpServer]]:
-    made: list[HttpServer] = []
+def visitor(app_server: HttpServer) -> Visitor:
+    made = Visitor(app_server)
+    made.get("schedules?new=1")
+    return made
 
-    def start(*tokens: str, allow: str = "*") -> HttpServer:
-        api = HttpServer(
-            server.toc_url,
-            *("--allow", allow),
-            command=("-m", "celery", "-A", "pageshop", "toc", "web"),
-            environment={
-                "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}",
-                "TOC_HTTP_TOKENS": ";".join(tokens),
-            },
-        )
-        made.append(api)
-        return api
 
-    yield start
-    for api in made:
-        api.stop()
+Serve = Callable[..., tuple[HttpServer, dict[str, str]]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path, server: Server | Cluster) -> Iterator[Serve]:
+    """Starts one with tokens, whose roles and queues are given: it, and their secrets."""
+    with ExitStack() as stack:
+
+        def start(allow: str = "*", **tokens: tuple[str, str]) -> tuple[HttpServer, dict[str, str]]:
+            made = {name: new_token(name, *given) for name, given in tokens.items()}
+            lines = ";".join(line for _, line in made.values())
+            api = web(server, tmp_path, "--allow", allow, TOC_HTTP_TOKENS=lines)
+            return stack.enter_context(api), {name: secret for name, (secret, _) in made.items()}
+
+        yield start
 
 
 def pages(api: HttpServer, secret: str = "", limit: int = 3, more: str = "") -> list[str]:
@@ -358,15 +358,12 @@ def ask(api: HttpServer, path: str, secret: str, method: str = "GET") -> Any:
     return api.ask(method, path, headers={"authorization": f"Bearer {secret}"} if secret else {})
 
 
-def test_the_api_has_every_schedule_once(
-    tasks: TaskCenter, serve: Callable[..., HttpServer]
-) -> None:
+def test_the_api_has_every_schedule_once(tasks: TaskCenter, serve: Serve) -> None:
     every = []
-    for queue in QUEUES:
-        for number in range(4):
-            every.append(f"{queue}: {number}".replace("\0", "0"))
-            tasks.schedules.put(every[-1], "shop.remind", 3600 - number, queue=queue)
-    api = serve()
+    for queue, number in product(QUEUES, range(4)):
+        every.append(f"{queue}: {number}".replace("\0", "0"))
+        tasks.schedules.put(every[-1], "shop.remind", 3600 - number, queue=queue)
+    api, _ = serve()
     for limit in (1, 3, 4, 100):
         assert pages(api, limit=limit) == every
         assert pages(api, limit=limit, more="&queue=a%20b") == every[4:8]
@@ -420,32 +417,23 @@ def test_a_back_fill_whose_client_has_gone_is_sent_to_its_end(
     wait_until(lambda: tasks.center.counts("celery").waiting >= 9000, 60)
 
 
-def test_a_token_sees_the_schedules_of_its_queues(
-    tasks: TaskCenter, serve: Callable[..., HttpServer]
-) -> None:
-    for queue in ("mail", "sms-1", "sms-2", "zoo"):
-        for number in range(3):
-            tasks.schedules.put(f"{queue}/{number}", "shop.remind", 3600, queue=queue)
-    secrets, lines = {}, []
-    for name, roles, queues in (
-        ("sms", "read", "sms-*"),
-        ("all", "read,operate", "*"),
-        ("ends", "read,operate", "*-2,mail"),
-        ("writer", "write", "*"),
-    ):
-        secrets[name], line = new_token(name, roles, queues)
-        lines.append(line)
-    api = serve(*lines)
+def test_a_token_sees_the_schedules_of_its_queues(tasks: TaskCenter, serve: Serve) -> None:
     every = [f"{queue}/{n}" for queue in ("mail", "sms-1", "sms-2", "zoo") for n in range(3)]
+    for name in every:
+        tasks.schedules.put(name, "shop.remind", 3600, queue=name.partition("/")[0])
+    api, secrets = serve(
+        sms=("read", "sms-*"),
+        all=("read,operate", "*"),
+        ends=("read,operate", "*-2,mail"),
+        writer=("write", "*"),
+    )
     for limit in (1, 2, 3, 100):
         assert pages(api, secrets["all"], limit) == every
         assert pages(api, secrets["sms"], limit) == every[3:9]
         assert pages(api, secrets["ends"], limit) == every[:3] + every[6:9]
     # Also behind one that it does not see.
-    assert (
-        ask(api, "/v1/schedules?after=mail:mail%2F1", secrets["sms"]).json["schedules"][0]["name"]
-        == "sms-1/0"
-    )
+    behind = ask(api, "/v1/schedules?after=mail:mail%2F1", secrets["sms"]).json
+    assert behind["schedules"][0]["name"] == "sms-1/0"
     for path, status in (
         ("/v1/schedules/sms-1%2F0", 200),
         ("/v1/schedules/sms-1%2F0/history", 200),
@@ -485,10 +473,7 @@ def boxes(reply: Any) -> dict[str, str]:
     return found
 
 
-def test_the_page_puts_changes_and_deletes_a_schedule(
-    tasks: TaskCenter, app_server: HttpServer
-) -> None:
-    visitor = Visitor(app_server)
+def test_the_page_puts_changes_and_deletes_a_schedule(tasks: TaskCenter, visitor: Visitor) -> None:
     shown = visitor.get("schedules?new=1")
     assert b'<option value="shop.pay">' in shown.body
     assert b"these are the tasks that this process has loaded" in shown.body
@@ -500,12 +485,10 @@ def test_the_page_puts_changes_and_deletes_a_schedule(
     assert b"nightly is put." in visitor.follow(reply).body
     found = tasks.schedules.get("nightly")
     assert found is not None
-    assert (found.task, found.text, found.args, found.kwargs) == (
-        *("shop.pay", "0 3 * * 1-5", [7], {"card": "4111"}),
-    )
-    assert (found.misfire, found.overlap, found.max_runs, found.grace, found.jitter) == (
-        *("skip", "wait", 9, 5400, 1.5),
-    )
+    told = (found.task, found.text, found.args, found.kwargs)
+    assert told == ("shop.pay", "0 3 * * 1-5", [7], {"card": "4111"})
+    told = (found.misfire, found.overlap, found.max_runs, found.grace, found.jitter)
+    assert told == ("skip", "wait", 9, 5400, 1.5)
     assert found.start == datetime(2026, 1, 31, 9, 30, tzinfo=timezone.utc)
     assert (found.timezone, [one.year for one in found.exclude]) == ("Europe/Berlin", [2030, 2031])
     assert found.edits[0].by == "this machine (page)"
@@ -526,10 +509,9 @@ def test_the_page_puts_changes_and_deletes_a_schedule(
     reply = visitor.send(shown, "Delete")
     assert b"nightly is deleted." in visitor.follow(reply).body
     assert tasks.schedules.get("nightly") is None
-    acts = [(one[0], one[1], one[3]) for one in audit(tasks.center)]
-    assert acts == [
-        ("this machine", act, "nightly") for act in ["put schedule"] * 3 + ["delete schedule"]
-    ]
+    assert {(one[0], one[3]) for one in audit(tasks.center)} == {("this machine", "nightly")}
+    acts = [one[1] for one in audit(tasks.center)]
+    assert acts == ["put schedule"] * 3 + ["delete schedule"]
 
 
 GOOD = {"name": "x", "task": "shop.remind", "when": "30s", "args": "[1]", "grace": "1m"}
@@ -560,11 +542,9 @@ GOOD = {"name": "x", "task": "shop.remind", "when": "30s", "args": "[1]", "grace
     ],
 )
 def test_a_form_that_cannot_be_used_comes_back_with_what_was_typed(
-    tasks: TaskCenter, app_server: HttpServer, view: str, field: str, typed: str, text: str
+    tasks: TaskCenter, visitor: Visitor, view: str, field: str, typed: str, text: str
 ) -> None:
     tasks.schedules.put("taken", "shop.remind", 60)
-    visitor = Visitor(app_server)
-    visitor.get("schedules")
     good = {**GOOD, "act": "put"}
     if "positional" in text:
         good["task"] = "shop.pay"
@@ -576,26 +556,19 @@ def test_a_form_that_cannot_be_used_comes_back_with_what_was_typed(
     marked = re.findall(r'name="(\w+)"[^>]* aria-invalid="true" aria-describedby="wrong"', shown)
     assert marked == ([field] if field else [])
     there = boxes(reply)
-    assert all(
-        there[name] == said for name, said in good.items() if name in there and said != "never"
-    )
+    left = {name: said for name, said in good.items() if name in there and said != "never"}
+    assert left.items() <= there.items()
     assert len(there) == (15 if view == "schedules" else 5)
     assert audit(tasks.center) == [] and tasks.schedules.count() == 1
     assert tasks.counts("celery").ready == 0
 
 
-def test_the_page_sends_a_task_once(tasks: TaskCenter, app_server: HttpServer) -> None:
-    visitor = Visitor(app_server)
+def test_the_page_sends_a_task_once(tasks: TaskCenter, visitor: Visitor) -> None:
     shown = visitor.get("send?queue=mail")
     assert boxes(shown)["queue"] == "mail"
     [id] = re.findall(r'name="id" value="([^"]+)"', shown.body.decode())
-    form = {
-        "id": id,
-        "act": "send",
-        "task": "shop.pay",
-        "args": "[7]",
-        "kwargs": '{"card": "4111-1111-1111"}',
-    }
+    form = {"id": id, "act": "send", "task": "shop.pay", "args": "[7]"}
+    form["kwargs"] = '{"card": "4111-1111-1111"}'
     for said in (b"shop.pay was sent.", b"It was sent before."):
         reply = visitor.post("send", **form, eta="2h", queue="mail")
         there = visitor.follow(reply)
@@ -605,23 +578,13 @@ def test_the_page_sends_a_task_once(tasks: TaskCenter, app_server: HttpServer) -
     assert (sent.id, sent.args, sent.kwargs) == (id, [7], {"card": "4111-1111-1111"})
     assert abs(found.time_us / 1e6 - time.time() - 7200) < 60
     assert tasks.counts("mail").scheduled == 1
-    assert [one[:4] for one in audit(tasks.center)] == [
-        ["this machine", "send", "mail", f"shop.pay {id}"]
-    ]
+    [done] = audit(tasks.center)
+    assert done[:4] == ["this machine", "send", "mail", f"shop.pay {id}"]
 
 
-def test_who_may_start_what_on_the_page(
-    tasks: TaskCenter, serve: Callable[..., HttpServer]
-) -> None:
-    secrets, lines = {}, []
-    for name, roles, queues in (
-        ("reader", "read", "*"),
-        ("mail", "read,write", "mail"),
-        ("all", "read,write,operate", "*"),
-    ):
-        secrets[name], line = new_token(name, roles, queues)
-        lines.append(line)
-    api = serve(*lines, allow="shop.remind")
+def test_who_may_start_what_on_the_page(tasks: TaskCenter, serve: Serve) -> None:
+    rights = {"reader": ("read", "*"), "mail": ("read,write", "mail")}
+    api, secrets = serve("shop.remind", **rights, all=("read,write,operate", "*"))
     tasks.schedules.put("there", "shop.remind", 60)
 
     def visitor(name: str) -> Visitor:
@@ -646,19 +609,16 @@ def test_who_may_start_what_on_the_page(
     assert everyone.post("schedules", **{**GOOD, "task": "shop.pay", "act": "put"}).status == 403
     assert everyone.post("send", proof="forged", **remind).status == 403
     assert tasks.counts("mail").ready == 1 and tasks.schedules.count() == 1
-    assert [one[:3] for one in audit(tasks.center) if one[1] == "send"] == [
-        ["mail", "send", "mail"]
-    ]
+    [done] = [one for one in audit(tasks.center) if one[1] == "send"]
+    assert done[:3] == ["mail", "send", "mail"]
 
 
 def test_a_schedule_that_the_form_cannot_have_is_not_changed_by_it(
-    tasks: TaskCenter, app_server: HttpServer
+    tasks: TaskCenter, visitor: Visitor
 ) -> None:
     then = tasks.app.signature("shop.remind", args=[2])
     tasks.schedules.put("chained", tasks.app.signature("shop.remind", link=then), 60)
     tasks.schedules.put("owned", "shop.remind", 60, owner="a program")
-    visitor = Visitor(app_server)
-    visitor.get("schedules")
     for name, text in (("chained", "callbacks or a chain"), ("owned", "by 'a program'")):
         before = tasks.schedules.get(name)
         shown = visitor.get(f"schedules?name={name}&edit=1")

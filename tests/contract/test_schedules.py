@@ -32,8 +32,8 @@ from ..chaos.firings import chaos
 from ..support.cases import each
 from ..support.cluster import Cluster
 from ..support.fixtures import own_server
-from ..support.inspection import now_us
-from ..support.loops import in_loop, watched
+from ..support.inspection import calls_of, now_us
+from ..support.loops import watched
 from ..support.servers import Server, SteppedServer
 
 UTC = timezone.utc
@@ -46,9 +46,8 @@ def remind(*args: Any, **kwargs: Any) -> None:
 @pytest.fixture
 def stepped(tmp_path: Path) -> Iterator[SteppedServer]:
     """In the place of the server."""
-    made = SteppedServer(tmp_path).start()
-    yield made
-    made.stop()
+    with SteppedServer(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture
@@ -87,17 +86,35 @@ def fire(center: TaskCenter, name: str, queue: str = "jobs") -> list[str]:
     return taken
 
 
-def counted(center: TaskCenter) -> tuple[int, int]:
+def counted(center: TaskCenter, since: tuple[int, int] = (0, 0)) -> tuple[int, int]:
     """How many firings this process has counted as run, and as missed."""
     counts = center.metrics.counts(center.registry.topic("jobs"))
-    return counts.fired, counts.missed
+    return counts.fired - since[0], counts.missed - since[1]
 
 
 def bring_forward(center: TaskCenter, name: str) -> None:
     """Make the next firing due now, however long it had to wait."""
+    center.run_now(there(center, name).next_id)
+
+
+def run_next(center: TaskCenter, name: str = "a") -> kombu_toc.Delivery:
+    """Have the next firing run now: what is delivered for it."""
+    bring_forward(center, name)
+    [delivery] = pop(center)
+    assert take(center.center.recurring, delivery, name)[0] == "run"
+    return delivery
+
+
+def there(center: TaskCenter, name: str = "a") -> Any:
+    """The schedule of that name."""
     found = center.schedules.get(name)
-    assert found is not None and found.next_id is not None
-    center.run_now(found.next_id)
+    assert found is not None
+    return found
+
+
+def look(center: TaskCenter) -> None:
+    """What a worker does that looks for firings that are gone."""
+    worker.Followers()(center.center, lambda *_: None, lambda: True)
 
 
 @pytest.mark.cluster
@@ -120,17 +137,12 @@ def test_the_next_firing_waits_as_a_message_of_its_own(center: TaskCenter) -> No
 @pytest.mark.cluster
 def test_who_takes_a_firing_puts_the_next_one_once(center: TaskCenter) -> None:
     made = center.schedules.put("often", "shop.remind", timedelta(hours=1))
-    first = made.next_id
-    assert first is not None
-    bring_forward(center, "often")
-    [delivery] = pop(center)
-    assert take(center.center.recurring, delivery, "often")[0] == "run"
+    delivery = run_next(center, "often")
     [second] = waiting(center)
     # Delivered again, because its worker died: nothing more is put.
     assert take(center.center.recurring, delivery, "often")[0] == "run"
     assert waiting(center) == [second]
-    found = center.schedules.get("often")
-    assert found is not None
+    found = there(center, "often")
     assert found.next == made.next + timedelta(hours=1)
     assert (found.next_id, found.last, found.runs) == (second, made.next, 1)
 
@@ -169,19 +181,19 @@ def test_many_schedules_are_put_in_few_round_trips(center: TaskCenter, client: r
         {"name": "changes", "task": "shop.remind", "schedule": 3600, "args": (1,)},
         {"name": "s5", "task": "shop.remind", "schedule": 7200, "args": (5,)},  # once more
     ]
-    before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    before = calls_of(client, "evalsha")
     found = center.schedules.put_many(entries)
-    calls = client.info("commandstats")["cmdstat_evalsha"]["calls"] - before
+    calls = calls_of(client, "evalsha") - before
     assert [one.name for one in found] == [entry["name"] for entry in entries]
     assert [one.args[0] for one in found[:300]] == list(range(300))
     kept = {one.name: one for one in center.schedules.each()}
     assert kept == {one.name: one for one in found}
     assert len(waiting(center)) == 301 and len(waiting(center, "other")) == 1
     assert calls < 1.2 * len(entries)  # one script each, and a few more
-    before = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    before = calls_of(client, "evalsha")
     assert center.schedules.put_many(entries[6:300]) == found[6:300]
-    calls = client.info("commandstats")["cmdstat_evalsha"]["calls"] - before
-    assert calls < len(entries) / 20  # what is there is read, a hundred together
+    # What is there is read, a hundred together.
+    assert calls_of(client, "evalsha") - before < len(entries) / 20
     for number in (6, 7, 250):  # the messages are those that Celery makes
         assert center.schedules.put(**entries[number]) == found[number]
     bad = [{"name": "x", "task": "shop.remind", "schedule": 60}, {**entries[0], "schedule": "no"}]
@@ -217,7 +229,7 @@ def test_firings_that_come_together_are_taken_together(
 
     monkeypatch.setattr(recurring, "read", counting)
     together = Together(recurring, lambda one, name: again.append((one.id, name)))
-    fired, missed = counted(center)
+    before = counted(center)
     taken = []
     for number in (1, 4, 100):
         delivered = center.pop("jobs", number).messages
@@ -230,10 +242,10 @@ def test_firings_that_come_together_are_taken_together(
     assert [len(names) for names in reads] == [1, 4, 28]
     assert {id for _, id in taken} == {one for one in ids if one[:4] not in ("s30@", "s31@")}
     assert again == [(changed.id, changed.id.partition("@")[0])]
-    assert counted(center) == (fired + 29, missed)
+    assert counted(center, before) == (29, 0)
     assert len(waiting(center)) == 29  # what follows
     assert take(recurring, changed, again[0][1])[0] == "run"
-    assert counted(center) == (fired + 30, missed)
+    assert counted(center, before) == (30, 0)
     assert together.take([changed]) == ([], [])
 
 
@@ -324,10 +336,9 @@ def test_who_moves_a_schedule_and_dies_leaves_it_in_one_queue(
         center.schedules.put("a", "shop.remind", 3600, queue="other")
     monkeypatch.undo()
     monkeypatch.setattr(worker, "GONE_US", 0)
-    worker.Followers()(center.center, lambda *_: None, lambda: True)
+    look(center)
     assert waiting(center) + waiting(center, "other") == [made.next_id]
-    found = center.schedules.get("a")
-    assert found is not None and found.next == made.next
+    assert there(center).next == made.next
     moved = center.schedules.put("a", "shop.remind", 3600, queue="other")
     assert (moved.queue, moved.next, moved.state) == ("other", made.next, "active")
     assert (waiting(center), waiting(center, "other")) == ([], [made.next_id])
@@ -345,10 +356,9 @@ def test_what_was_missed_while_nothing_ran(center: TaskCenter, misfire: str) -> 
     before = counted(center)
     time.sleep(1.5)  # the server's clock must go on
     verdicts = fire_all(center, "a")
-    found = center.schedules.get("a")
-    assert found is not None and found.last is not None
+    found = there(center)
     planned = (found.last - made.next) // timedelta(seconds=0.2) + 1
-    fired, missed = (now - then for now, then in zip(counted(center), before, strict=True))
+    fired, missed = counted(center, before)
     assert fired == verdicts.count("run")
     assert fired + missed == round((found.next - made.next) / timedelta(seconds=0.2))
     if misfire == "all":
@@ -398,7 +408,7 @@ def test_a_cancelled_firing_stays_cancelled_although_the_clock_is_set_back(
     made = center.schedules.put("a", "shop.remind", 3600)
     stepped.step(-86_400)
     center.cancel(made.next_id)
-    worker.Followers()(center.center, lambda *_: None, lambda: True)
+    look(center)
     found = center.schedules.get("a")
     assert waiting(center) == [found.next_id]
     assert found.next.timestamp() * 1e6 <= now_us(center.client) + 3600e6
@@ -432,17 +442,14 @@ def test_a_firing_that_meets_the_former_one(center: TaskCenter, overlap: str) ->
     center.schedules.put("a", "shop.remind", 3600, overlap=overlap)
     recurring = center.center.recurring
     before = counted(center)
-    bring_forward(center, "a")
-    [former] = pop(center)
-    assert take(recurring, former, "a")[0] == "run"
+    former = run_next(center)
     bring_forward(center, "a")
     [second] = pop(center)
     verdict, now = take(recurring, second, "a")
     assert verdict == {"allow": "run", "skip": "drop"}.get(overlap, "wait")
     if overlap in ("allow", "skip"):
         assert center.schedules.get("a").runs == {"allow": 2, "skip": 1}[overlap]
-        fired, missed = (now - then for now, then in zip(counted(center), before, strict=True))
-        assert (fired, missed) == {"allow": (2, 0), "skip": (1, 1)}[overlap]
+        assert counted(center, before) == {"allow": (2, 0), "skip": (1, 1)}[overlap]
         return
     # It is given back for a while, and none is put behind it.
     assert center.release([second.due_at(now + 50_000)]) == 1
@@ -526,7 +533,7 @@ def test_looking_for_firings_that_are_gone_costs_the_same_whatever_waits(
         for n in range(number):
             center.schedules.put(f"s{n}", "shop.remind", 3600)
         sent.clear()
-        worker.Followers()(center.center, lambda *_: None, lambda: True)
+        look(center)
         costs.append(len(sent))
         assert [found for _, found, _ in sent] == [[]]
     assert costs == [1, 1]
@@ -557,9 +564,7 @@ def test_a_firing_that_is_cancelled_or_purged_is_lost_and_the_next_one_comes(
         follow(center.center, lambda *_: None, lambda: True)
     assert set(waiting(center)) == {center.schedules.get(name).next_id for name in names}
     for name in names:
-        found = center.schedules.get(name)
-        assert found is not None
-        assert found.next == before[name].upcoming(2)[1]
+        assert there(center, name).next == before[name].upcoming(2)[1]
         [lost] = center.schedules.history(name)
         assert (lost.id, lost.outcome) == (before[name].next_id, "lost")
     assert center.schedules.get("paused").next is None
@@ -638,10 +643,17 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_kept(
     assert waiting(center) == []
 
 
-def test_what_is_made_of_several_tasks_is_refused(app: Celery, center: TaskCenter) -> None:
+def test_what_a_schedule_cannot_send_is_refused(app: Celery, center: TaskCenter) -> None:
+    """Several tasks, and one with a unique key."""
     remind = app.tasks["shop.remind"]
-    with pytest.raises(ScheduleError, match="sends one task"):
-        center.schedules.put("a", group(remind.s(1), remind.s(2)), 60)
+    unique = celery_toc.unique(key="x", until="done")
+    for task, options, said in (
+        (group(remind.s(1), remind.s(2)), None, "sends one task"),
+        ("shop.remind", unique, "unique key"),
+    ):
+        with pytest.raises(ScheduleError, match=said):
+            center.schedules.put("a", task, 60, options=options)
+    assert center.schedules.count() == 0
 
 
 def test_what_holds_for_a_message_of_its_own_holds_for_each_firing(center: TaskCenter) -> None:
@@ -651,14 +663,10 @@ def test_what_holds_for_a_message_of_its_own_holds_for_each_firing(center: TaskC
         "a", "shop.remind", 3600, options={"headers": headers}, overlap="skip"
     )
     for _ in range(2):
-        bring_forward(center, "a")
-        [delivery] = pop(center)
-        assert (delivery.key, delivery.visibility, delivery.outlives_ack) == (
-            *("customer 42", 7.0),
-            True,
-        )
+        delivery = run_next(center)
+        told = (delivery.key, delivery.visibility, delivery.outlives_ack)
+        assert told == ("customer 42", 7.0, True)
         assert delivery.ends_us is not None
-        assert take(center.center.recurring, delivery, "a")[0] == "run"
         center.ack([delivery])
     assert center.schedules.get("a").last == made.next + timedelta(hours=1)
 
@@ -679,10 +687,8 @@ def test_each_firing_has_a_token_of_its_own_that_leads_to_its_row(center: TaskCe
     for name, headers in (("a", {}), ("b", {"x-biz-id": "order 7"})):
         ends = kombu_toc.token_with("", headers)
         assert bool(ends) == bool(headers)
-        made, tokens = (
-            center.schedules.put(name, "shop.remind", 60, options={"headers": headers}),
-            [],
-        )
+        made = center.schedules.put(name, "shop.remind", 60, options={"headers": headers})
+        tokens = []
         for _ in range(2):
             [found] = center.get(made.next_id)
             properties = kombu_toc.unpack(found.body, found.id)["properties"]
@@ -691,14 +697,6 @@ def test_each_firing_has_a_token_of_its_own_that_leads_to_its_row(center: TaskCe
             made = center.schedules.skip_next(name)
         assert all(len(one) == 8 + len(ends) and one.endswith(ends) for one in tokens), tokens
         assert tokens[0][:8] != tokens[1][:8]
-
-
-def test_a_task_with_a_unique_key_is_refused(center: TaskCenter) -> None:
-    with pytest.raises(ScheduleError, match="unique key"):
-        center.schedules.put(
-            "a", "shop.remind", 60, options=celery_toc.unique(key="x", until="done")
-        )
-    assert center.schedules.count() == 0
 
 
 def test_the_message_is_celerys_own(app: Celery, center: TaskCenter) -> None:
@@ -746,8 +744,7 @@ def test_who_has_read_a_schedule_before_others_went_on_with_it_changes_nothing(
 
     verdicts.append(take(Slow(), delivery, "a")[0])
     assert verdicts == ["run", "run", "run"]
-    found = center.schedules.get("a")
-    assert found is not None
+    found = there(center)
     assert waiting(center) == [found.next_id]
     assert (found.runs, found.next) == (2, made.next + timedelta(hours=2))
 
@@ -765,32 +762,31 @@ def test_a_firing_is_one_message_whoever_dies_when(
 
 
 @pytest.mark.cluster
-def test_schedules_are_put_and_changed_from_an_event_loop(
+async def test_schedules_are_put_and_changed_from_an_event_loop(
     app: Celery, server: Server | Cluster, client: redis.Redis
 ) -> None:
-    async def run() -> None:
-        schedules = aio.timeout_center(app).schedules
-        made = await schedules.put("a", app.tasks["shop.remind"], 3600, args=(1,))
-        assert made == await schedules.get("a")
-        assert (await schedules.list()).schedules == [made]
-        assert [one async for one in schedules.each()] == [made]
-        waiting = await aio.timeout_center(app).scheduled(["jobs"], 9)
-        assert [task.id for task in waiting] == [made.next_id]
-        assert (await schedules.pause("a")).paused
-        assert (await schedules.resume("a")).next == made.next
-        assert (await schedules.skip_next("a")).next == made.next + timedelta(hours=1)
-        assert (await schedules.run_now("a")).endswith("!")
-        assert [one.outcome for one in await schedules.history("a")] == ["started", "left out"]
-        with pytest.raises(UnknownScheduleError):
-            await schedules.pause("b")
-        assert await schedules.delete("a")
-        assert await schedules.count() == 0
-        await aio.aclose(app)
-
-    in_loop(run())
+    schedules = aio.timeout_center(app).schedules
+    made = await schedules.put("a", app.tasks["shop.remind"], 3600, args=(1,))
+    assert made == await schedules.get("a")
+    assert (await schedules.list()).schedules == [made]
+    assert [one async for one in schedules.each()] == [made]
+    waiting = await aio.timeout_center(app).scheduled(["jobs"], 9)
+    assert [task.id for task in waiting] == [made.next_id]
+    assert (await schedules.pause("a")).paused
+    assert (await schedules.resume("a")).next == made.next
+    assert (await schedules.skip_next("a")).next == made.next + timedelta(hours=1)
+    assert (await schedules.run_now("a")).endswith("!")
+    assert [one.outcome for one in await schedules.history("a")] == ["started", "left out"]
+    with pytest.raises(UnknownScheduleError):
+        await schedules.pause("b")
+    assert await schedules.delete("a")
+    assert await schedules.count() == 0
+    await aio.aclose(app)
 
 
-def test_many_schedules_are_put_while_the_loop_turns(app: Celery, client: redis.Redis) -> None:
+async def test_many_schedules_are_put_while_the_loop_turns(
+    app: Celery, client: redis.Redis
+) -> None:
     class Slow(celery.Task):
         def apply_async(self, *args: Any, **options: Any) -> Any:
             time.sleep(1)  # as a broker that is slow to declare a queue
@@ -800,17 +796,14 @@ def test_many_schedules_are_put_while_the_loop_turns(app: Celery, client: redis.
     def slow() -> None:
         pass
 
-    async def run() -> None:
-        schedules = aio.timeout_center(app).schedules
-        entries = ({"name": name, "task": slow, "schedule": 60} for name in ("a", "b"))
-        async with watched():
-            made = await schedules.signed("me").put_many(entries)
-        assert [one.name for one in made] == ["a", "b"]
-        assert made == [one async for one in schedules.each()]
-        assert made[0].edits[0].by == "me"
-        await aio.aclose(app)
-
-    in_loop(run())
+    schedules = aio.timeout_center(app).schedules
+    entries = ({"name": name, "task": slow, "schedule": 60} for name in ("a", "b"))
+    async with watched():
+        made = await schedules.signed("me").put_many(entries)
+    assert [one.name for one in made] == ["a", "b"]
+    assert made == [one async for one in schedules.each()]
+    assert made[0].edits[0].by == "me"
+    await aio.aclose(app)
 
 
 def test_what_is_running_is_known_however_many_were_left_out_meanwhile(center: TaskCenter) -> None:
@@ -844,9 +837,7 @@ def test_a_firing_that_comes_back_while_the_next_one_runs_does_not_run_beside_it
     """Its worker died; it acknowledges late."""
     center.schedules.put("a", "shop.remind", 3600, overlap=overlap)
     recurring = center.center.recurring
-    bring_forward(center, "a")
-    [first] = pop(center)
-    assert take(recurring, first, "a")[0] == "run"
+    first = run_next(center)
     center.reject(first, requeue=True, backoff=0)
     bring_forward(center, "a")
     [again, second] = sorted(pop(center), key=lambda one: one.id)
@@ -856,13 +847,13 @@ def test_a_firing_that_comes_back_while_the_next_one_runs_does_not_run_beside_it
     [again] = pop(center)
     before = counted(center)
     verdict, now = take(recurring, again, "a")
-    fired, missed = (now - then for now, then in zip(counted(center), before, strict=True))
+    told = (verdict, *counted(center, before))
     if overlap == "skip":
-        assert (verdict, fired, missed) == ("drop", 0, 1)
+        assert told == ("drop", 0, 1)
         [_, line] = center.schedules.history("a")
         assert (line.outcome, line.reason) == ("skipped", "another firing was running")
         return
-    assert (verdict, fired, missed) == ("wait", 0, 0)
+    assert told == ("wait", 0, 0)
     center.release([again.due_at(now)])
     center.ack([second])
     [again] = center.pop("jobs", wait=5).messages
@@ -886,7 +877,7 @@ def test_a_firing_that_is_being_run_does_not_move_along(center: TaskCenter) -> N
     [delivery] = pop(center)
     moved = center.schedules.put("a", "shop.remind", 0.2, queue="other")
     assert delivery.id == made.next_id
-    assert moved.next is not None and made.next is not None and moved.next > made.next
+    assert moved.next > made.next
     assert take(center.center.recurring, delivery, "a")[0] == "run"
 
 
@@ -906,7 +897,7 @@ def test_a_firing_that_is_taken_during_a_move_does_not_move_along(
     monkeypatch.setattr(recurring, "change", change)
     moved = center.schedules.put("a", "shop.remind", 0.2, queue="other")
     assert [one.id for one in got] == [made.next_id]
-    assert moved.next is not None and made.next is not None and moved.next > made.next
+    assert moved.next > made.next
     assert waiting(center, "other") == [moved.next_id]
 
 
@@ -942,8 +933,8 @@ def test_a_range_of_the_past_is_back_filled_once_and_at_a_rate(center: TaskCente
         gone += [take(center.center.recurring, one, "a")[0] for one in delivered]
         center.ack(delivered)
     assert gone == ["run"] * 300
-    found = center.schedules.get("a")
-    assert found is not None and found.next == made.next + timedelta(hours=1) and found.runs == 1
+    found = there(center)
+    assert (found.next, found.runs) == (made.next + timedelta(hours=1), 1)
     assert waiting(center) == [found.next_id]
     assert center.schedules.backfill("a", start) == []
 
@@ -1029,8 +1020,7 @@ def test_who_has_changed_a_schedule_and_what_is_remembered(center: TaskCenter) -
     schedules.resume("a")
     schedules.run_now("a")
     schedules.backfill("a", now_us(center.client) / 1e6 - 90)
-    found = center.schedules.get("a")
-    assert found is not None
+    found = there(center)
     told = [(one.by, one.what.partition(",")[0]) for one in found.edits]
     assert [by for by, _ in told if "@" not in by] == ["ann"] * 3 + ["bob"] + ["ann"] * 2
     assert [what for _, what in told] == [
