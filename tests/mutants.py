@@ -182,8 +182,7 @@ MUTANTS = [
         f"{SCRIPTS}/put_special.lua",
         "  if redis.call('HEXISTS', body, id) == 1 then return there(3) end\n",
         "",
-        "tests/contract/test_center_delivery.py::"
-        "test_ensure_adds_nothing_while_a_message_has_the_id_in_any_state",
+        f"{CENTER}_by_id.py::test_a_message_is_ensured_once_whatever_state_it_is_in",
     ),
     Mutant(
         "equal bytes under an id are one message",

@@ -43,9 +43,8 @@ WHOLE = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One of its own: MONITOR tells of everybody's commands."""
-    made = Server(tmp_path_factory.mktemp("bounded")).start()
-    yield made
-    made.stop()
+    with Server(tmp_path_factory.mktemp("bounded")) as made:
+        yield made
 
 
 @pytest.fixture

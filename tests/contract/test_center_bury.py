@@ -8,7 +8,7 @@ import pytest
 
 from kombu_toc import DEAD, ReceiptError, TimeoutCenter
 
-from ..support.inspection import aged, announced, check_slots, residue, time_passes
+from ..support.inspection import aged, announced, check_slots, full_server, residue, time_passes
 
 HOUR = 3600.0
 
@@ -134,11 +134,8 @@ def test_what_expires_by_its_topic_can_be_run_again(center, client):
 def test_a_full_server_keeps_it(one, client):
     message = taken(one)
     one.ack(message)
-    client.config_set("maxmemory", "1")
-    try:
+    with full_server(client):
         assert one.bury(message, reason="failed") == "x"
-    finally:
-        client.config_set("maxmemory", "0")
 
 
 def test_dead_letters_are_limited_as_others(center):
@@ -149,11 +146,10 @@ def test_dead_letters_are_limited_as_others(center):
     assert center.counts("one").dead == 2
 
 
-def test_a_slot_that_the_topic_has_no_more_gets_none(center):
-    center.queues.declare("one", slots=1)
-    gone = taken(center)._replace(slot=5)
-    assert center.bury(gone, reason="failed") == "x"
-    assert len(center.get("x", topic="one")) == 1
+def test_a_slot_that_the_topic_has_no_more_gets_none(one):
+    gone = taken(one)._replace(slot=5)
+    assert one.bury(gone, reason="failed") == "x"
+    assert len(one.get("x", topic="one")) == 1
 
 
 def test_a_receipt_is_refused(one):

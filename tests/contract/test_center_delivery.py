@@ -13,7 +13,6 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from kombu_toc import ActionTimeError, ConfigurationError, MessageError, Put, TimeoutCenter
-from kombu_toc.center.calls import PutRequest
 from kombu_toc.model import scores
 from kombu_toc.model.results import DEAD, IN_FLIGHT, WAITING
 
@@ -24,6 +23,7 @@ from ..support.inspection import (
     now_us,
     pop_call,
     put_call,
+    put_some,
     residue,
     time_passes,
 )
@@ -127,16 +127,12 @@ end
 return out"""
     now = now_us(client)
     times = [*range(2000), *range(now, now + 2000), scores.LAST_MS * 1000 - 1]
-    told = client.eval(clock + loop, 0, *times)
-    assert told == [
-        [
-            scores.action(us),
-            scores.due(us),
-            scores.action_time(scores.action(us)),
-            scores.action_time(us // 32),
-        ]
-        for us in times
-    ]
+    expected = []
+    for us in times:
+        score = scores.action(us)
+        seconds = scores.action_time(score), scores.action_time(us // 32)
+        expected.append([score, scores.due(us), *seconds])
+    assert client.eval(clock + loop, 0, *times) == expected
 
 
 # -- what put does
@@ -175,15 +171,6 @@ def test_a_put_for_sooner_is_not_held_by_the_one_for_later(one):
     one.put("one", "x", b"same", delay=3600)
     one.put("one", "x", b"same", delay=5)
     assert one.queues.coming("one", [60]) == [1]
-
-
-def test_a_dead_letter_swallows_no_put(one):
-    one.put("one", "x", b"same")
-    [message] = one.pop("one").messages
-    one.reject(message, requeue=False)
-    assert one.put("one", "x", b"same").added
-    [again] = one.pop("one").messages
-    assert again.body == b"same"
 
 
 @pytest.mark.versions
@@ -345,19 +332,6 @@ def test_a_receipt_cancels_one_and_an_id_all_copies(one):
     assert residue(one.client) == []
 
 
-@pytest.mark.parametrize("state", [WAITING, IN_FLIGHT, DEAD])
-def test_ensure_adds_nothing_while_a_message_has_the_id_in_any_state(one, state):
-    """D3"""
-    assert one.put("one", "x", b"1", if_exists="keep").id == "x"
-    if state != WAITING:
-        [message] = one.pop("one").messages
-    if state == DEAD:
-        one.reject(message, requeue=False)
-    assert one.put("one", "x", b"2", if_exists="keep").outcome == "kept"
-    assert one.put("one", "x", b"1", if_exists="keep").outcome == "kept"
-    assert [found.state for found in one.get("x", topic="one")] == [state]
-
-
 def test_ensure_adds_nothing_while_a_copy_of_the_id_is_live(one):
     """D3"""
     one.put("one", "x", b"1")
@@ -370,8 +344,7 @@ def test_ensure_adds_nothing_while_a_copy_of_the_id_is_live(one):
 
 def test_a_basis_puts_messages_into_one_slot(center):
     """A2, A7"""
-    for number in range(20):
-        center.put("mail", str(number), b"", basis="order-7")
+    put_some(center, "mail", 20, "", basis="order-7")
     slot = center.registry.topic("mail").slot_for("order-7").number
     assert {message.slot for message in center.pop("mail", 50).messages} == {slot}
 
@@ -477,17 +450,11 @@ def test_any_number_of_messages_with_one_action_time_keep_their_publish_order(
     ids = [f"{(number * 3701) % 4999}" for number in range(4999)]
     some = 500
     for start in range(0, len(ids), some):
-        one.runner.run_all(
-            [
-                one.commands.put(
-                    topic,
-                    PutRequest(
-                        id, b"", at_us=AT * 1000, publish=("me", f"me.{id}") if plain else None
-                    ),
-                )
-                for id in ids[start:][:some]
-            ]
-        )
+        name = (lambda id: {"publish": ("me", f"me.{id}")}) if plain else (lambda id: {})
+        calls = [
+            put_call(one, topic, id, b"", at_us=AT * 1000, **name(id)) for id in ids[start:][:some]
+        ]
+        one.runner.run_all(calls)
         # A full millisecond's last place gets free, and some others.
         client.zrem(slot.stores[0], *(others if start == some else ids[start : start + 20]))
         last = client.zrange(slot.stores[0], (end + 1) * 1000 + 999, "+inf", byscore=True)[:1]
@@ -531,9 +498,7 @@ def test_messages_put_for_now_keep_their_publish_order_within_a_slot(one):
     """K5"""
     ids = [f"{(number * 37) % 101}" for number in range(101)]
     topic = one.registry.topic("one")
-    one.runner.run_all(
-        [one.commands.put(topic, PutRequest(id, b"", publish=("me", f"me.{id}"))) for id in ids]
-    )
+    one.runner.run_all([put_call(one, topic, id, b"", publish=("me", f"me.{id}")) for id in ids])
     assert pop_ids(one, limit=101) == ids
 
 
@@ -592,8 +557,7 @@ def test_a_pop_that_does_not_know_yet_of_lanes_gives_nothing_twice(center: Timeo
 
 
 def test_a_pop_of_some_slots_leaves_the_others_alone(center):
-    for number in range(40):
-        center.put("mail", f"{number}", b"")
+    put_some(center, "mail", 40, "")
     popped = center.pop("mail", 100, slots=[5, 2, 2])
     assert {message.slot for message in popped.messages} == {2, 5}
     assert len({message.id for message in popped.messages}) == len(popped.messages)
@@ -609,13 +573,8 @@ def test_soon_reaches_ahead_and_late_only_behind(one, client):
     one.put("one", "old", b"")
     one.put("one", "ahead", b"", at=now + 20)
     one.put("one", "far", b"", at=now + HOUR)
-    declared = one.registry.topic("one")
-
-    late = one.runner.run(
-        pop_call(one, declared, ready_limit=0, overdue_limit=5, behind_us=15_000_000)
-    )
-    assert late.messages == []
-    soon = one.runner.run(pop_call(one, declared, ready_limit=3, lookahead_us=60_000_000))
+    assert pop_now(one, ready_limit=0, overdue_limit=5, behind_us=15_000_000).messages == []
+    soon = pop_now(one, ready_limit=3, lookahead_us=60_000_000)
     assert [message.id for message in soon.messages] == ["old", "ahead"]
     assert not soon.more
     check_slots(one, "one")
@@ -760,12 +719,13 @@ def test_a_final_rejection_counts_also_after_the_lease_ended(one, delivered):
     check_slots(one, "one")
 
 
-def test_rejecting_what_is_gone_brings_nothing_back(one, client):
+def test_rejecting_or_releasing_what_is_gone_brings_nothing_back(one, client):
     one.put("one", "x", b"")
     [message] = one.pop("one").messages
     one.ack([message])
     assert one.reject(message, requeue=True) is None
     assert one.reject(message, requeue=False) is None
+    assert one.release([message]) == 0
     assert residue(client) == []
 
 
@@ -774,8 +734,7 @@ def test_rejecting_what_is_gone_brings_nothing_back(one, client):
 
 def test_a_released_message_keeps_its_place_its_time_and_its_retries(one):
     """The design: a worker that shuts down gives back what it has not begun"""
-    for number in range(5):
-        one.put("one", f"{number}", b"", at=1000.25)
+    put_some(one, "one", 5, "", at=1000.25)
     one.put("one", "last", b"", priority=3)
     messages = one.pop("one", 6).messages
     assert one.release(messages[1::2]) == 3
@@ -803,14 +762,6 @@ def test_releasing_a_tried_message_takes_no_retry(one):
         [message] = one.pop("one").messages
         assert message.retries_left == 15
         one.release([message])
-
-
-def test_releasing_what_is_gone_brings_nothing_back(center, client):
-    center.put("mail", "x", b"")
-    messages = center.pop("mail").messages
-    center.ack(messages)
-    assert center.release(messages) == 0
-    assert residue(client) == []
 
 
 # -- leases
@@ -870,8 +821,7 @@ def test_a_rolled_back_message_keeps_its_priority(one):
 
 
 def test_a_pop_rolls_back_a_bounded_number_of_leases(one):
-    for number in range(10):
-        one.put("one", f"{number}", b"")
+    put_some(one, "one", 10, "")
     end_lease(one, *one.pop("one", 10).messages)
     assert len(one.pop("one", 0, recover=4).rolled_back) == 4
     assert one.pop("one", 0, recover=0).rolled_back == []
@@ -893,8 +843,7 @@ def test_a_renewed_lease_ends_later(one, client):
 
 @pytest.mark.versions
 def test_renewing_names_the_leases_that_had_ended(center):
-    for number in range(6):
-        center.put("mail", f"{number}", b"")
+    put_some(center, "mail", 6, "")
     messages = center.pop("mail", 6).messages
     center.ack(messages[:2])
     end_lease(center, messages[2])

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 
 import pytest
@@ -34,7 +32,7 @@ from ..support.inspection import (
     slot_keys,
     time_passes,
 )
-from ..support.servers import Server
+from ..support.servers import frozen
 
 DAY = 86400.0
 
@@ -190,35 +188,33 @@ def test_a_lease_that_ends_for_the_last_time_keeps_the_error_of_an_earlier_try(c
 
 
 @pytest.mark.parametrize("overtaken", [False, True])
-def test_a_dead_message_keeps_its_priority_and_its_retries(center, overtaken):
+def test_a_dead_message_keeps_its_priority_and_its_retries(one, overtaken):
     """Also one whose lease had ended when it was rejected."""
-    center.queues.declare("one", slots=1)
-    center.put("one", "x", b"", priority=9)
-    [message] = center.pop("one").messages
+    one.put("one", "x", b"", priority=9)
+    [message] = one.pop("one").messages
     if overtaken:
-        time_passes(center, "one", 61)
-        assert center.pop("one", 0).rolled_back == ["x"]
-    assert center.reject(message, requeue=False) == DEAD
-    [found] = center.get("x", topic="one")
+        time_passes(one, "one", 61)
+        assert one.pop("one", 0).rolled_back == ["x"]
+    assert one.reject(message, requeue=False) == DEAD
+    [found] = one.get("x", topic="one")
     lease = scores.read_lease(found.score)
     assert (lease.step, lease.retries) == (found.step, 15 if overtaken else 16)
     assert found.step == 3
 
 
 @each("end", ["ack", "cancel", "cancel in flight", "purge"])
-def test_the_error_goes_with_the_message(center, client, end):
-    center.queues.declare("one", slots=1)
-    center.put("one", "x", b"")
-    fail(center, error="ValueError: no")
+def test_the_error_goes_with_the_message(one, client, end):
+    one.put("one", "x", b"")
+    fail(one, error="ValueError: no")
     if end == "ack":
-        assert center.ack(center.pop("one").messages) == 1
+        assert one.ack(one.pop("one").messages) == 1
     elif end == "cancel":
-        center.cancel("x", topic="one")
+        one.cancel("x", topic="one")
     elif end == "cancel in flight":
-        assert len(center.pop("one").messages) == 1
-        center.cancel("x", topic="one", in_flight=True)
+        assert len(one.pop("one").messages) == 1
+        one.cancel("x", topic="one", in_flight=True)
     else:
-        assert center.queues.purge("one") == 1
+        assert one.queues.purge("one") == 1
     assert residue(client) == []
 
 
@@ -229,18 +225,17 @@ def bury(center, *ids):
         center.reject(message, requeue=False, reason="on purpose")
 
 
-def test_dead_messages_are_kept_for_seven_days(center, client):
-    center.queues.declare("one", slots=1)
-    bury(center, "old")
-    time_passes(center, "one", 6 * DAY)
-    bury(center, "young")
-    assert center.pop("one").dropped == []
-    time_passes(center, "one", 1 * DAY + 1)
-    assert center.pop("one").dropped == ["old"]
-    assert center.counts("one").dead == 1
-    check_slots(center, "one")
-    time_passes(center, "one", 6 * DAY)
-    assert center.pop("one").dropped == ["young"]
+def test_dead_messages_are_kept_for_seven_days(one, client):
+    bury(one, "old")
+    time_passes(one, "one", 6 * DAY)
+    bury(one, "young")
+    assert one.pop("one").dropped == []
+    time_passes(one, "one", 1 * DAY + 1)
+    assert one.pop("one").dropped == ["old"]
+    assert one.counts("one").dead == 1
+    check_slots(one, "one")
+    time_passes(one, "one", 6 * DAY)
+    assert one.pop("one").dropped == ["young"]
     assert residue(client) == []
 
 
@@ -326,32 +321,14 @@ def test_another_publish_of_the_same_bytes_is_another_message(center):
     assert center.counts("one").waiting == 1
 
 
-def test_a_publish_that_two_producers_interleave_is_never_lost(center):
+def test_a_publish_that_two_producers_interleave_is_never_lost(one):
     """Whoever shares a producer between threads may get a message twice, but not less."""
-    center.queues.declare("one", slots=1)
     for name in ("p.1", "p.2", "p.1"):
-        publish(center, name, ("p", name))
-        assert center.ack(center.pop("one").messages) == 1
+        publish(one, name, ("p", name))
+        assert one.ack(one.pop("one").messages) == 1
 
 
 # -- replicas
-
-
-@pytest.fixture
-def replica(server, client, tmp_path):
-    client.config_set("repl-diskless-sync-delay", 0)
-    made = Server(tmp_path, "--replicaof", "127.0.0.1", str(server.port)).start()
-    try:
-        with made.client() as follower:
-            while follower.info("replication")["master_link_status"] != "up":
-                pass
-            client.set("seen", "by the replica")  # WAIT may wait for nothing but writes
-            while client.wait(1, 1000) < 1:
-                pass
-            client.delete("seen")
-        yield made
-    finally:
-        made.stop()
 
 
 @pytest.mark.one_server("its replica is one server; see test_cluster for a Cluster's")
@@ -373,15 +350,15 @@ def test_a_put_that_too_few_replicas_confirm_says_so_and_the_message_is_kept(cli
 
 
 @pytest.fixture
-def frozen(replica):
+def freeze(replica):
     """Freezes the replica: it is connected, and falls behind."""
-    yield lambda: os.kill(replica.pid, signal.SIGSTOP)
-    os.kill(replica.pid, signal.SIGCONT)
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(frozen(replica))
 
 
 @pytest.mark.parametrize("how", ["the same put", "the same copy", "keep", "keep, a copy"])
 @pytest.mark.one_server("its replica is one server; see test_cluster for a Cluster's")
-def test_a_repeated_put_waits_for_the_replicas_too(client, frozen, how):
+def test_a_repeated_put_waits_for_the_replicas_too(client, freeze, how):
     """Its new connection has written nothing before, for which WAIT would wait."""
     center = TimeoutCenter(client, wait_replicas=1, wait_timeout=0.2)
     center.put("one", "x", b"")
@@ -392,7 +369,7 @@ def test_a_repeated_put_waits_for_the_replicas_too(client, frozen, how):
         put = partial(center.put, "one", "x", b"", if_exists="keep")
     else:
         put = partial(center.put, "one", "x" if "copy" in how else "y", b"", token="t")
-    frozen()
+    freeze()
     with suppress(ReplicationError):
         put()
     client.connection_pool.disconnect()
@@ -404,11 +381,11 @@ def test_a_repeated_put_waits_for_the_replicas_too(client, frozen, how):
 
 
 @pytest.mark.one_server("its replica is one server; see test_cluster for a Cluster's")
-def test_a_repeated_broadcast_waits_for_the_replicas_too(client, frozen):
+def test_a_repeated_broadcast_waits_for_the_replicas_too(client, freeze):
     center = TimeoutCenter(client, wait_replicas=1, wait_timeout=0.2)
     client.zadd(center.keys.bindings("news"), {"reader": 10**15})
     call = broadcast_call(center, "news", "", b"body", 10, ("p", "p.1"))
-    frozen()
+    freeze()
     for _ in range(2):
         with pytest.raises(ReplicationError):
             center.runner.run_puts([call])
@@ -420,30 +397,29 @@ def test_a_repeated_broadcast_waits_for_the_replicas_too(client, frozen):
 # -- a server that is full
 
 
-def test_whatever_a_consumer_does_works_although_the_server_is_full(center, client, full):
-    center.queues.declare("one", slots=1)
+def test_whatever_a_consumer_does_works_although_the_server_is_full(one, client, full):
     for id in "abcd":
-        center.put("one", id, b"")
-    center.put("one", "later", b"", delay=60)
-    client.delete(center.registry.topic("one").slot(0).announced_times, center.keys.wake("one"))
+        one.put("one", id, b"")
+    one.put("one", "later", b"", delay=60)
+    client.delete(one.registry.topic("one").slot(0).announced_times, one.keys.wake("one"))
     full()
-    assert center.pop("one", 0).messages == []
-    assert announced(center, "one") != set(), "a pop that takes nothing announces"
-    bindings = Bindings(center)
+    assert one.pop("one", 0).messages == []
+    assert announced(one, "one") != set(), "a pop that takes nothing announces"
+    bindings = Bindings(one)
     member = binding("fanout", "", None, "reader", "*")
     assert bindings.add("news", member, 60_000) > 0
     assert bindings.add("news", member, 90_000) > 0
-    messages = center.pop("one", 3).messages
-    assert center.extend(messages) == []
-    assert center.ack(messages[:1]) == center.release(messages[1:2]) == 1
-    assert center.reject(messages[2], requeue=True, error="e") == WAITING
-    [(slot, us), *_] = sorted(announced(center, "one"))
-    client.delete(center.keys.wake("one"))
-    assert center.runner.run_all(
-        center.commands.reannounce(center.registry.resolved("one"), [(slot, us)])
+    messages = one.pop("one", 3).messages
+    assert one.extend(messages) == []
+    assert one.ack(messages[:1]) == one.release(messages[1:2]) == 1
+    assert one.reject(messages[2], requeue=True, error="e") == WAITING
+    [(slot, us), *_] = sorted(announced(one, "one"))
+    client.delete(one.keys.wake("one"))
+    assert one.runner.run_all(
+        one.commands.reannounce(one.registry.resolved("one"), [(slot, us)])
     ) == [1]
-    assert center.pop("one", 1).messages
-    check_slots(center, "one")
+    assert one.pop("one", 1).messages
+    check_slots(one, "one")
 
 
 def test_messages_are_picked_although_the_server_is_full(center, client, full):
@@ -537,11 +513,9 @@ def test_what_a_full_server_refuses_is_a_lost_connection_to_kombu(
         pipe.set("x", 1).execute()
 
 
-def test_the_error_of_a_message_goes_with_it_although_its_first_delivery_was_released_late(center):
+def test_the_error_of_a_message_goes_with_it_although_its_first_delivery_was_released_late(one):
     """No residue: who had it first gives it back after it died, was replayed and is delivered; by
     then it is another delivery's"""
-    one = center
-    one.queues.declare("one", slots=1)
     one.put("one", "x", b"")
     [first] = one.pop("one").messages
     assert one.reject(first, requeue=False, reason="broken", error="e") == "dead"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +29,7 @@ from ..support.cases import each, night
 from ..support.fixtures import own_server
 from ..support.inspection import calls_of, check_slots, residue
 from ..support.proxy import Proxy
-from ..support.servers import Server
+from ..support.servers import frozen
 from .test_center_delivery import AT, fill, placed
 
 HOUR = 3600.0
@@ -468,16 +466,6 @@ def test_what_was_consumed_before_a_list_is_repeated_is_not_added_again(center, 
     assert len(drained(other, "mail")) == len(messages) - consumed
 
 
-def test_a_list_that_is_repeated_adds_what_was_not_added(center, full):
-    messages = numbered(30)
-    full()
-    with pytest.raises(PutManyError):
-        center.put_many("mail", messages, token="t")
-    center.client.config_set("maxmemory", "0")
-    assert all(answer.added for answer in center.put_many("mail", messages, token="t"))
-    assert len(drained(center, "mail")) == 30
-
-
 @pytest.mark.one_server("a call of one server is repeated")
 def test_a_call_of_a_list_that_the_client_repeats_adds_nothing(center):
     """As redis-py does after a lost reply: whatever has become of its messages."""
@@ -517,32 +505,20 @@ def test_a_server_that_is_away_is_told_as_such():
 
 
 @pytest.mark.one_server("its replica is one server")
-def test_it_waits_for_replicas_and_says_if_they_are_too_few(client, server, tmp_path):
-    client.config_set("repl-diskless-sync-delay", 0)
-    replica = Server(tmp_path, "--replicaof", "127.0.0.1", str(server.port)).start()
-    try:
-        with replica.client() as follower:
-            while follower.info("replication")["master_link_status"] != "up":
-                pass
-            client.set("seen", "by the replica")
-            while client.wait(1, 1000) < 1:
-                pass
-            client.delete("seen")
-            center = TimeoutCenter(client, wait_replicas=1, wait_timeout=5)
-            center.put_many("mail", numbered(100, delay=HOUR))
-            assert TimeoutCenter(follower).counts("mail").scheduled == 100
-        os.kill(replica.pid, signal.SIGSTOP)
-        center.runner.wait_timeout = 0.05
-        messages = numbered(200, delay=HOUR)
+def test_it_waits_for_replicas_and_says_if_they_are_too_few(client, replica):
+    with replica.client() as follower:
+        center = TimeoutCenter(client, wait_replicas=1, wait_timeout=5)
+        center.put_many("mail", numbered(100, delay=HOUR))
+        assert TimeoutCenter(follower).counts("mail").scheduled == 100
+    center.runner.wait_timeout = 0.05
+    messages = numbered(200, delay=HOUR)
+    with frozen(replica):
         for added in (200, 0):  # what is there already is waited for, too
             with pytest.raises(ReplicationError, match="only 0 of 1 replicas") as caught:
                 center.put_many("mail", messages, token="t")
             assert sum(answer.added for answer in caught.value.results) == added
             client.connection_pool.disconnect()
         assert center.counts("mail").scheduled == 300
-    finally:
-        os.kill(replica.pid, signal.SIGCONT)
-        replica.stop()
 
 
 # -- acknowledging many

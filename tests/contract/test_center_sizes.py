@@ -40,27 +40,23 @@ def test_the_widest_topic_is_popped_and_kept_up_by_who_has_just_come(client: red
     assert residue(client) == []
 
 
-def test_dead_messages_are_dropped_however_many_at_once(
-    center: TimeoutCenter, client: redis.Redis
-) -> None:
+def test_dead_messages_are_dropped_however_many_at_once(center: TimeoutCenter) -> None:
     topic = center.queues.declare("mail", slots=1, dead_limit=1)
     slot = topic.slot(0)
     ids = [f"{number}" for number in range(MANY + 1)]
     for key, value in ((slot.body, "body"), (slot.tokens, "somebody.1"), (slot.reasons, "why\n")):
-        client.hset(key, mapping=dict.fromkeys(ids, value))
-    now_ms = client.time()[0] * 1000
-    client.zadd(slot.dead, {id: now_ms * 1000 + int(id) for id in ids})
+        center.client.hset(key, mapping=dict.fromkeys(ids, value))
+    now_ms = center.client.time()[0] * 1000
+    center.client.zadd(slot.dead, {id: now_ms * 1000 + int(id) for id in ids})
     assert len(center.pop("mail", 1, recover=MANY).dropped) == MANY
     [left] = center.scan("mail").messages
     assert (left.id, left.state) == (ids[-1], DEAD)
     check_slots(center, "mail")
     assert center.dead.purge("mail") == 1
-    assert residue(client) == []
+    assert residue(center.client) == []
 
 
-def test_any_number_of_messages_and_copies_is_acknowledged_at_once(
-    center: TimeoutCenter, client: redis.Redis
-) -> None:
+def test_any_number_of_messages_and_copies_is_acknowledged_at_once(center: TimeoutCenter) -> None:
     topic = center.queues.declare("mail", slots=2)
     for start in range(0, MANY, 500):
         ids = [f"{number // 2}" for number in range(start, start + 500)]
@@ -71,16 +67,14 @@ def test_any_number_of_messages_and_copies_is_acknowledged_at_once(
     assert sum("#" in message.id for message in messages) == MANY / 2
     assert center.ack(messages + messages) == MANY
     assert center.ack(messages) == 0
-    assert residue(client) == []
+    assert residue(center.client) == []
 
 
 @each("id", IDS.values(), ids=IDS)
 @each("end", ["ack", "cancel", "purge", "dead ones", "delete", "bare"])
-def test_an_id_may_be_any_text(
-    center: TimeoutCenter, client: redis.Redis, id: str, end: str
-) -> None:
+def test_an_id_may_be_any_text(center: TimeoutCenter, id: str, end: str) -> None:
     center.queues.declare("mail", slots=2)
-    client.script_flush()  # a server that has just been promoted knows no script either
+    center.client.script_flush()  # a server that has just been promoted knows no script either
     assert center.put("mail", id, b"first").id == id
     copy = center.put("mail", id, b"second").id
     assert copy.startswith(f"{id}#")
@@ -98,11 +92,11 @@ def test_an_id_may_be_any_text(
         center.queues.delete("mail")
     elif end == "bare":
         for slot in center.registry.topic("mail").all_slots():
-            client.delete(slot.body)
+            center.client.delete(slot.body)
         assert sorted(center.pop("mail", 2).bare) == sorted([id, copy])
     else:
         messages = center.pop("mail", 2).messages
-        client.script_flush()
+        center.client.script_flush()
         assert center.extend(messages) == []
         assert center.release(messages) == 2
         messages = center.pop("mail", 2).messages
@@ -114,7 +108,7 @@ def test_an_id_may_be_any_text(
                 assert center.reject(message, requeue=False) == DEAD
             assert center.dead.purge("mail", ids=[copy]) >= 1
             center.dead.purge("mail")
-    assert list(client.scan_iter("*copies*")) == []
+    assert list(center.client.scan_iter("*copies*")) == []
     if end == "delete":
         assert center.queues.names() == []
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
+from functools import partial
 
 import pytest
 
@@ -25,6 +25,7 @@ from ..support.inspection import (
     now_us,
     pop_call,
     put_call,
+    put_some,
     residue,
     slot_keys,
     time_passes,
@@ -86,8 +87,7 @@ def test_what_a_declaration_leaves_out_agrees_with_any(center, client):
     other = TimeoutCenter(client, slots=64)
     topic = other.queues.declare("mail")
     assert (topic.slots, topic.declaration.retries, topic.declaration.visibility) == (16, 3, 90)
-    for number in range(20):
-        other.put("mail", f"{number}", b"")
+    put_some(other, "mail", 20, "")
     assert len(center.pop("mail", 50).messages) == 20
 
 
@@ -147,8 +147,7 @@ def test_what_comes_due_is_counted_by_time(center):
     center.queues.declare("wide", slots=64)
     for number in range(100):
         center.put("wide", f"{number}", b"", delay=100 + 10 * number, priority=number % 10)
-    for number in range(3):
-        center.put("wide", f"due-{number}", b"")
+    put_some(center, "wide", 3, "due-")
     tried, taken = center.pop("wide", 2).messages
     center.reject(tried, requeue=True, backoff=50)
     times = [0, 10, 60, 595, 2000]  # seconds away from whatever comes due
@@ -160,8 +159,7 @@ def test_what_comes_due_is_counted_by_time(center):
 
 def test_counts_by_slot_add_up(center):
     """D1: shard sizes"""
-    for number in range(50):
-        center.put("mail", f"{number}", b"")
+    put_some(center, "mail", 50, "")
     by_slot = center.queues.counts_by_slot("mail")
     assert len(by_slot) == 8
     topic = center.registry.topic("mail")
@@ -226,58 +224,48 @@ def test_a_deleted_topic_may_be_declared_with_another_slot_count(center):
 # -- nothing is left behind
 
 
-def _ack(center, messages):
-    center.ack(messages)
+def _cancel(center, messages, **how):
+    center.cancel([message.id for message in messages], topic="mail", **how)
 
 
-def _roll_back_and_ack(center, messages):
-    center.extend(messages, 0)
-    center.pop("mail", 0)
-    center.ack(messages)
-
-
-def _release_and_purge(center, messages):
-    center.release(messages)
-    center.queues.purge("mail")
-
-
-def _reject_and_cancel(center, messages):
-    for message in messages:
-        center.reject(message, requeue=False)
-        center.cancel(message.id, topic="mail")
-
-
-def _exhaust_and_ack(center, messages):
+def _exhaust(center, messages):
     for message in messages:
         for _ in range(17):
             center.reject(message, requeue=True)
             center.pop("mail", 1, slots=[message.slot])
+
+
+def _reject(center, messages, **how):
+    for message in messages:
+        center.reject(message, **how)
+
+
+def _ack(center, messages):
     center.ack(messages)
 
 
-def _cancel_in_flight(center, messages):
-    for message in messages:
-        center.cancel(message.id, topic="mail", in_flight=True)
-
-
-def _back_off_and_cancel(center, messages):
-    for message in messages:
-        center.reject(message, requeue=True, backoff=HOUR)
-        center.cancel(message.id, topic="mail")
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
+#: What is done to messages in flight, so that none is left.
+ENDS = {
+    "ack": (_ack,),
+    "roll back, ack": (
+        *(
+            lambda center, messages: center.extend(messages, 0),
+            lambda center, _: center.pop("mail", 0),
+        ),
         _ack,
-        _roll_back_and_ack,
-        _release_and_purge,
-        _reject_and_cancel,
-        _exhaust_and_ack,
-        _cancel_in_flight,
-        _back_off_and_cancel,
-    ],
-)
+    ),
+    "release, purge": (
+        lambda center, messages: center.release(messages),
+        lambda center, _: center.queues.purge("mail"),
+    ),
+    "reject, cancel": (partial(_reject, requeue=False), _cancel),
+    "exhaust, ack": (_exhaust, _ack),
+    "cancel in flight": (partial(_cancel, in_flight=True),),
+    "back off, cancel": (partial(_reject, requeue=True, backoff=HOUR), _cancel),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
 def test_a_drained_topic_leaves_no_key_however_its_messages_ended(center, client, end):
     """K6 and the design: no residue, ever"""
     for number in range(10):
@@ -291,7 +279,8 @@ def test_a_drained_topic_leaves_no_key_however_its_messages_ended(center, client
     messages = center.pop("mail", 50).messages
     assert len(messages) == 30
     check_slots(center, "mail")
-    end(center, messages)
+    for step in ENDS[end]:
+        step(center, messages)
     assert residue(client) == []
 
 
@@ -504,10 +493,8 @@ def node(tmp_path_factory):
     server.start()
     with server.client() as client:
         client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
-        deadline = time.monotonic() + 30
-        while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO", NEVER_DECODE=1):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)  # the node says only when asked
+        info = partial(client.execute_command, "CLUSTER", "INFO", NEVER_DECODE=1)
+        wait_until(lambda: b"cluster_state:ok" in info(), 30)
         yield client
     server.stop()
 

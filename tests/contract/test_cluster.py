@@ -42,12 +42,13 @@ from ..support.inspection import (
     keys_left,
     pop_call,
     put_call,
+    put_some,
     slot_keys,
     time_passes,
 )
 from ..support.ports import free_port
-from ..support.servers import Server
-from ..support.waiting import wait_until
+from ..support.servers import Server, frozen
+from ..support.waiting import in_thread, wait_until
 from .test_migrate import at, hold, send, source_keys
 from .test_reshard import Killed
 from .test_schedule_commands import APART
@@ -277,8 +278,7 @@ def test_operations_wait_while_what_they_need_is_at_two_nodes(
     slot = cluster.slot_of(center.registry.topic("one").slot(0).body)
     home = cluster.owner(slot)
     to = next(node for node in cluster.primaries() if node is not home)
-    for i in range(5):
-        center.put("one", f"m{i}", b"")
+    put_some(center, "one", 5)
     reached, found = threading.Event(), []
 
     def midway(_: int) -> None:
@@ -290,10 +290,8 @@ def test_operations_wait_while_what_they_need_is_at_two_nodes(
         center.put("one", "m5", b"")
         found.extend(message.id for message in center.pop("one", 10).messages)
 
-    user = threading.Thread(target=use)
-    user.start()
-    cluster.migrate_slots([slot], to, step=1, midway=midway)
-    user.join()
+    with in_thread(use):
+        cluster.migrate_slots([slot], to, step=1, midway=midway)
     assert found == [f"m{i}" for i in range(6)]
     assert cluster.owner(slot) is to
     # Another that knows nothing of the move, and one that knew it otherwise.
@@ -313,22 +311,18 @@ def test_a_put_waits_for_the_replicas_of_its_own_node(
     cluster = start_cluster(replicas=1)
     center = center_for(cluster.toc_url, toc_wait_replicas=1, toc_wait_timeout=0.3)
     topic = center.queues.declare("mail", slots=8)
-    for i in range(40):
-        center.put("mail", f"m{i}", b"")
-    frozen = cluster.replicas_of(cluster.node_of(topic.slot_for("x").body))[0]
+    put_some(center, "mail", 40)
+    stopped = cluster.replicas_of(cluster.node_of(topic.slot_for("x").body))[0]
     fine = next(
         f"y{i}"
         for i in range(100)
-        if frozen not in cluster.replicas_of(cluster.node_of(topic.slot_for(f"y{i}").body))
+        if stopped not in cluster.replicas_of(cluster.node_of(topic.slot_for(f"y{i}").body))
     )
-    os.kill(frozen.pid, signal.SIGSTOP)
-    try:
+    with frozen(stopped):
         with pytest.raises(kombu_toc.ReplicationError, match="only 0 of 1 replicas") as said:
             center.put("mail", "x", b"")
         assert "is lost if a replica takes over" in str(said.value)
         assert center.put("mail", fine, b"").id == fine
-    finally:
-        os.kill(frozen.pid, signal.SIGCONT)
     assert center.get("x", topic="mail"), "it is kept all the same"
 
 
@@ -587,8 +581,7 @@ def test_a_publish_to_a_node_that_hangs_takes_as_long_as_connecting_may(
         queue = Queue("mail", queue_arguments={"x-slots": 1})
         producer.publish("before", routing_key="mail", declare=[queue])
         hangs = cluster.node_of(center_for(cluster.toc_url).registry.topic("mail").slot(0).body)
-        os.kill(hangs.pid, signal.SIGSTOP)
-        try:
+        with frozen(hangs):
             began = time.monotonic()
             with pytest.raises(connection.connection_errors):
                 producer.publish("x", routing_key="mail")
@@ -599,8 +592,6 @@ def test_a_publish_to_a_node_that_hangs_takes_as_long_as_connecting_may(
                 for client in clients:
                     client.refresh()
             assert time.monotonic() - began < 5
-        finally:
-            os.kill(hangs.pid, signal.SIGCONT)
 
 
 def test_a_publish_that_a_primary_answers_when_it_was_replaced_is_sent_to_its_successor(
@@ -619,20 +610,19 @@ def test_a_publish_that_a_primary_answers_when_it_was_replaced_is_sent_to_its_su
             producer = connection.Producer()
             producer.publish("before", routing_key="mail")
             ready.wait()
-            frozen.wait()
+            stopped.wait()
             try:
                 producer.publish("x", routing_key="mail", headers={"id": f"x{number}"}, retry=True)
             except Exception as exc:
                 failed.append(exc)
 
-    ready, frozen = threading.Barrier(5), threading.Event()
+    ready, stopped = threading.Barrier(5), threading.Event()
     senders = [threading.Thread(target=send, args=(number,)) for number in range(4)]
     for sender in senders:
         sender.start()
     ready.wait()
-    os.kill(was.pid, signal.SIGSTOP)
-    try:
-        frozen.set()
+    with frozen(was):
+        stopped.set()
         cluster._until(
             lambda: any(
                 cluster.slot_of(slot.body) in seen.slots and seen.id != was.id
@@ -640,8 +630,6 @@ def test_a_publish_that_a_primary_answers_when_it_was_replaced_is_sent_to_its_su
             ),
             "no replica takes over",
         )
-    finally:
-        os.kill(was.pid, signal.SIGCONT)
     for sender in senders:
         sender.join()
     cluster.wait_ok()

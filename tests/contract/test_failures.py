@@ -15,7 +15,7 @@ from kombu_toc.center.failures import FailureWriter
 from kombu_toc.model import failures as model
 from kombu_toc.model.message import pack
 
-from ..support.inspection import residue
+from ..support.inspection import full_server, residue
 from ..support.waiting import at_once
 
 BOUNDS = FailureBounds()
@@ -202,13 +202,10 @@ def test_they_go_with_their_queue_and_are_left_out_when_redis_is_full(
     center.queues.declare("mail")
     keep(center, failure("a"))
     used = center.client.info("memory")["used_memory"]
-    center.client.config_set("maxmemory", used // 2)
-    try:
+    with full_server(center.client, used // 2):
         [error] = center.failures.keep([failure("b")], BOUNDS)
         assert isinstance(error, ResponseError)
         assert "maxmemory" in str(error)
-    finally:
-        center.client.config_set("maxmemory", 0)
     assert ids(center.failures.find()) == ["a"]
     assert center.admin.check("mail") == []
     center.queues.delete("mail")

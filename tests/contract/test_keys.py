@@ -141,11 +141,10 @@ def test_what_is_no_key_is_refused_and_nothing_put(center: TimeoutCenter, key: A
     ids=str,
 )
 def test_a_header_or_a_message_group_is_the_key_of_a_message(
-    connect: Connect, center: TimeoutCenter, options: dict[str, Any], key: str | None
+    connection: Connection, center: TimeoutCenter, options: dict[str, Any], key: str | None
 ) -> None:
     center.queues.declare("mail", key_header="tenant")
     headers = {"id": "m", **options.pop("headers", {})}
-    connection = connect()
     publish(connection, "x", headers=headers, **options)
     [found] = center.get("m")
     assert found.slot == slot_of(key or "m", 8)
@@ -175,10 +174,9 @@ def test_a_publish_with_a_key_that_is_none_sends_nothing(
 
 @pytest.mark.one_server("messages are not moved between the slots of a Cluster")
 def test_the_key_still_picks_the_slot_when_a_topic_is_resharded(
-    connect: Connect, center: TimeoutCenter
+    connection: Connection, center: TimeoutCenter
 ) -> None:
     center.queues.declare("mail", slots=1, key_header="tenant")
-    connection = connect()
     for n in range(20):
         publish(connection, "x", headers={"id": f"h-{n}", "tenant": f"t-{n}", "x-delay": 10**7})
         publish(connection, "x", headers={"id": f"k-{n}", "x-key": n, "x-delay": 10**7})
@@ -240,14 +238,11 @@ def test_a_task_has_the_key_that_it_is_sent_with(
     assert seen == {f"t-{number}": f"c-{number}" for number in range(6)}
 
 
-def test_a_header_of_celerys_may_name_the_key(app: Celery, center: TimeoutCenter) -> None:
+async def test_a_header_of_celerys_may_name_the_key(app: Celery, center: TimeoutCenter) -> None:
     center.queues.declare("celery", key_header="task")
     remind = app.tasks["shop.remind"]
 
-    async def send() -> None:
-        for number in range(5):
-            await aio.send(remind.s(number), task_id=f"t-{number}")
-        await aio.aclose(app)
-
-    in_loop(send())
+    for number in range(5):
+        await aio.send(remind.s(number), task_id=f"t-{number}")
+    await aio.aclose(app)
     assert set(keys_of(center, "celery").values()) == {"shop.remind"}

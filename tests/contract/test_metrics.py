@@ -21,7 +21,7 @@ from kombu_toc.model.keys import MINUTES
 from ..support import nursery
 from ..support.cases import night
 from ..support.fixtures import drain, own_server
-from ..support.inspection import keys_left, put_call
+from ..support.inspection import keys_left, put_call, put_some
 from ..support.servers import Server
 from ..support.waiting import wait_until
 
@@ -44,11 +44,9 @@ def counted(center: TimeoutCenter, topic: str = "mail") -> dict[str, int]:
 
 @own_server
 def test_the_counters_agree_with_what_was_done(center: TimeoutCenter) -> None:
-    for i in range(10):
-        center.put("mail", f"now-{i}", b"x", token="once")
+    put_some(center, "mail", 10, "now-", body=b"x", token="once")
     center.put("mail", "now-0", b"x", token="once")  # the same once more: it is not added
-    for i in range(5):
-        center.put("mail", f"later-{i}", b"x", delay=HOUR)
+    put_some(center, "mail", 5, "later-", body=b"x", delay=HOUR)
     messages = center.pop("mail", 20).messages
     assert center.pop("mail").messages == []
     center.ack(messages[:6])
@@ -81,8 +79,7 @@ def test_the_counters_agree_with_what_was_done(center: TimeoutCenter) -> None:
 
 def test_leases_that_end_and_messages_that_die_of_it_are_counted(center: TimeoutCenter) -> None:
     center.queues.declare("mail", slots=1, retries=1, dead_limit=1)
-    for i in range(3):
-        center.put("mail", f"{i}", b"x")
+    put_some(center, "mail", 3, "", body=b"x")
     for _ in range(2):
         assert len(center.pop("mail", 3, visibility=0.01).messages) == 3
         time.sleep(0.02)  # the leases end
@@ -102,8 +99,7 @@ def test_each_topic_has_its_own_numbers(center: TimeoutCenter) -> None:
     """Whatever the order in which they were declared, and in which Redis keeps them."""
     sizes = {name: number for number, name in enumerate(("zeta", *"qwertyuiopasdfgh", "alpha"), 1)}
     for name, number in sizes.items():
-        for i in range(number):
-            center.put(name, f"{i}", b"x")
+        put_some(center, name, number, "", body=b"x")
         center.pop(name, number - 1)
     center.metrics.send(center.runner)
     measured = read_metrics(center)
@@ -138,8 +134,7 @@ def test_lateness_of_what_is_sent_after_its_time_counts_from_its_sending(
 
 def test_lateness_is_counted_from_the_action_time(center: TimeoutCenter) -> None:
     began = time.monotonic()
-    for i in range(20):
-        center.put("mail", f"{i}", b"x", delay=0.05)
+    put_some(center, "mail", 20, "", body=b"x", delay=0.05)
     time.sleep(0.25)  # they are to be 200 ms late
     rolled_back = center.pop("mail", 20).messages[0]
     most = time.monotonic() - began - 0.05
@@ -156,10 +151,9 @@ def test_lateness_is_counted_from_the_action_time(center: TimeoutCenter) -> None
 
 @pytest.mark.alone
 def test_a_transports_deliveries_count_their_lateness_when_they_are_handed_over(
-    connect: Callable[..., Connection], center: TimeoutCenter
+    connection: Connection, center: TimeoutCenter
 ) -> None:
     """Not when they are fetched, which may be before their action time."""
-    connection = connect()
     producer = Producer(connection)
     for _ in range(20):
         producer.publish({}, routing_key="mail", headers={"x-delay": 100})
@@ -208,38 +202,33 @@ def test_the_connections_of_a_process_count_together(server: Server, client: red
     assert one.metrics is two.metrics is not other.metrics
 
 
-def test_a_deleted_topic_leaves_no_counters_and_gets_none(
-    center: TimeoutCenter, client: redis.Redis
-) -> None:
+def test_a_deleted_topic_leaves_no_counters_and_gets_none(center: TimeoutCenter) -> None:
     center.put("mail", "x", b"")
     center.metrics.send(center.runner)
     center.queues.delete("mail")
     center.metrics.topics["mail"].put += 1  # by another process, say, that has not heard of it
     center.metrics.send(center.runner)
-    assert keys_left(client) == []
+    assert keys_left(center.client) == []
 
 
 @own_server
-def test_nothing_is_sent_where_nothing_has_changed(
-    center: TimeoutCenter, client: redis.Redis
-) -> None:
+def test_nothing_is_sent_where_nothing_has_changed(center: TimeoutCenter) -> None:
     center.put("mail", "x", b"")
     center.metrics.send(center.runner)
-    client.config_resetstat()
+    center.client.config_resetstat()
     for _ in range(10):
         center.metrics.send(center.runner)
-    assert "cmdstat_evalsha" not in client.info("commandstats")
+    assert "cmdstat_evalsha" not in center.client.info("commandstats")
     center.pop("other")
-    client.config_resetstat()
+    center.client.config_resetstat()
     center.metrics.send(center.runner)
-    assert "cmdstat_evalsha" not in client.info("commandstats"), "an empty pop is no news"
+    assert "cmdstat_evalsha" not in center.client.info("commandstats"), "an empty pop is no news"
 
 
 def test_a_producer_sends_its_first_publish_and_then_no_more_than_every_few_seconds(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
-    for i in range(100):
-        center.put("mail", f"{i}", b"")
+    put_some(center, "mail", 100, "")
     assert read_metrics(center)["mail"].totals["put"] == 1
     center.metrics.due -= INTERVAL  # as if so much time had passed
     center.put("mail", "one more", b"")
@@ -271,15 +260,13 @@ def test_counters_that_cannot_be_sent_stop_no_publish_and_are_sent_later(
     center: TimeoutCenter, client: redis.Redis
 ) -> None:
     client.set("toc:{toc}:counted:mail", "no hash")
-    for i in range(3):
-        center.put("mail", f"{i}", b"")
+    put_some(center, "mail", 3, "")
     client.delete("toc:{toc}:counted:mail")
     assert counted(center)["put"] == 3
 
 
 def test_a_server_that_is_away_raises_nothing_and_what_was_counted_is_kept(tmp_path: Path) -> None:
-    server = Server(tmp_path).start()
-    try:
+    with Server(tmp_path) as server:
         center = kombu_toc.center_for(server.toc_url)
         center.put("mail", "x", b"")
         center.put("mail", "y", b"")
@@ -289,8 +276,6 @@ def test_a_server_that_is_away_raises_nothing_and_what_was_counted_is_kept(tmp_p
         server.start()
         center.queues.declare("mail")
         assert counted(center) == {"put": 1}  # the other was sent before, and is gone with it
-    finally:
-        server.stop()
 
 
 def test_no_counting_at_all_if_the_url_says_so(server: Server, client: redis.Redis) -> None:
@@ -305,8 +290,7 @@ def test_no_counting_at_all_if_the_url_says_so(server: Server, client: redis.Red
 
 def test_how_long_scripts_take_is_counted(center: TimeoutCenter) -> None:
     before = time.perf_counter()
-    for i in range(50):
-        center.put("mail", f"{i}", b"")
+    put_some(center, "mail", 50, "")
     took = time.perf_counter() - before
     center.runner.run_all(
         [center.commands.ack(center.pop("mail", 1).messages)[0] for _ in range(2)]

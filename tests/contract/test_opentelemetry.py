@@ -15,7 +15,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import redis
 from celery import Celery
 from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
 from opentelemetry import propagate, trace
@@ -56,6 +55,19 @@ def spans() -> Spans:
 @pytest.fixture
 def connection(connect: Connect) -> Connection:
     return connect(toc_otel=True)
+
+
+@pytest.fixture
+def recording(connect: Connect, tmp_path: Path) -> Iterator[Connection]:
+    """A connection whose tasks are recorded in a library as well."""
+    yield connect(toc_otel=True, toc_library=f"sqlite:///{tmp_path / 'library.db'}")
+    close_libraries()
+
+
+@pytest.fixture
+def traced_app(app: Celery) -> Celery:
+    app.conf.broker_transport_options = {"toc_otel": True}
+    return app
 
 
 def publish(connection: Connection, body: Any = "x", queue: str = "mail", **options: Any) -> None:
@@ -145,23 +157,18 @@ def test_what_fails_after_it_was_acknowledged_has_a_span_of_that_too(
     assert center.counts("mail").dead == 1
 
 
-def test_what_nobody_has_handled_is_released_once(connect: Connect, spans: Spans) -> None:
-    connection = connect(toc_otel=True)
+@pytest.mark.parametrize("taken_back", [False, True], ids=["left", "taken back"])
+def test_what_nobody_has_handled_is_released_once(
+    connection: Connection, spans: Spans, taken_back: bool
+) -> None:
+    """Taken back: as a worker does with what it cannot start in time."""
     publish(connection)
-    take(connection, lambda message: None)
+    message = take(connection, lambda message: None)
+    if taken_back:
+        connection.default_channel.qos.release(message)
     connection.release()
     assert spans.one("release mail").parent == spans.one("receive mail").context
     assert spans.names == ["receive mail", "release mail", "send mail"]
-
-
-def test_what_is_taken_back_from_a_consumer_is_released_once(
-    connection: Connection, spans: Spans
-) -> None:
-    """As a worker does with what it cannot start in time."""
-    publish(connection)
-    message = take(connection, lambda message: None)
-    connection.default_channel.qos.release(message)
-    assert len(spans.named("release mail")) == 1
 
 
 def test_who_gets_a_message_within_a_span_has_it_there(
@@ -248,48 +255,35 @@ def test_a_publish_that_fails_says_why(connection: Connection, spans: Spans) -> 
     assert send.status.status_code.name == "ERROR"
 
 
-def test_what_is_recorded_is_traced_as_well(connect: Connect, tmp_path: Path, spans: Spans) -> None:
-    try:
-        connection = connect(toc_otel=True, toc_library=f"sqlite:///{tmp_path / 'library.db'}")
-        publish(connection, headers={"id": "order-7", "task": "shop.remind"})
-        take(connection, Message.ack)
-        assert spans.names == ["ack mail", "receive mail", "send mail"]
-        connection.default_channel.recorder.flush()
-        [record] = connection.transport.center.library.history("order-7")
-        assert record.status == "done"
-    finally:
-        close_libraries()
+def test_what_is_recorded_is_traced_as_well(recording: Connection, spans: Spans) -> None:
+    publish(recording, headers={"id": "order-7", "task": "shop.remind"})
+    take(recording, Message.ack)
+    assert spans.names == ["ack mail", "receive mail", "send mail"]
+    recording.default_channel.recorder.flush()
+    [record] = recording.transport.center.library.history("order-7")
+    assert record.status == "done"
 
 
 def test_while_redis_is_away_nobody_asks_it_what_a_queue_is(
-    connect: Connect, tmp_path: Path, spans: Spans
+    recording: Connection, spans: Spans
 ) -> None:
-    try:
-        connection = connect(toc_otel=True, toc_library=f"sqlite:///{tmp_path / 'library.db'}")
-        channel = connection.default_channel
-        publisher = channel.publisher
-        with (
-            mock.patch.object(channel.recorder, "away_until", time.monotonic() + 60),
-            mock.patch.object(publisher, "_topic_of", side_effect=AssertionError("asked")),
-        ):
-            message = channel.prepare_message("x", headers={"id": "order-9"}, properties={})
-            channel.basic_publish(message, "", "mail")
-        assert attributes(spans.one("send mail"))["messaging.message.id"] == "order-9"
-        [row] = channel.recorder.store.of_ids(["order-9"])
-        context = unpack(row.body, "order-9")["headers"]["traceparent"]
-        assert f"{spans.one('send mail').context.span_id:016x}" in context
-    finally:
-        close_libraries()
+    channel = recording.default_channel
+    with (
+        mock.patch.object(channel.recorder, "away_until", time.monotonic() + 60),
+        mock.patch.object(channel.publisher, "_topic_of", side_effect=AssertionError("asked")),
+    ):
+        message = channel.prepare_message("x", headers={"id": "order-9"}, properties={})
+        channel.basic_publish(message, "", "mail")
+    assert attributes(spans.one("send mail"))["messaging.message.id"] == "order-9"
+    [row] = channel.recorder.store.of_ids(["order-9"])
+    context = unpack(row.body, "order-9")["headers"]["traceparent"]
+    assert f"{spans.one('send mail').context.span_id:016x}" in context
 
 
 def test_a_task_that_is_sent_from_an_event_loop_belongs_to_its_request(
-    center: TimeoutCenter, server: Server | Cluster, spans: Spans
+    center: TimeoutCenter, traced_app: Celery, spans: Spans
 ) -> None:
-    app = Celery("shop", broker=server.toc_url, set_as_current=False)
-    app.conf.broker_transport_options = {"toc_otel": True}
-
-    @app.task(name="shop.remind", shared=False)
-    def remind(order: int) -> None: ...
+    remind = traced_app.tasks["shop.remind"]
 
     async def handle(order: int) -> str:
         with TRACER.start_as_current_span(f"request {order}"):
@@ -300,7 +294,7 @@ def test_a_task_that_is_sent_from_an_event_loop_belongs_to_its_request(
         try:
             return await asyncio.gather(*map(handle, range(20)))
         finally:
-            await aio.aclose(app)
+            await aio.aclose(traced_app)
 
     ids = asyncio.run(main())
     sent = {attributes(span)["messaging.message.id"]: span for span in spans.named("send celery")}
@@ -312,15 +306,10 @@ def test_a_task_that_is_sent_from_an_event_loop_belongs_to_its_request(
 
 
 def test_a_task_that_is_not_sent_because_of_its_unique_key_is_no_error(
-    server: Server | Cluster, client: redis.Redis, spans: Spans
+    traced_app: Celery, spans: Spans
 ) -> None:
-    with Celery("shop", broker=server.toc_url, set_as_current=False) as app:
-        app.conf.broker_transport_options = {"toc_otel": True}
-
-        @app.task(name="shop.bill", shared=False)
-        def bill() -> None: ...
-
-        first, second = (bill.apply_async(countdown=60, **unique("invoice-42")) for _ in range(2))
+    how = {"countdown": 60, **unique("invoice-42")}
+    first, second = (traced_app.tasks["shop.remind"].apply_async(**how) for _ in range(2))
     assert second.id == first.id
     kept, sent = sorted(spans.named("send celery"), key=lambda one: len(attributes(one)))[::-1]
     assert attributes(kept)["celery_toc.kept"] == first.id
@@ -450,11 +439,6 @@ def test_what_is_not_settled_is_not_counted(traced: TimeoutCenter, spans: Spans)
     assert spans.total("celery_toc.settled.messages", **where) == 1
 
 
-def test_nothing_has_no_span(traced: TimeoutCenter, spans: Spans) -> None:
-    assert (traced.ack([]), traced.release([]), traced.put_many("mail", [])) == (0, 0, [])
-    assert spans.names == []
-
-
 def test_a_time_may_be_any_number(traced: TimeoutCenter, spans: Spans) -> None:
     traced.put("mail", "one", b"x", delay=Decimal("60"))
     assert attributes(spans.one("send mail"))["celery_toc.delay"] == pytest.approx(60, abs=1)
@@ -479,7 +463,8 @@ def test_a_message_alone_is_named(traced: TimeoutCenter, spans: Spans) -> None:
     assert (reject["messaging.message.id"], reject["celery_toc.reason"]) == ("one", "no such order")
 
 
-def test_a_pop_that_finds_nothing_has_no_span(traced: TimeoutCenter, spans: Spans) -> None:
+def test_what_finds_or_settles_nothing_has_no_span(traced: TimeoutCenter, spans: Spans) -> None:
+    assert (traced.ack([]), traced.release([]), traced.put_many("mail", [])) == (0, 0, [])
     traced.pop("mail")
     traced.pop(["mail", "sms"], wait=0.01)
     assert spans.names == []
@@ -542,18 +527,15 @@ def test_bytes_of_any_kind_go_through(traced: TimeoutCenter, spans: Spans, body:
 
 
 @pytest.mark.cluster
-def test_tasks_of_a_loop_have_their_own_traces(
+async def test_tasks_of_a_loop_have_their_own_traces(
     server: Server | Cluster, center: TimeoutCenter, spans: Spans
 ) -> None:
     async def handle(center: AsyncTimeoutCenter, number: int) -> None:
         with TRACER.start_as_current_span(f"request {number}"):
             await center.put("mail", str(number), b"x")
 
-    async def main() -> None:
-        async with AsyncTimeoutCenter.from_url(server.toc_url, toc_otel=True) as traced:
-            await asyncio.gather(*(handle(traced, number) for number in range(20)))
-
-    asyncio.run(main())
+    async with AsyncTimeoutCenter.from_url(server.toc_url, toc_otel=True) as traced:
+        await asyncio.gather(*(handle(traced, number) for number in range(20)))
     for span in spans.named("send mail"):
         number = attributes(span)["messaging.message.id"]
         assert span.parent == spans.one(f"request {number}").context
@@ -584,11 +566,8 @@ def test_a_request_over_http_goes_on_in_the_trace_that_it_names(
     file = tmp_path / "spans"
     context = f"00-{'7' * 32}-{'9' * 16}-01"
     parted = "&" if "?" in server.toc_url else "?"
-    with HttpServer(
-        f"{server.toc_url}{parted}toc_otel=true",
-        command=("-c", HTTP),
-        environment={"SPANS": str(file)},
-    ) as api:
+    there, url = {"SPANS": str(file)}, f"{server.toc_url}{parted}toc_otel=true"
+    with HttpServer(url, command=("-c", HTTP), environment=there) as api:
         put = {"id": "one", "text": "x"}
         api.post("/v1/queues/mail/tasks", put, headers={"traceparent": context})
         [leased] = api.post("/v1/queues/mail:lease", {"wait": 10}).json["tasks"]
@@ -611,9 +590,8 @@ def test_a_request_over_http_goes_on_in_the_trace_that_it_names(
 def test_the_example_of_a_center_runs(
     server: Server | Cluster, center: TimeoutCenter, spans: Spans
 ) -> None:
-    text = named("docs/opentelemetry.md", "center_for(").replace(
-        "toc+redis://localhost:6379/0", server.toc_url
-    )
+    text = named("docs/opentelemetry.md", "center_for(")
+    text = text.replace("toc+redis://localhost:6379/0", server.toc_url)
     with TRACER.start_as_current_span("request"):
         exec(text, {})
     center.run_now("order-7")

@@ -13,7 +13,7 @@ import kombu_toc
 from kombu_toc.client.connection import IDLE
 from kombu_toc.errors import ServerError
 
-from ..support.inspection import put_call
+from ..support.inspection import full_server, put_call
 from ..support.servers import Server
 from ..support.waiting import at_once
 
@@ -116,13 +116,9 @@ def test_what_a_server_refuses_for_now_is_an_error_of_its_own(
     server: Server, own_center: kombu_toc.TimeoutCenter
 ) -> None:
     own_center.put("mail", "a", b"")
-    with server.client() as client:
-        client.config_set("maxmemory", 1)
-        try:
-            with pytest.raises(ServerError, match=r"OOM|memory"):
-                own_center.put("mail", "b", b"")
-        finally:
-            client.config_set("maxmemory", 0)
+    refused = pytest.raises(ServerError, match=r"OOM|memory")
+    with server.client() as client, full_server(client), refused:
+        own_center.put("mail", "b", b"")
     own_center.put("mail", "b", b"")
     assert own_center.counts("mail").waiting == 2
 

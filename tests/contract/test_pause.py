@@ -140,20 +140,18 @@ def here(center: TimeoutCenter) -> dict[str, list[Any]]:
     }
 
 
-def test_who_consumes_what_is_known_until_it_ends(
-    connect: Connect, center: TimeoutCenter, client: redis.Redis
-) -> None:
+def test_who_consumes_what_is_known_until_it_ends(connect: Connect, center: TimeoutCenter) -> None:
     first, second = Listener(connect(), "mail", "news"), Listener(connect(), "news")
     transient = Queue("reply", exclusive=True)
     Consumer(connect(), [transient], callbacks=[lambda *_: None]).consume()
     me = kombu_toc.Consumer(socket.gethostname(), os.getpid())
     wait_until(lambda: here(center) == {"mail": [me], "news": [me]})  # one process
-    assert client.zcard(center.keys.consumers) == 1
+    assert center.client.zcard(center.keys.consumers) == 1
     first.consumer.cancel()
     wait_until(lambda: here(center) == {"news": [me]})
-    assert client.zcard(center.keys.consumers) == 1
+    assert center.client.zcard(center.keys.consumers) == 1
     second.connection.release()
-    wait_until(lambda: not client.exists(center.keys.consumers))
+    wait_until(lambda: not center.client.exists(center.keys.consumers))
 
 
 def test_who_died_consumes_no_more(connect: Connect, center: TimeoutCenter) -> None:

@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 import pytest
-import redis
 
 from kombu_toc import DEAD, WAITING, Delivery, ReceiptError, Settled, TimeoutCenter
 from kombu_toc.center.reshard import reshard_topic
@@ -221,11 +220,9 @@ def test_a_bad_receipt_is_named_and_nothing_is_done_or_lost(
     assert center.ack([one, two]) == 2
 
 
-def test_a_receipt_of_another_prefix_is_refused_or_stale(
-    center: TimeoutCenter, client: redis.Redis
-) -> None:
+def test_a_receipt_of_another_prefix_is_refused_or_stale(center: TimeoutCenter) -> None:
     [message] = deliver(center, "a")
-    elsewhere = TimeoutCenter(client, "other:", grace=0)
+    elsewhere = TimeoutCenter(center.client, "other:", grace=0)
     with pytest.raises(ReceiptError, match="which does not exist here: it was deleted, or the"):
         elsewhere.ack([message.receipt])
     elsewhere.put("mail", "a", b"first")

@@ -23,9 +23,8 @@ from .test_connections import round_trip, round_trip_on
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """A primary and its sentinels; no test ends either."""
-    made = Deployment(tmp_path_factory.mktemp("sentinel"), sentinels=2).start()
-    yield made
-    made.stop()
+    with Deployment(tmp_path_factory.mktemp("sentinel"), sentinels=2) as made:
+        yield made
 
 
 def said(url: str, **options: object) -> str:

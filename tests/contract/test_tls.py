@@ -39,9 +39,8 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[TLSServer]:
     directory = tmp_path_factory.mktemp("tls")
-    server = TLSServer(directory, authority, authority.certificate("server")).start()
-    yield server
-    server.stop()
+    with TLSServer(directory, authority, authority.certificate("server")) as server:
+        yield server
 
 
 def url(server: TLSServer, query: str = "", host: str = "127.0.0.1") -> str:
@@ -90,18 +89,18 @@ def test_broker_use_ssl_is_understood_as_celerys_users_write_it(
     round_trip(Connection(url(secure).replace("toc+rediss", scheme), ssl=given))
 
 
-@each("requirement", ["CERT_NONE", "none"])
+@each(
+    "query, ssl",
+    [
+        *(("?ssl_cert_reqs=CERT_NONE", None), ("?ssl_cert_reqs=none", None)),
+        *(("", {"ssl_cert_reqs": given}) for given in (ssl.CERT_NONE, "CERT_NONE", None)),
+    ],
+)
 def test_certificates_are_not_checked_if_the_url_says_so(
-    secure: TLSServer, requirement: str
+    secure: TLSServer, query: str, ssl: object
 ) -> None:
-    round_trip(Connection(url(secure, f"?ssl_cert_reqs={requirement}")))
-
-
-@each("requirement", [ssl.CERT_NONE, "CERT_NONE", None])
-def test_certificates_are_not_checked_if_broker_use_ssl_says_so(
-    secure: TLSServer, requirement: object
-) -> None:
-    round_trip(Connection(url(secure), ssl={"ssl_cert_reqs": requirement}))
+    """Or broker_use_ssl."""
+    round_trip(Connection(url(secure, query), ssl=ssl))
 
 
 @each("ssl", [True, {"ssl_cert_reqs": "required"}])
@@ -119,12 +118,9 @@ def test_another_authority_is_not_trusted(secure: TLSServer, tmp_path: Path) -> 
 def test_an_expired_certificate_is_told_for_what_it_is(
     authority: Authority, tmp_path: Path
 ) -> None:
-    server = TLSServer(tmp_path, authority, authority.certificate("expired", days=-1)).start()
-    try:
+    with TLSServer(tmp_path, authority, authority.certificate("expired", days=-1)) as server:
         text = said(url(server, f"?ssl_ca_certs={authority.file}"))
         assert "the server's certificate has expired: renew it" in text
-    finally:
-        server.stop()
 
 
 @pytest.mark.parametrize("host", [night("127.0.0.1"), "localhost"])
@@ -132,23 +128,19 @@ def test_a_certificate_for_another_host_is_told_for_what_it_is(
     authority: Authority, tmp_path: Path, host: str
 ) -> None:
     certificate = authority.certificate("elsewhere", hosts=["redis.example.org"])
-    server = TLSServer(tmp_path, authority, certificate).start()
-    try:
+    with TLSServer(tmp_path, authority, certificate) as server:
         query = f"?ssl_ca_certs={authority.file}"
         text = said(url(server, query, host=host))
         assert "the server's certificate is for another host (" in text
         assert "ssl_check_hostname=false does without the check" in text
         round_trip(Connection(url(server, f"{query}&ssl_check_hostname=false", host=host)))
-    finally:
-        server.stop()
 
 
 def test_a_clients_certificate_opens_the_door_and_its_lack_is_told(
     authority: Authority, tmp_path: Path
 ) -> None:
     certificate = authority.certificate("strict")
-    server = TLSServer(tmp_path, authority, certificate, clients=True).start()
-    try:
+    with TLSServer(tmp_path, authority, certificate, clients=True) as server:
         query = f"?ssl_ca_certs={authority.file}"
         text = said(url(server, query))
         assert "wants a client's certificate" in text
@@ -158,8 +150,6 @@ def test_a_clients_certificate_opens_the_door_and_its_lack_is_told(
         stranger = Authority(tmp_path / "stranger", "stranger").certificate("client")
         query += f"&ssl_certfile={stranger[0]}&ssl_keyfile={stranger[1]}"
         assert re.search("(not accept|whether it accepts) this client's", said(url(server, query)))
-    finally:
-        server.stop()
 
 
 def test_who_is_between_reads_everything_without_tls_and_nothing_with_it(
@@ -209,9 +199,8 @@ def deployment(
 ) -> Iterator[Deployment]:
     """All of it speaks nothing but TLS."""
     options = tls_options(authority, authority.certificate("all"))
-    made = Deployment(tmp_path_factory.mktemp("all"), tls=options)
-    yield made.start()
-    made.stop()
+    with Deployment(tmp_path_factory.mktemp("all"), tls=options) as made:
+        yield made
 
 
 @each("inner", [{"ssl": True}, {"ssl": True, "ssl_cert_reqs": "none"}, "sentinel_ssl"])

@@ -315,10 +315,9 @@ def test_an_empty_topic_is_deleted_when_nobody_can_have_it_read_any_more(
 
 @pytest.mark.parametrize("flush", [True, False])
 def test_a_producer_declares_again_what_is_gone(
-    client: redis.Redis, connect: Connect, flush: bool
+    client: redis.Redis, connection: Connection, flush: bool
 ) -> None:
     """So that its messages are found by their ids: within five seconds, with the next put."""
-    connection = connect()
     sender, center = TimeoutCenter(client), TimeoutCenter(client)
     transports = connection.transport.center
     Queue("kombu", queue_arguments={"x-retries": 3})(connection.default_channel).declare()
@@ -344,8 +343,9 @@ def test_a_producer_declares_again_what_is_gone(
     assert stored(client)["retries"] == stored(client, "kombu")["retries"] == 3
 
 
-def test_a_consumer_declares_again_what_is_gone(client: redis.Redis, connect: Connect) -> None:
-    connection = connect()
+def test_a_consumer_declares_again_what_is_gone(
+    client: redis.Redis, connection: Connection
+) -> None:
     got: list[Any] = []
     consumer = connection.Consumer(
         Queue("mail", queue_arguments={"x-retries": 3}),
@@ -364,11 +364,10 @@ def test_a_consumer_declares_again_what_is_gone(client: redis.Redis, connect: Co
 
 @pytest.mark.one_server("on a Cluster the declaration may be on another node")
 def test_a_put_reads_the_declaration_along_with_the_message(
-    client: redis.Redis, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    client: redis.Redis, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A producer that sends all the time has no round trip for it."""
     center = TimeoutCenter(client)
-    connection = connect()
     publisher = Producer(connection)
     for sender, put in (
         (center, lambda: center.put("mail", f"{time.monotonic_ns()}", b"")),

@@ -24,19 +24,30 @@ from kombu_toc.scripts.call import load
 from ..support import nursery
 from ..support.cluster import Cluster
 from ..support.fixtures import own_server
-from ..support.inspection import announced, blocked, calls_of, check_slots, now_us, time_passes
+from ..support.inspection import (
+    announced,
+    blocked,
+    calls_of,
+    check_slots,
+    now_us,
+    put_some,
+    time_passes,
+)
 from ..support.proxy import Proxy
 from ..support.sentinels import Deployment
-from ..support.servers import Server
-from ..support.waiting import running, wait_until
+from ..support.servers import Server, frozen
+from ..support.waiting import in_thread, running, wait_until
 
 HOUR = 3600.0
+
+
+Make = Callable[[], TimeoutCenter]
 
 
 class Waiters:
     """Threads that wait for messages, each with a center of its own; what each got."""
 
-    def __init__(self, make: Callable[[], TimeoutCenter], number: int, *topics: str, **how: Any):
+    def __init__(self, make: Make, number: int, *topics: str, **how: Any) -> None:
         self.got: list[tuple[int, str]] = []
         self.errors: list[BaseException] = []
         self._stopped = False
@@ -82,16 +93,16 @@ def make(server: Server | Cluster, client: redis.Redis) -> Callable[[], TimeoutC
 
 
 @contextmanager
-def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[list[Any]]:
-    """Run it beside; what it returned is in the list at the end."""
-    returned: list[Any] = []
-    thread = threading.Thread(target=lambda: returned.append(function(*args, **kwargs)))
-    thread.start()
-    try:
-        yield returned
-    finally:
-        thread.join(30)
-        assert not thread.is_alive()
+def gets(id: str, center: TimeoutCenter, *topics: str, asks: Any = None) -> Iterator[None]:
+    """In this block somebody waits there for messages; it gets this one.
+
+    asks: a client of the server, where another's are blocked too, or none can be asked now
+    """
+    client = asks or center.client
+    with in_thread(center.pop, topics or ["mail", "sms"], wait=60) as returned:
+        wait_until(lambda: blocked(client) == 1)
+        yield
+    assert [message.id for message in returned[0].messages] == [id]
 
 
 # -- what comes back, and when
@@ -130,10 +141,9 @@ def test_a_time_that_passes_without_a_message_ends_the_wait(center: TimeoutCente
 
 
 def test_a_message_that_is_put_while_others_wait_for_their_time_comes_at_once(
-    center: TimeoutCenter, client: redis.Redis, make: Callable[[], TimeoutCenter]
+    center: TimeoutCenter, client: redis.Redis, make: Make
 ) -> None:
-    for number in range(20):  # its slots are claimed by then
-        center.put("mail", f"later{number}", b"", delay=HOUR)
+    put_some(center, "mail", 20, "later", delay=HOUR)
     with in_thread(make().pop, ["mail", "sms"], wait=10) as returned:
         wait_until(lambda: not announced(center, "mail") and blocked(client))
         center.put("sms", "now", b"")
@@ -142,9 +152,7 @@ def test_a_message_that_is_put_while_others_wait_for_their_time_comes_at_once(
     check_slots(center, "mail")
 
 
-def test_who_returns_hands_back_what_it_has_claimed(
-    center: TimeoutCenter, client: redis.Redis
-) -> None:
+def test_who_returns_hands_back_what_it_has_claimed(center: TimeoutCenter) -> None:
     for number in range(40):
         center.put("mail", f"later{number}", b"", delay=HOUR + number)
     before = announced(center, "mail")
@@ -154,7 +162,7 @@ def test_who_returns_hands_back_what_it_has_claimed(
 
 
 def test_an_exception_while_it_waits_leaves_nothing_claimed(
-    center: TimeoutCenter, client: redis.Redis, make: Callable[[], TimeoutCenter]
+    center: TimeoutCenter, client: redis.Redis, make: Make
 ) -> None:
     for number in range(40):
         center.put("mail", f"later{number}", b"", delay=HOUR + number)
@@ -183,9 +191,7 @@ def test_an_exception_while_it_waits_leaves_nothing_claimed(
 # -- many wait
 
 
-def test_of_many_that_wait_one_gets_a_message(
-    make: Callable[[], TimeoutCenter], center: TimeoutCenter
-) -> None:
+def test_of_many_that_wait_one_gets_a_message(make: Make, center: TimeoutCenter) -> None:
     """X13"""
     with Waiters(make, 8, "mail", "sms").running() as waiters:
         for number in range(60):
@@ -198,43 +204,26 @@ def test_of_many_that_wait_one_gets_a_message(
 
 
 def test_messages_that_are_due_together_go_to_all_who_wait(
-    make: Callable[[], TimeoutCenter], center: TimeoutCenter, client: redis.Redis
+    make: Make, center: TimeoutCenter, client: redis.Redis
 ) -> None:
     """Nobody who waits sits on what another could have."""
     center.queues.declare("mail", slots=8)
     with Waiters(make, 6, "mail", limit=1).running() as waiters:
         wait_until(lambda: blocked(client) == 6)
         at = now_us(client) / 1e6 + 0.5
-        for number in range(6):
-            center.put("mail", f"m{number}", b"", at=at)
+        put_some(center, "mail", 6, at=at)
         waiters.until(6, 0.5 + 1)
     assert len({id for _, id in waiters.got}) == 6
 
 
 def test_topics_take_turns_and_none_starves(center: TimeoutCenter) -> None:
-    for number in range(40):
-        center.put("mail", f"m{number}", b"")
-    for number in range(5):
-        center.put("sms", f"s{number}", b"")
+    put_some(center, "mail", 40)
+    put_some(center, "sms", 5, "s")
     got = [center.pop(["mail", "sms"], wait=1).messages[0].topic for _ in range(10)]
     assert got.count("sms") == 5
-    for number in range(20):
-        center.put("sms", f"t{number}", b"")
+    put_some(center, "sms", 20, "t")
     topics = Counter(one.topic for one in center.pop(["mail", "sms"], 20, wait=1).messages)
     assert topics == {"mail": 10, "sms": 10}
-
-
-def test_a_topic_with_a_backlog_delays_no_other(
-    center: TimeoutCenter, make: Callable[[], TimeoutCenter]
-) -> None:
-    for number in range(300):
-        center.put("mail", f"m{number}", b"")
-    other = make()
-    for number in range(20):
-        other.put("sms", f"s{number}", b"")
-        found = [m for _ in range(2) for m in center.pop(["mail", "sms"], 2, wait=1).messages]
-        assert f"s{number}" in [message.id for message in found]
-        center.ack(found)
 
 
 def test_priorities_go_first(center: TimeoutCenter) -> None:
@@ -248,7 +237,7 @@ def test_priorities_go_first(center: TimeoutCenter) -> None:
 
 
 def test_what_comes_back_when_a_lease_ends_reaches_who_waits(
-    center: TimeoutCenter, make: Callable[[], TimeoutCenter]
+    center: TimeoutCenter, make: Make
 ) -> None:
     """Without a worker or another process that keeps the topic in order."""
     center.queues.declare("mail", visibility=1)
@@ -296,9 +285,8 @@ def test_a_process_that_is_killed_with_claims_delays_its_messages_by_moments(
 @pytest.fixture
 def quiet(tmp_path: Path) -> Iterator[Server]:
     """A server of its own: threads of earlier tests may still ask the shared one."""
-    made = Server(tmp_path).start()
-    yield made
-    made.stop()
+    with Server(tmp_path) as made:
+        yield made
 
 
 def test_who_waits_asks_the_server_next_to_nothing(quiet: Server) -> None:
@@ -331,8 +319,7 @@ def test_threads_that_share_a_center_share_the_looks(quiet: Server) -> None:
         time.sleep(1.5)  # what is counted is what they do in this time
         calls = calls_of(client, "evalsha", "eval")
         assert calls <= 2 + 1.2 * (time.monotonic() - began)  # each by itself: 15 and more
-        for number in range(10):
-            center.put("mail", f"end-{number}", b"")
+        put_some(center, "mail", 10, "end-")
         stack.pop_all().close()
         assert blocked(client) == 0
 
@@ -366,16 +353,13 @@ def test_of_all_processes_that_wait_one_looks(quiet: Server) -> None:
         time.sleep(3)  # what is counted is what they do in this time
         wait_until(lambda: calls_of(client, "evalsha", "eval") >= 2)
         assert calls_of(client, "evalsha", "eval") <= 12  # each by itself: 36 and more
-        for number in range(12):
-            centers[0].put("mail", f"end-{number}", b"")
+        put_some(centers[0], "mail", 12, "end-")
 
 
 def test_who_stands_next_looks_when_the_process_that_looks_is_killed(
-    center: TimeoutCenter,
-    client: redis.Redis,
-    make: Callable[[], TimeoutCenter],
-    server: Server | Cluster,
+    center: TimeoutCenter, make: Make, server: Server | Cluster
 ) -> None:
+    client = center.client
     center.put("mail", "m", b"")
     held = center.pop("mail", visibility=60).messages
     first, last = center.keys.look("mail", 0), center.keys.look("mail", 2)
@@ -399,24 +383,17 @@ def test_who_stands_next_looks_when_the_process_that_looks_is_killed(
 
 
 def test_a_connection_that_is_cut_is_made_again(
-    center: TimeoutCenter,
-    client: redis.Redis,
-    make: Callable[[], TimeoutCenter],
-    caplog: pytest.LogCaptureFixture,
+    center: TimeoutCenter, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with in_thread(make().pop, ["mail", "sms"], wait=20) as returned:
-        wait_until(lambda: blocked(client) == 1)
+    client = center.client
+    with gets("m", make(), asks=client):
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         wait_until(lambda: "cannot wait for messages of mail, sms for now" in caplog.text)
         center.put("mail", "m", b"", delay=0.1)
-    assert [message.id for message in returned[0].messages] == ["m"]
 
 
 def test_what_came_is_not_lost_when_the_connection_that_waited_is_cut(
-    center: TimeoutCenter,
-    client: redis.Redis,
-    make: Callable[[], TimeoutCenter],
-    monkeypatch: pytest.MonkeyPatch,
+    center: TimeoutCenter, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(self: WakeConnection, real: Any = WakeConnection.stop) -> Any:
         self._connection._sock.close()  # to read is an error then, as after a reset
@@ -424,27 +401,19 @@ def test_what_came_is_not_lost_when_the_connection_that_waited_is_cut(
 
     monkeypatch.setattr(WakeConnection, "stop", stop)
     for id in ("m", "n"):
-        with in_thread(make().pop, ["mail", "sms"], wait=20) as returned:
-            wait_until(lambda: blocked(client) == 1)
+        with gets(id, make(), asks=center.client):
             center.put("mail", "later", b"", delay=HOUR)  # claimed, and waited on
             center.put("mail", id, b"", delay=0.1)
-        assert [message.id for message in returned[0].messages] == [id]
 
 
 @pytest.mark.one_server("a Cluster has no server that could be stopped and started alone")
 def test_a_server_that_is_restarted_is_waited_for(tmp_path: Path) -> None:
-    server = Server(tmp_path, "--appendonly", "yes").start()
-    try:
+    with Server(tmp_path, "--appendonly", "yes") as server:
         center = center_for(server.toc_url)
         center.put("mail", "m", b"", delay=1)
-        with in_thread(center_for(server.toc_url).pop, "mail", wait=30) as returned:
-            with server.client() as client:
-                wait_until(lambda: blocked(client) == 1)
+        with gets("m", center_for(server.toc_url), "mail", asks=center.client):
             server.stop()
             server.start()
-        assert [message.id for message in returned[0].messages] == ["m"]
-    finally:
-        server.stop()
 
 
 @pytest.mark.one_server("a Cluster has no server that could be stopped and started alone")
@@ -461,20 +430,11 @@ def test_a_server_that_is_away_ends_the_wait_with_its_error(tmp_path: Path) -> N
 
 @pytest.mark.one_server("it stops the server's process")
 def test_a_server_that_is_frozen_for_a_while_is_waited_for(tmp_path: Path) -> None:
-    server = Server(tmp_path).start()
-    try:
+    with Server(tmp_path) as server:
         center = center_for(server.toc_url)
         center.put("mail", "m", b"", delay=1)
-        with in_thread(center_for(server.toc_url).pop, "mail", wait=30) as returned:
-            with server.client() as client:
-                wait_until(lambda: blocked(client) == 1)
-            os.kill(server.pid, signal.SIGSTOP)
+        with gets("m", center_for(server.toc_url), "mail", asks=center.client), frozen(server):
             time.sleep(2)  # for so long the server stands still
-            os.kill(server.pid, signal.SIGCONT)
-        assert [message.id for message in returned[0].messages] == ["m"]
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
-        server.stop()
 
 
 @pytest.mark.one_server("a proxy stands before one server")
@@ -501,20 +461,13 @@ def test_what_a_pop_had_given_when_its_connection_was_cut_is_not_lost(
 
 
 @pytest.mark.one_server("it has sentinels of its own")
-def test_a_failover_is_waited_for(tmp_path: Path) -> None:
-    deployment = Deployment(tmp_path).start()
-    try:
-        center = center_for(deployment.toc_url)
-        center.queues.declare("mail")
-        with in_thread(center_for(deployment.toc_url).pop, "mail", wait=60) as returned:
-            with deployment.acting().client() as client:
-                wait_until(lambda: blocked(client) == 1)
-            deployment.acting().kill()
-            deployment.wait_for_failover()
-            put_when_possible(center, "m")
-        assert [message.id for message in returned[0].messages] == ["m"]
-    finally:
-        deployment.stop()
+def test_a_failover_is_waited_for(failing: Deployment) -> None:
+    center = center_for(failing.toc_url)
+    center.queues.declare("mail")
+    with gets("m", center_for(failing.toc_url), "mail", asks=center.client):
+        failing.acting().kill()
+        failing.wait_for_failover()
+        put_when_possible(center, "m")
 
 
 def put_when_possible(center: TimeoutCenter, id: str) -> None:
@@ -619,23 +572,19 @@ def test_an_exception_after_one_topic_was_popped_gives_its_messages_back(
 
 
 @own_server
-def test_connections_that_wait_for_nothing_are_used_again(
-    center: TimeoutCenter, client: redis.Redis
-) -> None:
+def test_connections_that_wait_for_nothing_are_used_again(center: TimeoutCenter) -> None:
     center.pop("mail", wait=0.05)
-    before = client.info("stats")["total_connections_received"]
+    before = center.client.info("stats")["total_connections_received"]
     for _ in range(5):
         center.pop("mail", wait=0.05)
-    assert client.info("stats")["total_connections_received"] <= before + 1
+    assert center.client.info("stats")["total_connections_received"] <= before + 1
     assert isinstance(center.pop("mail", wait=0.01), Popped)
 
 
 def test_a_message_whose_announcement_was_lost_is_found(
-    center: TimeoutCenter, client: redis.Redis, make: Callable[[], TimeoutCenter]
+    center: TimeoutCenter, client: redis.Redis, make: Make
 ) -> None:
-    with in_thread(make().pop, "mail", wait=20) as returned:
-        wait_until(lambda: blocked(client) == 1)
+    with gets("m", make(), "mail", asks=center.client):
         center.put("mail", "m", b"", delay=HOUR)
         wait_until(lambda: not announced(center, "mail"))  # it is claimed for in an hour
         time_passes(center, "mail", HOUR + 1)
-    assert [message.id for message in returned[0].messages] == ["m"]

@@ -227,9 +227,8 @@ def test_puts_with_descending_times_leave_one_announcement_a_slot(center: Timeou
 
 
 def test_a_consumer_of_descending_times_holds_a_few_claims_of_a_slot(
-    connect: Connect, center: TimeoutCenter
+    connection: Connection, center: TimeoutCenter
 ) -> None:
-    connection = connect()
     poller = connection.transport.poller
     with Consumer(connection, [Queue("mail", queue_arguments={"x-slots": 1})], callbacks=[print]):
         poller.long_running = True
@@ -253,26 +252,25 @@ def test_a_consumer_of_descending_times_holds_a_few_claims_of_a_slot(
 
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_is_announced_and_claimed_the_first_time_is_known(
-    center: TimeoutCenter, seed: int
+    one: TimeoutCenter, seed: int
 ) -> None:
     """A8: a slot's first time, or an earlier one, is announced, or claimed by a consumer that pops
     then, whoever claimed what before, and in whatever order times come and go."""
-    center.queues.declare("one", slots=1)
-    client, wake = center.client, center.keys.wake("one")
-    slot = center.registry.topic("one").slot(0)
+    client, wake = one.client, one.keys.wake("one")
+    slot = one.registry.topic("one").slot(0)
     some = random.Random(seed)
     first, ids, claims = time.time() + 3600, [], set[int]()
 
     def hand_back(times: list[int]) -> None:
-        center.runner.run_all(
-            center.commands.reannounce(center.registry.resolved("one"), [(0, us) for us in times])
+        one.runner.run_all(
+            one.commands.reannounce(one.registry.resolved("one"), [(0, us) for us in times])
         )
 
     for number in range(150):
         action = some.choice(["put", "put", "put", "claim", "cancel", "pop", "hand back", "pass"])
         if action == "put":
             ids.append(f"m{number}")
-            center.put("one", ids[-1], b"", at=first + some.randrange(100))
+            one.put("one", ids[-1], b"", at=first + some.randrange(100))
         elif action == "claim" and (claimed := client.zpopmin(wake)):
             claims.add(int(claimed[0][0].partition(b":")[2]))
             if len(claims) > MAX_CLAIMS:
@@ -281,24 +279,24 @@ def test_whatever_is_announced_and_claimed_the_first_time_is_known(
         elif action == "hand back" and claims:
             hand_back([claims.pop()])
         elif action == "cancel" and ids:
-            center.cancel(ids.pop(some.randrange(len(ids))), topic="one")
+            one.cancel(ids.pop(some.randrange(len(ids))), topic="one")
         elif action == "pop":  # somebody looks, and holds no claim
-            center.ack(center.pop("one").messages)
+            one.ack(one.pop("one").messages)
         elif action == "pass" and claims:
             # The earliest claim comes due, and its holder pops.
             ms = max((min(claims) - now_us(client)) // 1000 + 1, 0)
-            time_passes(center, "one", (ms + 0.5) / 1000)
+            time_passes(one, "one", (ms + 0.5) / 1000)
             shift = ms * 1000
             first -= shift / 1_000_000
             claims = {us - shift for us in claims}
             claims.discard(min(claims))
-            for message in center.pop("one", 3).messages:
-                center.ack([message])
+            for message in one.pop("one", 3).messages:
+                one.ack([message])
                 ids.remove(message.id)
         heads = [client.zrange(key, 0, 0, withscores=True) for key in slot.stores]
         times = [action_time(int(head[0][1])) for head in heads if head]
         if times:
-            known = claims | {us for _, us in announced(center, "one")}
+            known = claims | {us for _, us in announced(one, "one")}
             armed = [int(us) for us in client.zrange(slot.announced_times, 0, -1)]
             assert min(armed) <= max(min(times), now_us(client)), (number, action)
             assert min(armed) in known, (number, action)
