@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -14,21 +13,12 @@ from collections.abc import Iterator
 import pytest
 import redis
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner, Result
-
-from celery_toc.cli import toc as command
 
 from ..support import nursery
 from ..support.cases import each
 from ..support.nodes import ROOT
-from ..support.ports import free_port
 from ..support.tasks import make_app
-
-
-def run(app: Celery, *args: str) -> Result:
-    context = CLIContext(app=app, no_color=True, workdir=None)
-    return CliRunner().invoke(command, ["metrics", *args], obj=context, catch_exceptions=False)
+from .test_cli import answer
 
 
 @pytest.fixture
@@ -42,20 +32,16 @@ def scheduled(app: Celery, client: redis.Redis) -> Celery:
 
 
 def test_without_serve_the_metrics_are_printed_once(scheduled: Celery) -> None:
-    said = run(scheduled)
-    assert said.exit_code == 0
-    assert 'celery_toc_messages{state="scheduled",topic="celery"} 3.0' in said.stdout
-    assert said.stdout.endswith("\n") and not said.stdout.endswith("\n\n")
-    assert said.stderr == ""
+    said = answer(scheduled, "metrics")
+    assert (said.code, said.err) == (0, "")
+    assert 'celery_toc_messages{state="scheduled",topic="celery"} 3.0' in said.out
+    assert said.out.endswith("\n") and not said.out.endswith("\n\n")
 
 
 def test_as_json_they_are_a_list_of_samples(scheduled: Celery) -> None:
-    said = run(scheduled, "--json")
-    assert {
-        "name": "celery_toc_messages",
-        "labels": {"topic": "celery", "state": "scheduled"},
-        "value": 3.0,
-    } in json.loads(said.stdout)
+    labels = {"topic": "celery", "state": "scheduled"}
+    sample = {"name": "celery_toc_messages", "labels": labels, "value": 3.0}
+    assert sample in answer(scheduled, "metrics", "--json").json
 
 
 @pytest.fixture
@@ -91,33 +77,29 @@ def test_served_they_are_there_until_ctrl_c(scheduled: Celery, environment: dict
 
 @each("address", ["nowhere", "host:", ":99999", "1.2.3.4:http", ":-1"])
 def test_a_wrong_address_is_one_line_and_wrong_usage(app: Celery, address: str) -> None:
-    said = run(app, "--serve", address)
-    assert said.exit_code == 2
-    assert said.stderr.count("\n") == 1
-    assert "is not an address" in said.stderr
+    answer(app, "metrics", "--serve", address).fails(2, "is not an address")
 
 
 def test_a_port_that_is_taken_is_one_line(app: Celery, client: redis.Redis, server) -> None:
-    said = run(app, "--serve", f"127.0.0.1:{server.port}")
-    assert said.exit_code == 1
-    assert said.stderr.count("\n") == 1
-    assert f"cannot serve at 127.0.0.1:{server.port}" in said.stderr
+    taken = f"127.0.0.1:{server.port}"
+    answer(app, "metrics", "--serve", taken).fails(1, f"cannot serve at {taken}")
 
 
-def test_a_broker_that_is_down_is_one_line() -> None:
-    down = make_app(f"toc+redis://127.0.0.1:{free_port()}/0", "cache+memory://")
+@each(
+    ("broker", "code", "says"),
+    [
+        ("toc+redis://127.0.0.1:1/0", 1, "cannot be used"),
+        ("memory://", 2, "not a timeout center"),
+    ],
+)
+def test_a_broker_that_is_down_or_of_another_kind_is_one_line(
+    broker: str, code: int, says: str
+) -> None:
+    app = make_app(broker, "cache+memory://")
     for args in ((), ("--serve", "127.0.0.1:0"), ("--json",)):
-        said = run(down, *args)
-        assert said.exit_code == 1
-        assert said.stderr.count("\n") == 1
-        assert said.stdout == ""
-        assert "cannot be used" in said.stderr
-
-
-def test_an_app_that_is_not_on_this_transport_is_one_line() -> None:
-    said = run(make_app("memory://", "cache+memory://"))
-    assert said.exit_code == 2
-    assert "not a timeout center" in said.stderr
+        said = answer(app, "metrics", *args)
+        said.fails(code, says)
+        assert said.out == ""
 
 
 MISSING = """

@@ -14,7 +14,7 @@ import kombu_toc
 from ..support.nodes import Worker
 from ..support.servers import Server
 from ..support.tasks import make_app
-from ..support.workers import Journal, wait_until
+from ..support.workers import Journal, StartWorkers, wait_until
 
 POOLS = {"prefork": ("-P", "prefork", "-c", "2"), "solo": ("-P", "solo")}
 
@@ -51,7 +51,7 @@ def full(broker: Server) -> Callable[[bool], None]:
 def test_a_worker_starts_while_the_server_is_full_and_drains_it(
     broker: Server,
     full: Callable[[bool], None],
-    start_worker: Callable[..., Worker],
+    start_workers: StartWorkers,
     journal: Journal,
     pool: str,
     known: bool,
@@ -66,46 +66,33 @@ def test_a_worker_starts_while_the_server_is_full_and_drains_it(
     for number in range(20):
         app.tasks["e2e.note"].apply_async((f"n{number}",), countdown=number % 2)
     full(True)
-    worker = start_worker(*POOLS[pool], "-E", broker=broker.toc_url)
-    try:
-        worker.ready()
-        journal.wait_for("n", 20)
-        center = kombu_toc.center_for(broker.toc_url)
-        wait_until(lambda: sum(center.counts("celery")) == 0, 15, worker.logs)
-        logs = worker.logs()
-        assert logs.count("Connected to") == 1, logs
-        assert "Traceback" not in logs, logs
-        assert "refused" not in logs, logs
-    finally:
-        worker.teardown()
+    [worker] = start_workers(1, *POOLS[pool], "-E", broker=broker.toc_url, mingle=True)
+    journal.wait_for("n", 20)
+    center = kombu_toc.center_for(broker.toc_url)
+    wait_until(lambda: sum(center.counts("celery")) == 0, 15, worker.logs)
+    logs = worker.logs()
+    assert logs.count("Connected to") == 1, logs
+    assert "Traceback" not in logs, logs
+    assert "refused" not in logs, logs
 
 
 def test_workers_hear_each_other_and_their_operator_while_the_server_is_full(
-    broker: Server,
-    full: Callable[[bool], None],
-    start_worker: Callable[..., Worker],
-    journal: Journal,
+    broker: Server, full: Callable[[bool], None], start_workers: StartWorkers
 ) -> None:
     """They greet each other, answer, tell of events, revoke what they are told to, and end."""
     app = make_app(broker.toc_url, "disabled://")
     full(True)
-    workers = [start_worker("-P", "solo", "-E", broker=broker.toc_url) for _ in range(2)]
-    try:
-        for worker in workers:
-            worker.ready()
-        names = {worker.hostname() for worker in workers}
-        answers = app.control.inspect(timeout=5, limit=2).ping()
-        assert set(answers) == names
-        heard: list[str] = []
-        with app.connection_for_read() as connection:
-            handlers = {"*": lambda event: heard.append(event["hostname"])}
-            receiver = app.events.Receiver(connection, handlers)
-            wait_until(lambda: receiver.capture(limit=1, timeout=5) or names <= {*heard}, 15, heard)
-        app.control.broadcast("shutdown", destination=list(names))
-        wait_until(lambda: all(one.container.status == "exited" for one in workers), 30)
-    finally:
-        for worker in workers:
-            worker.teardown()
+    workers = start_workers(2, "-P", "solo", "-E", broker=broker.toc_url, mingle=True)
+    names = {worker.hostname() for worker in workers}
+    answers = app.control.inspect(timeout=5, limit=2).ping()
+    assert set(answers) == names
+    heard: list[str] = []
+    with app.connection_for_read() as connection:
+        handlers = {"*": lambda event: heard.append(event["hostname"])}
+        receiver = app.events.Receiver(connection, handlers)
+        wait_until(lambda: receiver.capture(limit=1, timeout=5) or names <= {*heard}, 15, heard)
+    app.control.broadcast("shutdown", destination=list(names))
+    wait_until(lambda: all(one.container.status == "exited" for one in workers), 30)
 
 
 def test_the_streams_of_broadcasts_do_not_grow_while_the_server_is_full(

@@ -36,6 +36,9 @@ def test_each_outcome_has_a_name_of_its_own(
     app.conf.update(options)
     library = celery_toc.timeout_center(app).library
     tasks = app.tasks
+    headers = celery_toc.biz("order", 42)
+    revoked = tasks["e2e.add"].apply_async((1, 2), countdown=3600, headers=headers)
+    assert statuses(library, revoked.id) == ["pending"]
     start_workers(1, *POOLS[pool], **options)
     expected = {
         "short": (tasks["e2e.add"].delay(1, 2), ["succeeded"]),
@@ -47,11 +50,11 @@ def test_each_outcome_has_a_name_of_its_own(
         "dead": (tasks["e2e.fail_kept"].delay("disk full"), ["dead"]),
         "refused": (tasks["e2e.refuse"].delay("no"), ["dead"]),
         "expired": (tasks["e2e.add"].apply_async((1, 2), expires=-5), ["expired"]),
-        "revoked": (tasks["e2e.add"].apply_async((1, 2), countdown=3600), ["revoked"]),
+        "revoked": (revoked, ["revoked"]),
         "cancelled": (tasks["e2e.add"].apply_async((1, 2), countdown=3600), ["cancelled"]),
         "ignored": (tasks["e2e.ignore"].delay(), ["done"]),
     }
-    expected["revoked"][0].revoke()
+    revoked.revoke()
     celery_toc.timeout_center(app).cancel(expected["cancelled"][0].id)
     wait_until(
         lambda: all(statuses(library, one.id) == wanted for one, wanted in expected.values()),
@@ -62,6 +65,9 @@ def test_each_outcome_has_a_name_of_its_own(
         [record] = library.history(expected[name][0].id)
         assert record.error.splitlines()[0] == "ValueError: disk full"
         assert "raise ValueError(text)" in record.error, record.error
+        assert record.worker or name == "dead"
+    [found] = library.find(biz_id="42", biz_type="order").records
+    assert (found.id, found.status) == (revoked.id, "revoked")
 
 
 @on_engines("sqlite", "postgresql", "mariadb")

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import re
-import subprocess
-import threading
-import time
-from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -20,97 +15,15 @@ from celery.schedules import crontab, maybe_schedule, solar
 import kombu_toc
 from celery_toc import timeout_center
 
-from ..support.inspection import slot_keys
-from ..support.nodes import Worker
 from ..support.servers import Server
 from ..support.tasks import make_app
-from ..support.workers import Journal, StartWorkers, stop_when_done, wait_until
-from .test_cli import Run, answer, celery
+from ..support.workers import Journal, StartWorkers, wait_until
+from .test_cli import Run, answer
 
 # The fixture comes along with the commands' own tests.
 from .test_cli import run as run
 
 HOUR = 3600
-
-
-def start_command(url: str, *args: object) -> subprocess.Popen[str]:
-    """Celery's own program, as an operator starts it."""
-    return celery("-b", url, "toc", *(str(arg) for arg in args))
-
-
-class Traffic:
-    """Producers that send countdown tasks for as long as it is open."""
-
-    def __init__(self, app: Celery) -> None:
-        self.app = app
-        self.names: list[str] = []
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._send, args=(i,)) for i in range(2)]
-
-    def _send(self, number: int) -> None:
-        chance = random.Random(number)
-        note = self.app.tasks["e2e.note"]
-        i = 0
-        while not self._stop.is_set():
-            name, delay = f"live-{number}-{i}", chance.uniform(0, 3)
-            i += 1
-            note.apply_async((name, time.time() + delay), countdown=delay)
-            self.names.append(name)
-            time.sleep(0.02)  # a load that one worker keeps up with on a busy machine
-
-    def __enter__(self) -> Traffic:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(30)
-
-
-@pytest.mark.nightly(
-    guarded_by="tests/contract/test_reshard.py::"
-    "test_killed_at_any_step_it_leaves_everything_right_and_goes_on"
-)
-def test_a_topic_is_resharded_up_and_down_while_it_is_in_use(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
-) -> None:
-    """Killed again and again: no task is lost, early, or run twice, and none is late."""
-    workers = start_workers(2, "-c", "2")
-    url = app.conf.broker_url
-    chance = random.Random(5)
-    held = [app.tasks["e2e.add"].apply_async((1, 1), countdown=HOUR).id for _ in range(300)]
-    with Traffic(app) as traffic:
-        for slots in (32, 2, 16):
-            for _ in range(3):
-                process = start_command(url, "reshard", "celery", "--slots", slots, "--yes")
-                with pytest.raises(subprocess.TimeoutExpired):
-                    # Celery's program takes about a second to start; then it is somewhere in it.
-                    process.communicate(timeout=chance.uniform(0.8, 2.5))
-                process.kill()
-                process.communicate()
-            # Not all of the half minute: producers that do not know yet are part of it.
-            process = start_command(
-                url, "reshard", "celery", "-s", slots, "--settle", "3", "--yes", "--wait", "20"
-            )
-            out, err = process.communicate(timeout=60)
-            assert process.returncode == 0, (out, err)
-            assert f"'celery' has {slots} slots; moved " in out
-    journal.wait_for("live-", len(traffic.names), 60)
-    stop_when_done(workers, lambda: sum(toc.counts("celery")) == len(held))
-    entries = journal.entries("live-")
-    runs = Counter(entry["name"] for entry in entries)
-    assert set(runs) == set(traffic.names)
-    assert set(runs.values()) == {1}
-    lateness = sorted(entry["at"] - entry["due"] for entry in entries)
-    assert lateness[0] >= 0
-    assert lateness[len(lateness) // 2] < 0.5, lateness[:: len(lateness) // 20]
-    assert lateness[-1] < 5
-    for id in held:
-        [found] = toc.get(id)
-        assert found.slot == toc.registry.topic("celery").slot_for(id).number
-    assert sum(one.deleted for one in toc.cancel(held)) == len(held)
 
 
 def test_a_worker_whose_settings_say_the_old_number_of_slots_reconnects(
@@ -175,61 +88,6 @@ def old(server: Server, app: Celery, client: redis.Redis) -> Iterator[Celery]:
     made = make_app(server.url, app.conf.result_backend)
     yield made
     made.close()
-
-
-def run_until_it_holds(old: Celery, client: redis.Redis, worker: Worker, number: int) -> None:
-    """Wait until a worker of the old broker has so many tasks in its memory, and kill it."""
-    wait_until(lambda: client.hlen("unacked") == number, 30)
-    worker.container.end()
-
-
-@pytest.mark.nightly(
-    guarded_by="tests/contract/test_migrate.py::"
-    "test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice"
-)
-def test_the_tasks_of_a_killed_worker_run_at_their_time(
-    start_workers: StartWorkers,
-    app: Celery,
-    old: Celery,
-    journal: Journal,
-    client: redis.Redis,
-    server: Server,
-) -> None:
-    """Its ETA tasks were in its memory: they and those that were queued run once."""
-    [worker] = start_workers(1, "-c", "1", broker=server.url)
-    due = time.time() + 20
-    for i in range(20):
-        old.tasks["e2e.note"].apply_async((f"eta-{i}", due + i / 10), countdown=20 + i / 10)
-    run_until_it_holds(old, client, worker, 20)
-    for i in range(20):
-        old.tasks["e2e.note"].apply_async((f"ready-{i}",), priority=i % 10)
-
-    counted = answer(app, "migrate", server.url, "--dry-run", "--json")
-    assert counted.json["queues"] == {"celery": 40}
-    # Killed on the way, whatever it has done by then, and run again, and once more.
-    for seconds in (0.9, 1.3):
-        process = start_command(server.toc_url, "migrate", server.url, "--yes")
-        try:
-            process.communicate(timeout=seconds)  # it takes about a second to start
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-    said = answer(app, "migrate", server.url, "--yes", "--json")
-    assert said.code == 0, said.err
-    assert answer(app, "migrate", server.url, "--yes", "--json").json["moved"] == 0
-    assert client.keys("celery*") + client.keys("unacked*") == []
-
-    workers = start_workers(2, "-c", "2")
-    assert time.time() < due, "the machine was too slow for this test"
-    entries = journal.wait_for("ready-", 20) + journal.wait_for("eta-", 20, 40)
-    stop_when_done(workers, lambda: slot_keys(client) == [])
-    runs = Counter(entry["name"] for entry in journal.entries())
-    assert set(runs.values()) == {1}
-    assert len(runs) == 40
-    lateness = [entry["at"] - entry["due"] for entry in entries if entry["due"]]
-    # The sender rounds its ETA up to some milliseconds after what the test has noted.
-    assert min(lateness) > -0.001
-    assert max(lateness) < 2
 
 
 def test_migrate_asks_refuses_and_says_what_is_wrong(
@@ -304,60 +162,3 @@ def test_the_way_back_names_the_schedules_and_what_replaces_them(
     for one in schedules.each():
         assert maybe_schedule(beat_schedule[one.name]["schedule"]) == one.schedule
     assert beat_schedule["dusk"]["options"]["priority"] == 3
-
-
-@pytest.mark.nightly(
-    guarded_by="tests/contract/test_rollback.py::"
-    "test_killed_at_any_step_nothing_is_lost_and_nothing_runs_twice"
-)
-def test_the_way_back_tasks_run_at_their_time_by_kombus_own_transport(
-    start_workers: StartWorkers,
-    app: Celery,
-    old: Celery,
-    journal: Journal,
-    client: redis.Redis,
-    server: Server,
-    toc: kombu_toc.TimeoutCenter,
-) -> None:
-    """Also one that was rescheduled, and one whose consumer is gone: each runs once."""
-    [worker] = start_workers(1, "-Q", "urgent", "-c", "1")
-    due = time.time() + 25
-    note = app.tasks["e2e.note"]
-    for i in range(20):
-        note.apply_async((f"eta-{i}", due + i / 10), countdown=25 + i / 10)
-        note.apply_async((f"ready-{i}",), priority=i % 10)
-    moved = note.apply_async(("eta-moved", due), countdown=HOUR)
-    [rescheduled] = toc.reschedule(moved.id, at=due)
-    assert rescheduled.moved, (rescheduled, toc.get(moved.id))
-    assert len(toc.pop("celery", 1).messages) == 1
-    refused = answer(app, "migrate", "--to", server.url, "--yes")
-    refused.fails(1, "from toc+redis://", "stop its workers", "--force")
-    answer(app, "migrate", "--to", server.url, "--dry-run").fails(1, "nothing would be moved")
-    worker.teardown()
-
-    counted = answer(app, "migrate", "--to", server.url, "--dry-run", "--json")
-    assert (counted.code, counted.json["queues"]) == (0, {"celery": 41}), counted.err
-    # Killed on the way, whatever it has done by then, and run again, and once more.
-    for seconds in (0.9, 1.3):
-        process = start_command(server.toc_url, "migrate", "--to", server.url, "--yes")
-        try:
-            process.communicate(timeout=seconds)  # it takes about a second to start
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-    said = answer(app, "migrate", "--to", server.url, "--yes")
-    assert said.code == 0, said.err
-    again = answer(app, "migrate", "--to", server.url, "--yes")
-    assert again.out == "Moved no messages.\n"
-    assert sum(toc.counts("celery")) == 0
-
-    workers = start_workers(1, "-c", "2", broker=server.url)
-    assert time.time() < due, "the machine was too slow for this test"
-    entries = journal.wait_for("ready-", 20) + journal.wait_for("eta-", 21, 40)
-    stop_when_done(workers, lambda: client.keys("celery*") + client.keys("unacked*") == [])
-    runs = Counter(entry["name"] for entry in journal.entries())
-    assert set(runs.values()) == {1}
-    assert len(runs) == 41
-    lateness = [entry["at"] - entry["due"] for entry in entries if entry["due"]]
-    assert min(lateness) > -0.1  # Celery's own timer; the times are Redis's
-    assert max(lateness) < 3

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
-import pytest
 import redis
 from celery import Celery
 
@@ -13,20 +11,13 @@ import kombu_toc
 
 from ..support.cases import each
 from ..support.workers import Journal, StartWorkers, wait_until
-from .test_cli import Answer, answer
+from .test_cli import Run
 
-Run = Callable[..., Answer]
+# The fixture comes along with the commands' own tests.
+from .test_cli import run as run
 
 #: Seconds within which everybody knows what was changed.
 KNOWN = 5.0
-
-
-@pytest.fixture
-def run(app: Celery, client: redis.Redis) -> Run:
-    """Run a command on the app, whose broker is empty."""
-    with app.connection_for_write() as connection:
-        app.amqp.queues["celery"].bind(connection.default_channel).declare()
-    return lambda *args: answer(app, *args)
 
 
 def test_a_running_worker_and_a_sender_know_within_five_seconds(
