@@ -21,7 +21,7 @@ from kombu_toc.library.records import Event, now_us
 from kombu_toc.library.schema import REVISION
 from kombu_toc.model import message as envelope
 
-from ..support.library import consume, publish, status_of
+from ..support.library import consume, fill, publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -79,8 +79,7 @@ def test_history_misses_no_message_that_ends_while_it_is_read(
 
 @pytest.mark.every_engine
 def test_what_no_database_can_keep_of_an_error_keeps_no_end_from_being_recorded(broker, store):
-    for number in range(3):
-        publish(broker, f"order-{number}")
+    fill(broker, 3)
 
     def end(message: Any) -> None:
         if message.headers["id"] == "order-1":
@@ -127,40 +126,37 @@ def test_a_rejected_message_is_dead_and_a_requeued_one_pending(broker, store):
     assert status_of(store, "order-2") == ["done"]
 
 
-def test_a_cancelled_message_is_cancelled_in_the_library(server, broker, store, options):
+def test_a_cancelled_message_is_cancelled_in_the_library(broker, store, recorded):
     publish(broker, "order-1", **{"x-delay": 60_000})
-    center = center_for(server.toc_url, **options)
-    assert [one.deleted for one in center.cancel("order-1")] == [True]
+    assert [one.deleted for one in recorded.cancel("order-1")] == [True]
     assert status_of(store, "order-1") == ["cancelled"]
 
 
-def test_what_is_in_the_library_only_can_be_cancelled(server, client, broker, store, options):
+def test_what_is_in_the_library_only_can_be_cancelled(client, broker, store, recorded):
     publish(broker, "order-1", **{"x-delay": 60_000})
     client.flushall()
-    center = center_for(server.toc_url, **options)
-    [one] = center.cancel("order-1")
+    [one] = recorded.cancel("order-1")
     assert (one.id, one.topic, one.deleted) == ("order-1", "mail", True)
     assert status_of(store, "order-1") == ["cancelled"]
 
 
-def test_a_rescheduled_message_has_its_new_time_in_the_library(server, broker, store, options):
+def test_a_rescheduled_message_has_its_new_time_in_the_library(broker, store, recorded):
     publish(broker, "order-1", **{"x-delay": 60_000})
     at = time.time() + 7200
-    center_for(server.toc_url, **options).reschedule("order-1", at=at)
+    recorded.reschedule("order-1", at=at)
     [row] = store.of_ids(["order-1"])
     assert row.action_us == pytest.approx(at * 1e6, abs=2000)
 
 
-def test_a_purged_queue_leaves_nothing_pending(server, broker, store, options):
-    for number in range(700):
-        publish(broker, f"order-{number}", **{"x-delay": 60_000})
+def test_a_purged_queue_leaves_nothing_pending(broker, store, recorded):
+    fill(broker, 700, **{"x-delay": 60_000})
     publish(broker, "other-1", queue="other", **{"x-delay": 60_000})
-    assert center_for(server.toc_url, **options).queues.purge("mail") == 700
+    assert recorded.queues.purge("mail") == 700
     assert store.count() == {"cancelled": 700, "pending": 1, "not put": 0}
 
 
 @pytest.mark.every_engine
-def test_tasks_are_found_cancelled_and_moved_by_their_business_id(server, broker, store, options):
+def test_tasks_are_found_cancelled_and_moved_by_their_business_id(broker, store, recorded):
     for number in range(5):
         publish(
             *(broker, f"job-{number}"),
@@ -168,7 +164,7 @@ def test_tasks_are_found_cancelled_and_moved_by_their_business_id(server, broker
         )
     publish(broker, "job-9", **{"x-biz-type": "invoice", "x-biz-id": "1"})
     consume(broker, 1)
-    library = center_for(server.toc_url, **options).library
+    library = recorded.library
 
     def ids(**how: Any) -> list[str]:
         return [record.id for record in library.find(**how).records]
@@ -204,7 +200,7 @@ def test_what_becomes_of_messages_without_rows_is_not_recorded(broker, store):
 
 @pytest.mark.every_engine
 def test_a_rebuild_puts_everything_back_in_the_order_of_time(
-    server, client, broker, store, options, center
+    client, broker, store, center, recorded
 ):
     """A10"""
     Queue("mail", queue_arguments={"x-slots": 4})(broker.default_channel).declare()
@@ -215,8 +211,7 @@ def test_a_rebuild_puts_everything_back_in_the_order_of_time(
     before = {one.id: one for one in center.scan("mail", limit=1000).messages}
     client.flushall()
     seen: list[tuple[int, int]] = []
-    rebuilder = center_for(server.toc_url, **options)
-    done = rebuilder.library.rebuild(lambda *how_far: seen.append(how_far))
+    done = recorded.library.rebuild(lambda *how_far: seen.append(how_far))
     assert (done.rows, done.put, done.taken, done.ended) == (300, 300, 0, 0)
     assert seen[-1] == (300, 300)
     center.registry.forget("mail")
@@ -227,14 +222,13 @@ def test_a_rebuild_puts_everything_back_in_the_order_of_time(
         assert found.body == before[id].body
         assert (found.slot, found.step) == (before[id].slot, before[id].step)
         assert found.time_us // 1000 == before[id].time_us // 1000
-    assert rebuilder.library.rebuild().put == 0
+    assert recorded.library.rebuild().put == 0
 
 
 def test_a_rebuild_runs_nothing_again_that_has_ended_or_is_being_done(
-    server, client, broker, store, options
+    client, broker, store, recorded
 ):
-    for number in range(3):
-        publish(broker, f"order-{number}")
+    fill(broker, 3)
     held: list[Any] = []
 
     def keep(message: Any) -> None:
@@ -248,7 +242,7 @@ def test_a_rebuild_runs_nothing_again_that_has_ended_or_is_being_done(
             broker.drain_events(timeout=10)
         broker.default_channel.recorder.flush()
         client.flushall()
-        done = center_for(server.toc_url, **options).library.rebuild()
+        done = recorded.library.rebuild()
         assert (done.rows, done.put, done.taken) == (2, 0, 2)
         for message in held[1:]:
             message.ack()
@@ -257,11 +251,10 @@ def test_a_rebuild_runs_nothing_again_that_has_ended_or_is_being_done(
 
 
 def test_a_rebuild_may_be_stopped_anywhere_and_repeated(
-    server, client, broker, store, options, center, monkeypatch
+    client, broker, store, center, monkeypatch, recorded
 ):
     monkeypatch.setattr("kombu_toc.library.rebuild.TOGETHER", 50)
-    for number in range(200):
-        publish(broker, f"order-{number}", **{"x-delay": 60_000})
+    fill(broker, 200, **{"x-delay": 60_000})
     client.flushall()
 
     class Stopped(BaseException): ...
@@ -269,7 +262,7 @@ def test_a_rebuild_may_be_stopped_anywhere_and_repeated(
     def stop(done: int, of: int) -> None:
         raise Stopped
 
-    library = center_for(server.toc_url, **options).library
+    library = recorded.library
     with pytest.raises(Stopped):
         library.rebuild(stop)
     publish(broker, "order-x", **{"x-delay": 60_000})
@@ -278,11 +271,11 @@ def test_a_rebuild_may_be_stopped_anywhere_and_repeated(
     assert center.counts("mail").waiting == 201
 
 
-def test_two_messages_of_one_id_are_both_put_back(server, client, broker, store, options, center):
+def test_two_messages_of_one_id_are_both_put_back(client, broker, store, center, recorded):
     for n in range(2):
         publish(broker, "order-1", retries=n, **{"x-delay": 60_000})
     client.flushall()
-    assert center_for(server.toc_url, **options).library.rebuild().put == 2
+    assert recorded.library.rebuild().put == 2
     assert len(center.get("order-1")) == 2
 
 
@@ -290,12 +283,12 @@ def test_two_messages_of_one_id_are_both_put_back(server, client, broker, store,
 
 
 @pytest.mark.every_engine
-def test_history_is_dropped_by_days(server, broker, store, options, monkeypatch):
+def test_history_is_dropped_by_days(broker, store, monkeypatch, recorded):
     day, today = 86_400_000_000, now_us()
     for ahead in (0, 5, 38):
         key, at = (f"order-{ahead}", "t", "mail"), today + ahead * day
         store.record([Event(key, statuses.DONE, at, 1, "", "", ({"task": "remind"}, at))])
-    library = center_for(server.toc_url, **options).library
+    library = recorded.library
     assert library.prune(30) == 0
     monkeypatch.setattr("kombu_toc.library.library.now_us", lambda: today + 40 * day)
     assert library.prune(30) >= 1
@@ -334,9 +327,9 @@ def test_tables_are_created_once_and_told_apart(server, new_url):
         fewer.find()
 
 
-def test_a_newer_schema_is_refused_and_an_older_one_names_the_command(server, options, store):
+def test_a_newer_schema_is_refused_and_an_older_one_names_the_command(store, recorded):
     database = store.shards.databases[0]
-    library = center_for(server.toc_url, **options).library
+    library = recorded.library
     for version, said in (("0000", "does not know"), ("9999", "does not know")):
         database.execute(text(f"UPDATE toc_library_version SET version_num = '{version}'"))
         with pytest.raises(LibraryError, match=said):
@@ -409,11 +402,8 @@ def lose(client: Any, center: Any, id: str) -> None:
     client.zrem(slot.stores[found.step], id)
 
 
-def test_check_finds_and_mends_every_disagreement(
-    server, client, broker, store, options, center, at_once
-):
-    for number in range(4):
-        publish(broker, f"order-{number}", **{"x-delay": 60_000})
+def test_check_finds_and_mends_every_disagreement(client, broker, store, center, at_once, recorded):
+    fill(broker, 4, **{"x-delay": 60_000})
     lose(client, center, "order-0")
     [found] = center.get("order-1")
     body = found.body
@@ -421,7 +411,7 @@ def test_check_finds_and_mends_every_disagreement(
     store.forget([rows["order-2"].key])  # a message without a row
     done = Event(rows["order-3"].key, statuses.DONE, now_us(), 1, "", "", ({}, 0))
     store.record([done])  # and one that has ended
-    library = center_for(server.toc_url, **options).library
+    library = recorded.library
     expected = {("not in Redis", "order-0"), ("no row", "order-2"), ("has ended", "order-3")}
     assert {(one.kind, one.id) for one in library.check()} == expected
     assert {(one.kind, one.id) for one in library.check(fix=True)} == expected
@@ -434,20 +424,19 @@ def test_check_finds_and_mends_every_disagreement(
 
 
 def test_check_moves_what_is_dead_in_redis_to_history(
-    server, client, broker, store, options, center, at_once
+    client, broker, store, center, at_once, recorded
 ):
     publish(broker, "order-1")
     [message] = center.pop("mail").messages
     center.reject(message, requeue=False, reason="no")
-    library = center_for(server.toc_url, **options).library
+    library = recorded.library
     assert [one.kind for one in library.check(fix=True)] == ["dead in Redis"]
     assert status_of(store, "order-1") == ["dead"]
     assert library.check() == []
 
 
 def test_where_a_message_is_is_known_also_of_two_of_one_id(broker, store, center):
-    for number in range(4):
-        publish(broker, f"order-{number}", **{"x-delay": 60_000})
+    fill(broker, 4, **{"x-delay": 60_000})
     publish(broker, "order-1", retries=1)  # a copy, known by a name of its own
     rows = sorted(store.of_ids([f"order-{number}" for number in range(4)]), key=lambda r: r.id)
     [first, copy] = rows[1:3]
@@ -466,8 +455,7 @@ def test_where_a_message_is_is_known_also_of_two_of_one_id(broker, store, center
 def test_what_is_overdue_and_lost_is_put_again_by_the_upkeep(
     client, broker, store, center, at_once
 ):
-    for number in range(30):
-        publish(broker, f"order-{number}")
+    fill(broker, 30)
     publish(broker, "later", **{"x-delay": 60_000})
     lose(client, center, "order-7")
     lose(client, center, "later")
@@ -506,8 +494,7 @@ def test_what_a_worker_has_taken_is_put_again_when_it_says_so_no_more(
 def test_a_look_is_bounded_and_the_next_one_goes_on(broker, store, center, at_once, monkeypatch):
     monkeypatch.setattr("kombu_toc.library.rebuild.CHUNK", 10)
     monkeypatch.setattr("kombu_toc.library.rebuild.ROWS_PER_LOOK", 40)
-    for number in range(100):
-        publish(broker, f"order-{number}")
+    fill(broker, 100)
     center.queues.purge("mail")  # this center has no library
     reconciler = Reconciler(Putter(store, center))
     seen = [reconciler.look() for _ in range(8)]

@@ -65,12 +65,11 @@ def test_without_a_business_id_nothing_is_cancelled_or_moved(library, wrong):
 
 
 @pytest.mark.every_engine
-def test_what_was_due_before_the_epoch_is_found(server, options):
-    center = center_for(server.toc_url, **options)
-    center.put("mail", "old", b"x", at=-(10**6))
-    center.put("mail", "first", b"x", at=0)
-    assert [one.id for one in center.library.find().records] == ["old", "first"]
-    assert [one.id for one in center.library.find(between=(None, -1)).records] == ["old"]
+def test_what_was_due_before_the_epoch_is_found(recorded):
+    recorded.put("mail", "old", b"x", at=-(10**6))
+    recorded.put("mail", "first", b"x", at=0)
+    assert [one.id for one in recorded.library.find().records] == ["old", "first"]
+    assert [one.id for one in recorded.library.find(between=(None, -1)).records] == ["old"]
 
 
 @pytest.mark.parametrize("days", [0, -1, math.nan, "7"], ids=str)

@@ -15,7 +15,7 @@ import pytest
 from kombu import Connection, Producer, Queue
 from sqlalchemy import select, text
 
-from kombu_toc import DEAD, LibraryError, center_for
+from kombu_toc import DEAD, LibraryError
 from kombu_toc.library import putting, statuses
 from kombu_toc.library import rebuild as rebuilding
 from kombu_toc.library.keeper import Keeper
@@ -27,7 +27,7 @@ from kombu_toc.library.shards import Database
 from kombu_toc.library.store import Store
 
 from ..support.databases import MariaDB, PostgreSQL
-from ..support.library import close_libraries, consume, publish, status_of
+from ..support.library import close_libraries, consume, fill, publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -129,8 +129,7 @@ def test_what_is_to_be_written_keeps_nothing_of_its_message_but_what_history_is_
 def test_what_a_database_does_not_take_is_named_and_the_rest_is_written(
     broker, recorder, store, caplog, unrecorded
 ):
-    for number in range(30):
-        publish(broker, f"order-{number}")
+    fill(broker, 30)
     refuse_poison(store)
     for row in store.of_ids([f"order-{number}" for number in range(30)]):
         error = "poison" if row.id in ("order-7", "order-8") else ""
@@ -433,7 +432,7 @@ def test_a_row_that_is_made_of_a_message_has_its_traits(broker, store, center, g
 
 
 def test_a_rebuild_puts_what_the_other_database_has_and_says_what_is_missing(
-    server, client, broker, options, store, threadless, away
+    client, broker, store, threadless, away, recorded
 ):
     first, second = ids_of(store, 0), ids_of(store, 1)
     for id in (*first, *second):
@@ -441,27 +440,25 @@ def test_a_rebuild_puts_what_the_other_database_has_and_says_what_is_missing(
     client.flushall()
     close_libraries()
     # A process that begins meanwhile.
-    center = center_for(server.toc_url, **options)
     away.numbers.add(0)
     with pytest.raises(LibraryError, match=r"is not put back: .*it is away.*: 3 messages were put"):
-        center.library.rebuild()
-    assert {one.id for one in center.scan("mail").messages} == set(second)
+        recorded.library.rebuild()
+    assert {one.id for one in recorded.scan("mail").messages} == set(second)
     away.numbers.add(1)
     with pytest.raises(LibraryError, match=r"^the library [^;]*: it is away$"):
-        center.library.rebuild()
+        recorded.library.rebuild()
     away.numbers.clear()
-    assert center.library.rebuild().put == len(first)
-    assert center.library.rebuild().put == 0
+    assert recorded.library.rebuild().put == len(first)
+    assert recorded.library.rebuild().put == 0
 
 
 def test_a_rebuild_during_which_a_database_goes_away_puts_what_the_other_has(
-    server, client, broker, options, store, threadless, away, monkeypatch
+    client, broker, store, threadless, away, monkeypatch, recorded
 ):
     first, second = ids_of(store, 0, 12), ids_of(store, 1, 12)
     for id in (*first, *second):
         publish(broker, id, **{"x-delay": 60_000})
     client.flushall()
-    center = center_for(server.toc_url, **options)
     read = Database.read
 
     def goes_away(database: Database, statement: Any) -> Any:
@@ -471,8 +468,8 @@ def test_a_rebuild_during_which_a_database_goes_away_puts_what_the_other_has(
 
     monkeypatch.setattr(Database, "read", goes_away)
     with pytest.raises(LibraryError, match=f"is not put back: .*: {len(second)} messages were put"):
-        center.library.rebuild()
-    assert {one.id for one in center.scan("mail").messages} == set(second)
+        recorded.library.rebuild()
+    assert {one.id for one in recorded.scan("mail").messages} == set(second)
 
 
 @pytest.mark.parametrize(
@@ -487,7 +484,7 @@ def test_a_rebuild_during_which_a_database_goes_away_puts_what_the_other_has(
     ids=lambda asked: asked[1],
 )
 def test_a_rebuild_puts_all_that_one_has_when_the_other_goes_away_after_its_rows_were_read(
-    server, client, broker, options, store, threadless, away, monkeypatch, asked
+    client, broker, store, threadless, away, monkeypatch, asked, recorded
 ):
     """What is held of its rows is not put, and is no error of the other's."""
     monkeypatch.setattr(rebuilding, "TOGETHER", 4)
@@ -505,7 +502,6 @@ def test_a_rebuild_puts_all_that_one_has_when_the_other_goes_away_after_its_rows
         [row._replace(place=statuses.NOT_PUT, modified_us=row.created_us) for row in unput]
     )
     client.flushall()
-    center = center_for(server.toc_url, **options)
     ask = getattr(*asked)
 
     def goes_away(*given: Any) -> Any:
@@ -514,12 +510,12 @@ def test_a_rebuild_puts_all_that_one_has_when_the_other_goes_away_after_its_rows
 
     monkeypatch.setattr(*asked, goes_away)
     with pytest.raises(LibraryError, match="is not put back"):
-        center.library.rebuild()
-    found = {one.id: one.state for one in center.scan("mail").messages}
+        recorded.library.rebuild()
+    found = {one.id: one.state for one in recorded.scan("mail").messages}
     assert {id for id in found if id in second[1:]} == set(second[1:])
-    assert [one.id for one in center.scan("mail", state=DEAD).messages] == [second[0]]
+    assert [one.id for one in recorded.scan("mail", state=DEAD).messages] == [second[0]]
     # The rest comes when it answers.
     monkeypatch.setattr(*asked, ask)
     away.numbers.clear()
-    center.library.rebuild()
-    assert {one.id for one in center.scan("mail").messages} == {*first[1:], *second}
+    recorded.library.rebuild()
+    assert {one.id for one in recorded.scan("mail").messages} == {*first[1:], *second}

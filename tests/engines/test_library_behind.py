@@ -37,7 +37,7 @@ from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.recorder import Recorder
 from kombu_toc.library.shards import Database
 
-from ..support.library import consume, publish, status_of
+from ..support.library import consume, fill, publish, status_of
 from ..support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("client")
@@ -107,9 +107,7 @@ def test_a_publish_asks_no_database_and_its_row_follows(mail, store, center, beh
 
 
 @pytest.mark.cluster
-def test_what_is_written_behind_is_rebuilt_as_it_was(
-    server, mail, store, client, center, behind, options
-):
+def test_what_is_written_behind_is_rebuilt_as_it_was(mail, store, client, center, behind, recorded):
     headers: list[dict[str, Any]] = [
         {"x-key": "customer 42"},
         {"x-slot-basis": "order-7"},
@@ -127,7 +125,7 @@ def test_what_is_written_behind_is_rebuilt_as_it_was(
     behind.turn()
     client.flushall()
     center.registry.forget("mail")
-    assert center_for(server.toc_url, **options).library.rebuild().put == 40
+    assert recorded.library.rebuild().put == 40
     after = {one.id: one for one in center.scan("mail", limit=1000).messages}
     assert after.keys() == before.keys()
     for id, found in after.items():
@@ -158,8 +156,7 @@ def test_a_row_follows_its_message_to_its_end(mail, store, behind):
 
 
 def test_what_has_ended_before_its_row_was_written_gets_none(mail, store, center, behind):
-    for number in range(3):
-        publish(mail, f"order-{number}")
+    fill(mail, 3)
     consume(mail, 3)
     assert center.queues.unwritten()[0].entries == 3
     behind.turn()
@@ -194,8 +191,7 @@ def test_a_busy_worker_takes_its_time_for_a_backlog(mail, store, center, monkeyp
     monkeypatch.setattr(behind_module, "INTERVAL", 0.0)
     monkeypatch.setattr(behind_module, "CATCH_UP", 3600.0)
     monkeypatch.setattr(behind_module, "BUSY", -1.0)
-    for number in range(40):
-        publish(mail, f"order-{number}")
+    fill(mail, 40)
     behind = Behind(store, center)
     assert not behind.turn()
     assert center.queues.unwritten("mail")[0].entries == 40, "it does not begin at once"
@@ -211,8 +207,7 @@ def test_a_worker_with_time_to_spare_writes_a_backlog_at_once(mail, store, cente
     monkeypatch.setattr(behind_module, "ENTRIES", 4)
     monkeypatch.setattr(behind_module, "INTERVAL", 0.0)
     monkeypatch.setattr(behind_module, "BUSY", 1e9)
-    for number in range(40):
-        publish(mail, f"order-{number}", **LATER)
+    fill(mail, 40, **LATER)
     behind = Behind(store, center)
     behind.turn()
     while behind.turn():  # as long as there is more to do at once
@@ -253,8 +248,7 @@ def test_what_was_lost_with_redis_after_the_look_is_kept(
 
 def test_a_process_without_a_library_cancels_and_moves(mail, store, center, behind):
     """What a center with one does is told at once; the logs tell the rest."""
-    for number in range(4):
-        publish(mail, f"order-{number}", **LATER)
+    fill(mail, 4, **LATER)
     behind.turn()
     at = time.time() + 7200
     assert center.cancel("order-0")[0].deleted
@@ -269,15 +263,11 @@ def test_a_process_without_a_library_cancels_and_moves(mail, store, center, behi
     assert rows["order-3"] < rows["order-1"] - 1e9
 
 
-def test_a_center_with_a_library_ends_what_has_no_row_yet(
-    server, mail, store, center, behind, options
-):
-    known = center_for(server.toc_url, **options)
-    for number in range(3):
-        publish(mail, f"order-{number}", **LATER)
-    known.cancel("order-0")
-    known.reschedule("order-1", delay=7200)
-    known.queues.purge("mail")
+def test_a_center_with_a_library_ends_what_has_no_row_yet(mail, store, center, behind, recorded):
+    fill(mail, 3, **LATER)
+    recorded.cancel("order-0")
+    recorded.reschedule("order-1", delay=7200)
+    recorded.queues.purge("mail")
     behind.turn()
     assert store.of_ids([f"order-{number}" for number in range(3)]) == []
     assert status_of(store, "order-0") == ["cancelled"]
@@ -335,7 +325,7 @@ def test_what_dies_before_it_has_a_row_is_a_dead_letter_again_after_a_rebuild(
 
 @pytest.mark.parametrize("is_written", [True, False])
 def test_what_a_process_without_a_library_requeues_comes_back_to_be_run(
-    server, client, mail, store, center, behind, options, is_written
+    client, mail, store, center, behind, is_written, recorded
 ):
     publish(mail, "order-1", **{"x-delay": 10})
     if is_written:
@@ -345,7 +335,7 @@ def test_what_a_process_without_a_library_requeues_comes_back_to_be_run(
     assert center.dead.requeue("mail") == 1
     behind.turn()
     client.flushall()
-    assert center_for(server.toc_url, **options).library.rebuild().put == 1
+    assert recorded.library.rebuild().put == 1
     center.registry.forget("mail")
     assert not center.scan("mail", state=DEAD).messages
     assert consume(mail, 1) == ["order-1"]
@@ -457,16 +447,15 @@ def test_other_queues_leave_nothing(broker, store, center, behind):
     assert sorted(row.id for row in store.of_ids(ids)) == ["to-plain", "to-through"]
 
 
-def test_what_off_means(server, broker, store, center, options, at_once):
+def test_what_off_means(broker, store, center, at_once, recorded):
     declare(broker, "off")
     for number in range(3):
         publish(broker, f"order-{number}", **({} if number else LATER))
-    known = center_for(server.toc_url, **options)
     consume(broker, 2)
-    assert known.cancel("order-0")[0].deleted
+    assert recorded.cancel("order-0")[0].deleted
     publish(broker, "order-4", **LATER)
-    assert known.library.check(fix=True) == []
-    known.queues.purge("mail")
+    assert recorded.library.check(fix=True) == []
+    recorded.queues.purge("mail")
     assert store.count() == {"not put": 0}
 
 
@@ -535,8 +524,7 @@ def test_a_log_is_bounded_and_what_it_has_no_room_for_gets_rows(
     small, mail, store, center, behind, caplog
 ):
     caplog.set_level(logging.INFO)
-    for number in range(100):
-        publish(mail, f"order-{number}", **LATER)
+    fill(mail, 100, **LATER)
     [window] = center.queues.unwritten()
     assert 20 <= window.entries <= 22  # ten in each of two slots, and that there are more
     assert window.incomplete
@@ -565,8 +553,7 @@ def test_what_comes_while_all_is_looked_through_gets_rows_too(
 ):
     monkeypatch.setattr("kombu_toc.library.deferred.CHUNK", 10)
     monkeypatch.setattr("kombu_toc.library.deferred.TURN", 0.0)
-    for number in range(100):
-        publish(mail, f"order-{number}", **LATER)
+    fill(mail, 100, **LATER)
     turns = 0
     while behind.turn():
         turns += 1
@@ -580,8 +567,7 @@ def test_what_comes_while_all_is_looked_through_gets_rows_too(
 def test_a_look_that_is_killed_is_begun_again(small, mail, store, center, behind, monkeypatch):
     monkeypatch.setattr("kombu_toc.library.deferred.CHUNK", 10)
     monkeypatch.setattr("kombu_toc.library.deferred.TURN", 0.0)
-    for number in range(60):
-        publish(mail, f"order-{number}", **LATER)
+    fill(mail, 60, **LATER)
     assert behind.turn()
     assert behind.turn()
     assert center.queues.unwritten()[0].incomplete
@@ -649,8 +635,7 @@ def test_a_recorder_may_be_stopped_anywhere_and_another_goes_on(
 
 
 def test_two_recorders_at_a_time_write_the_same(mail, store, center, monkeypatch):
-    for number in range(20):
-        publish(mail, f"order-{number}", **LATER)
+    fill(mail, 20, **LATER)
     one, other = Behind(store, center), Behind(store, center)
     write = one._write
 
@@ -667,8 +652,7 @@ def test_two_recorders_at_a_time_write_the_same(mail, store, center, monkeypatch
 
 
 def test_what_is_logged_is_written_wherever_it_is_moved(mail, store, center, behind):
-    for number in range(60):
-        publish(mail, f"order-{number}", **LATER)
+    fill(mail, 60, **LATER)
     reshard_topic(center, "mail", 8, settle=0)
     for number in range(60, 70):
         publish(mail, f"order-{number}", **LATER)
@@ -683,8 +667,7 @@ def test_what_is_logged_is_written_wherever_it_is_moved(mail, store, center, beh
 
 
 def test_what_was_written_is_not_logged_again_when_it_is_moved(mail, store, center, behind):
-    for number in range(20):
-        publish(mail, f"order-{number}", **LATER)
+    fill(mail, 20, **LATER)
     behind.turn()
     reshard_topic(center, "mail", 8, settle=0)
     assert logs(center) == []
@@ -726,9 +709,9 @@ def test_queues_that_are_kept_otherwise_are_not_asked_about(mail, center, behind
     assert set(asked) == {"mail", "other"}
 
 
-def test_a_deleted_queue_leaves_no_log(server, mail, store, center, behind, options):
+def test_a_deleted_queue_leaves_no_log(mail, store, center, behind, recorded):
     publish(mail, "order-1", **LATER)
-    center_for(server.toc_url, **options).queues.delete("mail")
+    recorded.queues.delete("mail")
     assert logs(center) == []
     behind.turn()
     assert store.count() == {"not put": 0}
@@ -770,8 +753,7 @@ def test_a_message_that_no_row_can_have_is_put_and_said(mail, store, center, beh
 def test_a_row_that_a_database_refuses_keeps_no_other_waiting(
     mail, store, center, behind, caplog, monkeypatch
 ):
-    for number in range(5):
-        publish(mail, f"order-{number}", **LATER)
+    fill(mail, 5, **LATER)
     insert = store.insert
 
     def picky(rows: Any) -> None:
@@ -873,8 +855,7 @@ def test_with_one_database_locked_the_rows_of_the_other_are_written(
         publish(connection, "first")
         consume(connection, 1)
         other.execute("BEGIN IMMEDIATE")
-        for number in range(100):
-            publish(connection, f"order-{number}", **LATER)
+        fill(connection, 100, **LATER)
         wait_for(lambda: written(databases[1]) == number_of[False])
         assert written(locked) == 0
         assert center.queues.unwritten("mail")[0].entries > 0
@@ -943,8 +924,7 @@ def test_a_recorder_that_is_killed_again_and_again_loses_nothing(
 
 def test_the_exporter_tells_how_far_behind_it_is(mail, center):
     center.queues.declare("other")
-    for number in range(3):
-        publish(mail, f"order-{number}", **LATER)
+    fill(mail, 3, **LATER)
     lines = metrics_text(center).splitlines()
     assert 'celery_toc_library_unwritten{topic="mail"} 3.0' in lines
     assert 'celery_toc_library_incomplete{topic="mail"} 0.0' in lines

@@ -16,7 +16,7 @@ from kombu_toc import LibraryError, center_for
 from kombu_toc.library import statuses
 from kombu_toc.library.recorder import Recorder
 
-from ..support.library import close_libraries, consume, publish, status_of
+from ..support.library import close_libraries, consume, fill, publish, status_of
 from ..support.library import own_engine as engine
 from ..support.servers import Server
 
@@ -176,8 +176,7 @@ def test_a_database_that_never_answers_holds_up_who_does_not_require_it_once(
         {"toc_library": silent, "toc_library_timeout": 2, "toc_library_required": False}
     )
     began = time.monotonic()
-    for number in range(200):
-        publish(connection, f"order-{number}", **{"x-delay": 60_000})
+    fill(connection, 200, **{"x-delay": 60_000})
     assert time.monotonic() - began < 10
     recorder = connection.default_channel.recorder
     assert recorder.backlog == 200
@@ -209,8 +208,7 @@ def test_workers_go_on_without_a_database_and_record_later(
     redis_server, connect, options, store, engine
 ):
     connection = connect(options, toc_library_timeout=2)
-    for number in range(20):
-        publish(connection, f"order-{number}")
+    fill(connection, 20)
     taken: list[str] = []
 
     def handle(message: Any) -> None:

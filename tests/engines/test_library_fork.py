@@ -34,8 +34,8 @@ def in_child(work: Callable[[], None]) -> int:
 
 
 @pytest.mark.every_engine
-def test_a_child_records_over_connections_of_its_own(server, options, store):
-    center: Any = center_for(server.toc_url, **options)
+def test_a_child_records_over_connections_of_its_own(store, recorded):
+    center: Any = recorded
     recorder = center.recorder.recorder
     center.put("mail", "parent-1", b"1")
     [message] = center.pop("mail").messages
@@ -61,8 +61,8 @@ def test_a_child_records_over_connections_of_its_own(server, options, store):
     recorder.close()
 
 
-def test_a_child_waits_for_no_lock_and_writes_nothing_of_its_parent(server, options, store):
-    center: Any = center_for(server.toc_url, **options)
+def test_a_child_waits_for_no_lock_and_writes_nothing_of_its_parent(store, recorded):
+    center: Any = recorded
     recorder = center.recorder.recorder
     recorder._start = lambda: None  # the test says when it is written
     center.put("mail", "order-1", b"1")

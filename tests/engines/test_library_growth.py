@@ -226,7 +226,7 @@ def test_what_is_asked_reads_no_more_of_a_library_that_has_grown(server, new_url
 
 @pytest.mark.every_engine
 @pytest.mark.parametrize("limits", [(2,), night((1, 3, 5))], ids=str)
-def test_pages_of_a_search_have_every_record_once(store, options, server, limits):
+def test_pages_of_a_search_have_every_record_once(store, limits, recorded):
     """Whatever is due at once, in whatever place and with whatever end, on whatever day."""
     now, day = now_us(), 86_400_000_000
     rows = rows_of(0, 4)
@@ -241,7 +241,7 @@ def test_pages_of_a_search_have_every_record_once(store, options, server, limits
         store.record([Event(key, status, now - ago * day, 1, "", "", ({}, SAME), False)])
     store.insert([rows[4]])  # 00001-same, which an end has taken away
     store.insert([rows[0]._replace(id="dead", status=statuses.DEAD, place=statuses.IN_DEAD_QUEUE)])
-    library = center_for(server.toc_url, **options).library
+    library = recorded.library
     ends = ["done", "cancelled", "done"]
     for wanted, number in (
         *((None, 19), ("pending", 14), ("done", 3)),
@@ -308,11 +308,10 @@ def test_what_is_far_ahead_at_one_moment_is_read_page_by_page(store):
     assert [row.id for row in far.read("mail", (0, "", ""), SAME, SAME + 1, 3)] == ids
 
 
-def test_a_rebuild_waits_for_no_count(server, options, store, monkeypatch):
+def test_a_rebuild_waits_for_no_count(store, monkeypatch, recorded):
     """It may take minutes, or fail: then an estimate is missing."""
-    center = center_for(server.toc_url, **options)
     store.insert([row for row in rows_of(0, 20) if row.place == statuses.IN_REDIS])
-    own = center.recorder.recorder.store
+    own = recorded.recorder.recorder.store
     ended, counted, seen = threading.Event(), threading.Event(), []
 
     def count(ends: Any) -> int:
@@ -322,7 +321,7 @@ def test_a_rebuild_waits_for_no_count(server, options, store, monkeypatch):
 
     monkeypatch.setattr(own, "count_pending", count)
     monkeypatch.setattr(rebuild, "FEW", 0.01)
-    done = center.library.rebuild(lambda *how_far: seen.append(how_far))
+    done = recorded.library.rebuild(lambda *how_far: seen.append(how_far))
     assert (done.put, done.rows, done.of_rows) == (40, 40, 40)
     assert {of for _, of in seen[:-1]} == {0} and seen[-1] == (40, 40)
     ended.set()
@@ -332,12 +331,11 @@ def test_a_rebuild_waits_for_no_count(server, options, store, monkeypatch):
         raise LibraryError("away")
 
     monkeypatch.setattr(own, "count_pending", fail)
-    assert center.library.rebuild().rows == 40
+    assert recorded.library.rebuild().rows == 40
 
 
-def test_a_rebuild_that_has_ended_counts_no_more(server, options, store, monkeypatch):
+def test_a_rebuild_that_has_ended_counts_no_more(store, monkeypatch, recorded):
     """The statement that runs ends; the next table is not asked."""
-    center = center_for(server.toc_url, **options)
     store.insert([row for row in rows_of(0, 20) if row.place == statuses.IN_REDIS])
     monkeypatch.setattr(rebuild, "FEW", 0.01)
     monkeypatch.setattr(rebuild, "LAST", 0.01)
@@ -350,15 +348,14 @@ def test_a_rebuild_that_has_ended_counts_no_more(server, options, store, monkeyp
         return read(database, statement)
 
     monkeypatch.setattr(Database, "read", slow)
-    assert center.library.rebuild().put == 40
+    assert recorded.library.rebuild().put == 40
     goes_on.set()
     for thread in set(counting):
         thread.join()
     assert len(counting) <= 1
 
 
-def test_a_rebuild_that_fails_waits_for_no_count(server, options, store, monkeypatch):
-    center = center_for(server.toc_url, **options)
+def test_a_rebuild_that_fails_waits_for_no_count(store, monkeypatch, recorded):
     store.insert([row for row in rows_of(0, 20) if row.place == statuses.IN_REDIS])
     monkeypatch.setattr(rebuild, "FEW", 0.01)
     monkeypatch.setattr(rebuild, "LAST", 60.0)
@@ -371,9 +368,9 @@ def test_a_rebuild_that_fails_waits_for_no_count(server, options, store, monkeyp
     def stop(done: int, of: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(center.recorder.recorder.store, "count_pending", count)
+    monkeypatch.setattr(recorded.recorder.recorder.store, "count_pending", count)
     with pytest.raises(KeyboardInterrupt):
-        center.library.rebuild(stop)
+        recorded.library.rebuild(stop)
     assert not counted.is_set()
     ended.set()
     assert counted.wait(60)
@@ -426,7 +423,7 @@ def test_what_reads_all_rows_may_take_longer_than_a_statement(server, new_url, a
 
 
 @pytest.mark.every_engine
-def test_a_day_of_history_is_dropped_a_little_at_a_time(server, options, store, monkeypatch):
+def test_a_day_of_history_is_dropped_a_little_at_a_time(store, monkeypatch, recorded):
     """Where that means to delete its rows, whoever writes meanwhile does not wait for all."""
     monkeypatch.setattr("kombu_toc.library.shards.ROWS_PER_DELETE", 2)
     now, later = now_us(), now_us() + 40 * outcomes.DAY_US
@@ -434,10 +431,9 @@ def test_a_day_of_history_is_dropped_a_little_at_a_time(server, options, store, 
         store.record([one._replace(at_us=at) for one in ends_of(0, 40)])
     monkeypatch.setattr("kombu_toc.library.keeper.now_us", lambda: later)
     monkeypatch.setattr("kombu_toc.library.library.now_us", lambda: later)
-    center = center_for(server.toc_url, **options)
-    keeper = Keeper(store, center, "test", 30 * 86_400)
+    keeper = Keeper(store, recorded, "test", 30 * 86_400)
     assert store.count() == {"done": 78, "dead": 2, "not put": 0}
-    dropped = center.library.prune(30)
+    dropped = recorded.library.prune(30)
     # Of each table; one that has partitions has them for the day after as well.
     assert dropped == 4 * (1 + (store.shards.databases[0].dialect.name != "sqlite"))
     assert sum(keeper.pruning()) == 0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kombu import Connection, Consumer, Producer, Queue
 
-from kombu_toc import ConfigurationError, Delivery, LibraryError, TimeoutCenter, center_for
+from kombu_toc import ConfigurationError, Delivery, LibraryError, TimeoutCenter
 from kombu_toc.library import guard as guarding
 from kombu_toc.library import statuses
 from kombu_toc.library.putting import Putter
@@ -89,10 +89,10 @@ def test_without_it_what_comes_again_runs_again_and_nobody_is_asked(broker, stor
     assert [asker._thread for asker in recorder.guard.askers] == [None, None]
 
 
-def test_what_was_cancelled_does_not_run(server, guarded, store, center, options, put_again):
+def test_what_was_cancelled_does_not_run(guarded, store, center, put_again, recorded):
     publish(guarded, "order-1", **{"x-delay": 60_000})
     rows = rows_of(store, "order-1")
-    center_for(server.toc_url, **options).cancel("order-1")
+    recorded.cancel("order-1")
     put_again([rows[0]._replace(action_us=1)])
     publish(guarded, "order-2")
     assert consume(guarded, 1) == ["order-2"]

@@ -20,7 +20,7 @@ from kombu_toc.library.records import Event, now_us
 from kombu_toc.library.shards import Database, Shards, Watchdog
 from kombu_toc.library.store import Store
 
-from ..support.library import publish, status_of
+from ..support.library import fill, status_of
 
 pytestmark = [
     pytest.mark.usefixtures("client"),
@@ -34,8 +34,7 @@ STRICT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 @pytest.fixture
 def pair(broker, store) -> list[Any]:
     """Two rows of one table."""
-    for number in range(40):
-        publish(broker, f"order-{number}", **{"x-delay": 60_000})
+    fill(broker, 40, **{"x-delay": 60_000})
     rows = store.of_ids([f"order-{number}" for number in range(40)])
     shard = store.shards.of("order-0")
     return [shard, *[row.key for row in rows if store.shards.of(row.id) is shard][:2]]

@@ -11,7 +11,7 @@ from kombu import Connection, Queue
 
 from kombu_toc.library.records import now_us
 
-from ..support.library import consume, publish, status_of
+from ..support.library import consume, fill, publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -36,8 +36,7 @@ def test_what_is_handled_between_two_writes_is_recorded_with_all_that_is_known(
     broker, recorder, store, mode
 ):
     declare(broker, mode)
-    for number in range(3):
-        publish(broker, f"order-{number}", **LATER)
+    fill(broker, 3, **LATER)
 
     def act(message: Any) -> None:
         if message.headers["id"] == "order-1":
@@ -149,8 +148,7 @@ def test_many_ends_do_not_wait_and_a_thread_that_has_ended_is_started_again(
     recorder = broker.default_channel.recorder
     recorder.close()
     assert recorder.sleeps
-    for number in range(60):
-        publish(broker, f"order-{number}")
+    fill(broker, 60)
     channel = broker.default_channel
     for _ in range(60):
         message = Queue("mail")(channel).get()

@@ -309,9 +309,8 @@ def test_it_works_with_djangos_connection_whatever_happens_after_the_commit(
 
 @pytest.mark.parametrize("way", ["channel", "center"])
 def test_what_a_queue_is_declared_with_decides_whether_an_outbox_may_send_to_it(
-    server, broker, store, center, database, options, way
+    broker, store, center, database, way, recorded
 ):
-    known = center_for(server.toc_url, **options)
     for mode in ("off", "outbox", "behind"):
         Queue(mode, queue_arguments={"x-library": mode})(broker.default_channel).declare()
 
@@ -319,7 +318,7 @@ def test_what_a_queue_is_declared_with_decides_whether_an_outbox_may_send_to_it(
         if way == "channel":
             publish(broker, id, queue=queue, **{"x-delay": 60_000})
         else:
-            known.put(queue, id, b"body", delay=60)
+            recorded.put(queue, id, b"body", delay=60)
 
     refused = pytest.raises(LibraryError, match=r"library='off'.* cannot send it to 'off'")
     with database.begin() as connection, refused, outbox(connection):
@@ -342,18 +341,17 @@ def test_what_a_queue_is_declared_with_decides_whether_an_outbox_may_send_to_it(
 
 @pytest.mark.parametrize("way", ["channel", "center"])
 def test_what_an_outbox_sends_is_counted_and_not_refused(
-    server, broker, store, center, database, options, client, way
+    broker, store, center, database, client, way, recorded
 ):
     """By ``x-put-rate``; what a rebuild puts back is not counted again."""
     arguments = {"x-put-rate": "5/h", "x-key-put-rate": "4/h"}
     Queue("mail", queue_arguments=arguments)(broker.default_channel).declare()
-    known = center_for(server.toc_url, **options)
 
     def send(id: str, key: str) -> None:
         if way == "channel":
             publish(broker, id, **{"x-delay": 60_000, "x-key": key})
         else:
-            known.put("mail", id, b"body", delay=60, key=key)
+            recorded.put("mail", id, b"body", delay=60, key=key)
 
     with database.begin() as connection, outbox(connection):
         for number in range(3):
@@ -373,7 +371,7 @@ def test_what_an_outbox_sends_is_counted_and_not_refused(
         send("more", "bob")
     assert raised.value.retry_after == pytest.approx(720, abs=20)
     client.flushall()
-    assert known.library.rebuild().put == 20
+    assert recorded.library.rebuild().put == 20
     for number in range(5):
         send(f"after-{number}", f"customer-{number}")
     with pytest.raises(RateLimitedError):

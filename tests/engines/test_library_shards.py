@@ -74,8 +74,7 @@ def where(store: Any, table: str, id: str) -> list[int]:
     ]
 
 
-def test_a_row_lies_in_the_table_of_its_business_id(server, broker, options, store):
-    center = center_for(server.toc_url, **options)
+def test_a_row_lies_in_the_table_of_its_business_id(broker, store, recorded):
     for number in range(20):
         send(broker, f"task-{number}", "customer-7")
         send(broker, f"plain-{number}", None)
@@ -84,15 +83,14 @@ def test_a_row_lies_in_the_table_of_its_business_id(server, broker, options, sto
         deflate=False,
         id="put",
     )
-    center.put("mail", "put", body, delay=600)
-    center.put_many("mail", [NewMessage(f"many-{n}", body, delay=600) for n in range(9)])
+    recorded.put("mail", "put", body, delay=600)
+    recorded.put_many("mail", [NewMessage(f"many-{n}", body, delay=600) for n in range(9)])
     mine = (zlib.crc32(b"customer-7") & 0xFFFFF) % 4
     for id in [f"task-{n}" for n in range(20)] + ["put"] + [f"many-{n}" for n in range(9)]:
         assert where(store, "pending", id) == [mine]
     for number in range(20):
         id = f"plain-{number}"
         assert where(store, "pending", id) == [zlib.crc32(id.encode()) % 4]
-    center.recorder.recorder.close()
 
 
 def test_a_row_stays_in_the_table_of_its_business_id_to_its_end(broker, store):
@@ -333,7 +331,7 @@ def where_of(callers: list[Engine], id: str) -> list[int]:
 
 @pytest.mark.parametrize("by", ["a keeper", "one that asks a database a second", "a rebuild"])
 def test_what_an_outbox_has_written_elsewhere_is_put_by_whoever_looks(
-    server, options, broker, store, callers, by, monkeypatch
+    server, broker, store, callers, by, monkeypatch, recorded
 ):
     """The process was killed after the commit."""
     from kombu_toc.library.keeper import Keeper
@@ -360,8 +358,7 @@ def test_what_an_outbox_has_written_elsewhere_is_put_by_whoever_looks(
         wait_until(lambda: (keeper.turn(), len(center.get(ids)) == len(ids))[1])
         keeper.close()
     else:
-        other = center_for(server.toc_url, **options)
-        other.library.rebuild()
+        recorded.library.rebuild()
     wait_for(center, ids)
     for number, id in enumerate(ids):
         assert [n // 2 for n in where(store, "pending", id)] == [number // 3]

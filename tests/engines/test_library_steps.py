@@ -10,7 +10,7 @@ import pytest
 import redis
 from kombu import Connection
 
-from kombu_toc import LibraryError, center_for
+from kombu_toc import LibraryError
 from kombu_toc.library import statuses
 from kombu_toc.library import store as statements
 from kombu_toc.library.keeper import Keeper
@@ -18,7 +18,7 @@ from kombu_toc.library.records import Event, now_us
 from kombu_toc.library.shards import Database
 from kombu_toc.library.store import Store
 
-from ..support.library import be_old, end, publish, status_of
+from ..support.library import be_old, end, fill, publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -119,7 +119,7 @@ def test_what_was_never_tried_is_put_at_once(broker, store, center, keeper, monk
 
 @pytest.mark.parametrize("place", [statuses.IN_REDIS, statuses.NOT_PUT])
 def test_a_rebuild_waits_for_what_workers_have_not_said_yet(
-    server, broker, store, center, options, monkeypatch, place
+    broker, store, center, monkeypatch, place, recorded
 ):
     for number in range(3):
         publish(broker, f"order-{number}")
@@ -139,24 +139,23 @@ def test_a_rebuild_waits_for_what_workers_have_not_said_yet(
         return moments(self, keys)
 
     monkeypatch.setattr(Store, "moments", said)
-    library = center_for(server.toc_url, **options).library
+    library = recorded.library
     made = library.rebuild()
     assert made.put == 0
     assert len(center.scan("mail", limit=9).messages) == 1
 
 
 def test_a_rebuild_puts_back_what_is_overdue_and_claims_what_is_not_put(
-    server, client, broker, store, center, options, monkeypatch
+    client, broker, store, center, monkeypatch, recorded
 ):
     monkeypatch.setattr(statements, "DOUBT_US", 1 << 50)
-    for number in range(20):
-        publish(broker, f"order-{number}")
+    fill(broker, 20)
     client.flushall()
     row = store.of_ids(["order-3"])[0]
     store.place([row.key], statuses.NOT_PUT)
     mine = store.claim(store.shards.of(row.id), [row.key])
     assert mine == []  # it is in doubt
-    made = center_for(server.toc_url, **options).library.rebuild()
+    made = recorded.library.rebuild()
     # What is in doubt is put by those who look after it.
     assert (made.rows, made.put) == (20, 19)
     assert len(center.pop("mail", 30).messages) == 19

@@ -10,7 +10,7 @@ from kombu import Connection
 from kombu_toc import Unique, UniqueError
 from kombu_toc.library.putting import is_unique
 
-from ..support.library import consume, publish, status_of
+from ..support.library import consume, fill, publish, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -121,8 +121,7 @@ def test_a_retry_of_a_unique_task_comes_back_beside_another_of_its_key(
 
 
 def test_messages_that_take_the_places_of_others_leave_one_row(broker, store):
-    for number in range(3):
-        publish(broker, f"order-{number}", **unique("42", conflict="replace"))
+    fill(broker, 3, **unique("42", conflict="replace"))
     publish(broker, "order-9", **unique("42"))
     with pytest.raises(UniqueError):
         publish(broker, "order-8", **unique("42", conflict="raise"))

@@ -244,6 +244,12 @@ def publish(
     )
 
 
+def fill(connection: Connection, number: int, **how: Any) -> None:
+    """Publish so many messages: order-0, order-1, ..."""
+    for one in range(number):
+        publish(connection, f"order-{one}", **how)
+
+
 def consume(connection: Connection, number: int, act=lambda message: message.ack()) -> list[str]:
     """Take so many messages; return their ids."""
     taken: list[str] = []
