@@ -22,7 +22,7 @@ from ..support.nodes import ROOT, WorkerProcess
 from ..support.page_visitor import Visitor
 from ..support.servers import Server
 from ..support.tasks import make_app
-from ..support.workers import Journal, StartWorkers, wait_until
+from ..support.workers import Journal, Live, wait_until
 from .test_cli import answer
 
 #: The scripts that a role runs.
@@ -123,21 +123,19 @@ def test_a_producer_needs_its_rules_and_no_more(guarded: Server, journal: Journa
         assert kombu_toc.center_for(guarded.toc_url).counts("celery").scheduled == 1
 
 
-def test_a_worker_needs_its_rules_and_no_more(
-    guarded: Server, admin: Celery, start_workers: StartWorkers, journal: Journal
-) -> None:
+def test_a_worker_needs_its_rules_and_no_more(guarded: Server, admin: Celery, live: Live) -> None:
     admin.tasks["e2e.late_ack"].delay("late", 0.2)
     admin.tasks["e2e.again"].delay(2, 0.1)
     admin.tasks["e2e.refuse"].delay("for good")
     admin.tasks["e2e.note"].apply_async(("soon",), countdown=1)
     with guarded.client() as client:
-        [worker] = start_workers(
+        [worker] = live.start_workers(
             1, *("-P", "threads", "-c", "2", "-E"), mingle=True, broker=url(guarded, "worker")
         )
-        journal.wait_for("soon", 1)
-        journal.wait_for("late-done", 1)
-        journal.wait_for("refused", 1)
-        journal.wait_for("again", 3)
+        live.journal.wait_for("soon", 1)
+        live.journal.wait_for("late-done", 1)
+        live.journal.wait_for("refused", 1)
+        live.journal.wait_for("again", 3)
         assert admin.control.broadcast("toc", reply=True, timeout=3)
         center = kombu_toc.center_for(guarded.toc_url)
         wait_until(lambda: center.counts("celery").in_flight == 0)
@@ -145,7 +143,7 @@ def test_a_worker_needs_its_rules_and_no_more(
         client.script_flush()
         worker.container.restart()
         admin.tasks["e2e.note"].delay("afterwards")
-        journal.wait_for("afterwards", 1)
+        live.journal.wait_for("afterwards", 1)
         time.sleep(6)  # the worker reads its topics' declarations again
         worker.teardown()
         assert refused(guarded, "worker") == set()
@@ -158,7 +156,7 @@ def test_a_worker_needs_its_rules_and_no_more(
 
 
 def test_an_operator_needs_its_rules_and_no_more(
-    guarded: Server, admin: Celery, start_workers: StartWorkers, journal: Journal
+    guarded: Server, admin: Celery, live: Live
 ) -> None:
     center = kombu_toc.center_for(guarded.toc_url)
     sent = [admin.tasks["e2e.note"].apply_async((str(i),), countdown=100) for i in range(4)]
@@ -206,7 +204,7 @@ def test_an_operator_needs_its_rules_and_no_more(
         ):
             said = answer(app, *words)
             assert said.code == 0, (words, said.out, said.err)
-        start_workers(1, "-P", "solo", broker=guarded.toc_url)
+        live.start_workers(1, "-P", "solo", broker=guarded.toc_url)
         assert app.control.inspect(timeout=3).ping()
         assert refused(guarded, "operator") == set()
         in_scripts = commands_of(SCRIPTS["operator"])

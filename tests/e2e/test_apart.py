@@ -11,7 +11,7 @@ from celery import Celery
 from ..support.nodes import Worker
 from ..support.servers import Server
 from ..support.tasks import make_app
-from ..support.workers import Journal, StartWorkers
+from ..support.workers import Live
 from .test_cli import answer
 
 
@@ -26,17 +26,14 @@ def by_database(server: Server, name: str) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("apart", [by_prefix, pytest.param(by_database, marks=pytest.mark.nightly)])
 def test_two_apps_on_one_server_never_see_each_others_tasks_broadcasts_or_lists(
-    apart: Callable[..., tuple[str, dict[str, Any]]],
-    server: Server,
-    start_workers: StartWorkers,
-    journal: Journal,
+    apart: Callable[..., tuple[str, dict[str, Any]]], live: Live
 ) -> None:
     apps: dict[str, Celery] = {}
     workers: dict[str, Worker] = {}
     for name in ("shop", "bank"):
-        url, settings = apart(server, name)
+        url, settings = apart(live.server, name)
         apps[name] = make_app(url, "disabled://", **settings)
-        [workers[name]] = start_workers(1, "-P", "solo", mingle=True, broker=url, **settings)
+        [workers[name]] = live.start_workers(1, "-P", "solo", mingle=True, broker=url, **settings)
     sent = {}
     for name, app in apps.items():
         for i in range(20):
@@ -45,7 +42,7 @@ def test_two_apps_on_one_server_never_see_each_others_tasks_broadcasts_or_lists(
         sent[name] = app.tasks["e2e.note"].apply_async(("later",), countdown=3600).id
     for name in apps:
         # Each is written down twice: when it begins and when it is done.
-        entries = journal.wait_for(f"{name}-", 42)
+        entries = live.journal.wait_for(f"{name}-", 42)
         begun = [entry for entry in entries if "worker" in entry]
         assert {entry["worker"] for entry in begun} == {workers[name].hostname()}
         assert len(begun) == 21

@@ -17,7 +17,7 @@ from celery_toc import timeout_center
 
 from ..support import nursery
 from ..support.nodes import ROOT
-from ..support.workers import POOLS, Journal, StartWorkers, wait_until
+from ..support.workers import POOLS, Live, wait_until
 
 LINE = "The beat_schedule of this worker is not in force"
 
@@ -36,49 +36,45 @@ def kept(app: Celery) -> dict[str, list[Any]]:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
-def test_a_worker_puts_what_is_in_beat_schedule_and_runs_it(
-    start_workers: StartWorkers, app: Celery, journal: Journal, pool: str
-) -> None:
+def test_a_worker_puts_what_is_in_beat_schedule_and_runs_it(live: Live, pool: str) -> None:
     often = {"task": "e2e.tick", "schedule": 0.2}
-    [worker] = start_workers(1, *POOLS[pool], toc_beat=True, beat_schedule={"often": often})
-    journal.wait_for("often@", 5)
-    ids = [entry["name"] for entry in journal.entries("often@")]
+    [worker] = live.start_workers(1, *POOLS[pool], toc_beat=True, beat_schedule={"often": often})
+    live.journal.wait_for("often@", 5)
+    ids = [entry["name"] for entry in live.journal.entries("often@")]
     assert len(set(ids)) == len(ids)
     assert "Schedules of beat_schedule: 1 put, 0 removed, 0 unchanged" in worker.logs()
-    found = timeout_center(app).schedules.get("often")
+    found = timeout_center(live.app).schedules.get("often")
     assert found is not None
     assert found.owner == "beat:e2e"
 
 
 def test_in_a_rolling_deploy_old_workers_that_restart_put_nothing_back_and_remove_nothing(
-    start_workers: StartWorkers, app: Celery, journal: Journal
+    live: Live,
 ) -> None:
     old = settings(a=["a"], b=["old"])
-    old_workers = start_workers(2, "-P", "solo", **old)
-    wait_until(lambda: kept(app) == {"a": ["a"], "b": ["old"]})
-    start_workers(1, "-P", "solo", **settings(b=["new"], c=["c"]))
+    old_workers = live.start_workers(2, "-P", "solo", **old)
+    wait_until(lambda: kept(live.app) == {"a": ["a"], "b": ["old"]})
+    live.start_workers(1, "-P", "solo", **settings(b=["new"], c=["c"]))
     new = {"b": ["new"], "c": ["c"]}
-    wait_until(lambda: kept(app) == new)
+    wait_until(lambda: kept(live.app) == new)
     for worker in old_workers:
         worker.container.end()
         worker.container.restart()  # it forgets its log
     old_workers[0].container.kill("SIGKILL")
-    [another] = start_workers(1, "-P", "solo", **old)
+    [another] = live.start_workers(1, "-P", "solo", **old)
     for worker in (old_workers[1], another):
         wait_until(lambda logs=worker.logs: LINE in logs(), what=worker.logs)
         assert "'celery toc schedule sync' puts this one" in worker.logs()
-    assert kept(app) == new
+    assert kept(live.app) == new
 
 
-def test_a_worker_of_an_earlier_release_that_comes_last_changes_nothing(
-    start_workers: StartWorkers, app: Celery, journal: Journal
-) -> None:
-    start_workers(1, "-P", "solo", **settings("v10", b=["new"]))
-    wait_until(lambda: kept(app) == {"b": ["new"]})
-    [old] = start_workers(1, "-P", "solo", **settings("v9", a=["old"]))
+def test_a_worker_of_an_earlier_release_that_comes_last_changes_nothing(live: Live) -> None:
+    live.start_workers(1, "-P", "solo", **settings("v10", b=["new"]))
+    wait_until(lambda: kept(live.app) == {"b": ["new"]})
+    [old] = live.start_workers(1, "-P", "solo", **settings("v9", a=["old"]))
     wait_until(lambda: LINE in old.logs(), what=old.logs)
     assert "(release v10)" in old.logs()
-    assert kept(app) == {"b": ["new"]}
+    assert kept(live.app) == {"b": ["new"]}
 
 
 class Beat:
@@ -120,14 +116,14 @@ def start_beat(tmp_path: Path, app: Celery) -> Iterator[Callable[..., Beat]]:
 
 
 def test_a_celery_beat_that_runs_beside_is_warned_of_by_itself_and_by_workers(
-    start_workers: StartWorkers, start_beat: Callable[..., Beat], app: Celery, journal: Journal
+    live: Live, start_beat: Callable[..., Beat]
 ) -> None:
-    [worker] = start_workers(1, "-P", "solo", toc_beat=True)
-    app.tasks["e2e.note"].delay("by hand")
-    journal.wait_for("by hand", 1)
+    [worker] = live.start_workers(1, "-P", "solo", toc_beat=True)
+    live.app.tasks["e2e.note"].delay("by hand")
+    live.journal.wait_for("by hand", 1)
     often = {"often": {"task": "e2e.note", "schedule": 0.2, "args": ["beat"]}}
     beat = start_beat(toc_beat=True, beat_schedule=often)
-    journal.wait_for("beat", 3)
+    live.journal.wait_for("beat", 3)
     line = "A celery beat sends tasks beside toc_beat: task e2e.note["
     wait_until(lambda: line in worker.logs(), what=worker.logs)
     assert worker.logs().count(line) == 1
@@ -135,26 +131,24 @@ def test_a_celery_beat_that_runs_beside_is_warned_of_by_itself_and_by_workers(
 
 
 def test_without_the_setting_nothing_is_put_and_a_beat_is_not_warned_of(
-    start_workers: StartWorkers, start_beat: Callable[..., Beat], app: Celery, journal: Journal
+    live: Live, start_beat: Callable[..., Beat]
 ) -> None:
     often = {"often": {"task": "e2e.note", "schedule": 0.2, "args": ["beat"]}}
-    [worker] = start_workers(1, "-P", "solo", beat_schedule=often)
-    app.tasks["e2e.note"].apply_async(("later",), countdown=1)
-    journal.wait_for("later", 1)
-    assert kept(app) == {}
-    assert journal.entries("beat") == []
+    [worker] = live.start_workers(1, "-P", "solo", beat_schedule=often)
+    live.app.tasks["e2e.note"].apply_async(("later",), countdown=1)
+    live.journal.wait_for("later", 1)
+    assert kept(live.app) == {}
+    assert live.journal.entries("beat") == []
     beat = start_beat(beat_schedule=often)
-    journal.wait_for("beat", 3)
+    live.journal.wait_for("beat", 3)
     assert "celery beat" not in worker.logs()
     assert "not needed" not in beat.logs()
 
 
-def test_celery_inspect_knows_what_recurs(
-    start_workers: StartWorkers, app: Celery, journal: Journal
-) -> None:
-    workers = start_workers(2, "-P", "solo", **settings(a=["a"], b=["b"]))
-    wait_until(lambda: len(kept(app)) == 2)
-    inspect = app.control.inspect(timeout=5)
+def test_celery_inspect_knows_what_recurs(live: Live) -> None:
+    workers = live.start_workers(2, "-P", "solo", **settings(a=["a"], b=["b"]))
+    wait_until(lambda: len(kept(live.app)) == 2)
+    inspect = live.app.control.inspect(timeout=5)
     told = inspect._request("toc_schedules")
     assert set(told) == {worker.hostname() for worker in workers}
     [one, other] = sorted(

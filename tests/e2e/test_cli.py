@@ -10,11 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -33,9 +32,7 @@ from ..support.inspection import put_call
 from ..support.nodes import ROOT
 from ..support.servers import Server
 from ..support.tasks import make_app
-from ..support.workers import Journal, StartWorkers, wait_until
-
-Run = Callable[..., "Answer"]
+from ..support.workers import Live, environment_of, wait_until
 
 HOUR = 3600
 
@@ -71,13 +68,22 @@ def answer(app: Celery, *args: object) -> Answer:
     return Answer(CliRunner(**APART).invoke(command, words, obj=context, catch_exceptions=False))
 
 
+class Run(NamedTuple):
+    """Runs commands on an app, whose broker is empty."""
+
+    app: Celery
+    toc: kombu_toc.TimeoutCenter
+
+    def __call__(self, *args: object) -> Answer:
+        return answer(self.app, *args)
+
+
 @pytest.fixture
-def run(app: Celery, client: redis.Redis) -> Run:
-    """Run a command on the app, whose broker is empty."""
+def run(app: Celery, toc: kombu_toc.TimeoutCenter, client: redis.Redis) -> Run:
     with app.connection_for_write() as connection:
         for queue in ("celery", "urgent", "one-slot"):
             app.amqp.queues[queue].bind(connection.default_channel).declare()
-    return lambda *args: answer(app, *args)
+    return Run(app, toc)
 
 
 def send(app: Celery, name: str, countdown: float | None = None, **options: Any) -> str:
@@ -97,16 +103,14 @@ def bury(toc: kombu_toc.TimeoutCenter, topic: str, *, error: str = "boom") -> li
 
 
 @pytest.mark.versions
-def test_status_tells_what_each_topic_holds(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
-) -> None:
+def test_status_tells_what_each_topic_holds(run: Run) -> None:
     for i in range(3):
-        send(app, f"later-{i}", HOUR)
-    send(app, "dead", queue="urgent")
-    bury(toc, "urgent")
-    send(app, "due", queue="one-slot")
-    send(app, "taken", queue="one-slot")
-    toc.pop("one-slot", 1)
+        send(run.app, f"later-{i}", HOUR)
+    send(run.app, "dead", queue="urgent")
+    bury(run.toc, "urgent")
+    send(run.app, "due", queue="one-slot")
+    send(run.app, "taken", queue="one-slot")
+    run.toc.pop("one-slot", 1)
     time.sleep(0.05)  # the other one gets older
     said = run("status", "--json")
     assert said.code == 0
@@ -120,7 +124,7 @@ def test_status_tells_what_each_topic_holds(
     }
     assert 0.05 <= topics["one-slot"]["oldest_seconds"] < 30
     assert topics["celery"]["oldest_seconds"] == 0
-    assert said.json["broker"] == app.conf.broker_url
+    assert said.json["broker"] == run.app.conf.broker_url
     assert said.json["server"]["name"] in ("Redis", "Valkey")
     assert "no persistence" in said.json["warnings"][0]
 
@@ -130,35 +134,31 @@ def test_status_tells_what_each_topic_holds(
     assert "urgent" not in text
 
 
-def test_status_hides_what_goes_away_by_itself_while_it_is_empty(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
-) -> None:
-    toc.queues.declare("reply", slots=1, expires=60_000)
+def test_status_hides_what_goes_away_by_itself_while_it_is_empty(run: Run) -> None:
+    run.toc.queues.declare("reply", slots=1, expires=60_000)
     assert "reply" not in run("status").out
     assert "reply" in run("status", "--all").out
     assert "reply" in run("status", "reply").out
 
 
-def test_status_asks_no_more_of_the_server_if_more_is_scheduled(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, client: redis.Redis
-) -> None:
+def test_status_asks_no_more_of_the_server_if_more_is_scheduled(live: Live, run: Run) -> None:
     def asked() -> int:
         """The least of three: threads of earlier tests may ask the server, too."""
         found = []
         for _ in range(3):
-            client.config_resetstat()
+            live.client.config_resetstat()
             assert run("status").code == 0
-            found.append(sum(value["calls"] for value in client.info("commandstats").values()))
+            found.append(sum(value["calls"] for value in live.client.info("commandstats").values()))
         return min(found)
 
-    topic = toc.registry.topic("celery")
+    topic = live.toc.registry.topic("celery")
     far = time.time_ns() // 1000 + HOUR * 1_000_000
     for i in range(100):  # something in each slot
-        toc.put("celery", f"first-{i}", b"{}", delay=HOUR)
+        live.toc.put("celery", f"first-{i}", b"{}", delay=HOUR)
     asked()  # its scripts are known to the server from now on
     few = asked()
-    toc.runner.run_all(
-        [put_call(toc, topic, f"more-{i}", b"{}", at_us=far + i) for i in range(5000)]
+    live.toc.runner.run_all(
+        [put_call(live.toc, topic, f"more-{i}", b"{}", at_us=far + i) for i in range(5000)]
     )
     assert asked() == few
 
@@ -216,19 +216,17 @@ def test_list_tells_task_arguments_state_and_time(app: Celery, run: Run) -> None
     assert re.search(r" 59m\d\ds| 1h00m", text), text
 
 
-def test_list_chooses_by_topic_state_time_and_task(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
-) -> None:
+def test_list_chooses_by_topic_state_time_and_task(run: Run) -> None:
     def listed(*options: object) -> set[str]:
         said = run("list", "--json", *options)
         assert said.code == 0, said.err
         return {message["id"] for message in said.json["messages"]}
 
-    soon, late = send(app, "soon", HOUR), send(app, "late", 24 * HOUR)
-    other = app.tasks["e2e.add"].apply_async((1, 2), countdown=HOUR, queue="urgent").id
-    send(app, "dead", queue="one-slot")
-    [dead] = bury(toc, "one-slot")
-    due = send(app, "due", queue="one-slot")
+    soon, late = send(run.app, "soon", HOUR), send(run.app, "late", 24 * HOUR)
+    other = run.app.tasks["e2e.add"].apply_async((1, 2), countdown=HOUR, queue="urgent").id
+    send(run.app, "dead", queue="one-slot")
+    [dead] = bury(run.toc, "one-slot")
+    due = send(run.app, "due", queue="one-slot")
 
     assert listed() == {soon, late, other, dead, due}
     assert listed("--queue", "urgent") == {other}
@@ -282,23 +280,19 @@ def test_show_tells_all_of_a_message_decoded(app: Celery, run: Run) -> None:
     assert re.search(r"^due .*\(in (59m|1h)", text, re.M), text
 
 
-def test_show_shows_every_message_that_has_the_id(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
-) -> None:
+def test_show_shows_every_message_that_has_the_id(run: Run) -> None:
     """As while a task runs that was retried."""
-    send(app, "one", HOUR, task_id="same")
-    send(app, "another", 2 * HOUR, task_id="same")
-    send(app, "elsewhere", 3 * HOUR, task_id="same", queue="urgent")
+    send(run.app, "one", HOUR, task_id="same")
+    send(run.app, "another", 2 * HOUR, task_id="same")
+    send(run.app, "elsewhere", 3 * HOUR, task_id="same", queue="urgent")
     messages = run("show", "same", "--json").json["messages"]
     assert sorted(message["args"][0] for message in messages) == ["another", "elsewhere", "one"]
     assert len(run("show", "same", "--queue", "urgent", "--json").json["messages"]) == 1
 
 
-def test_what_no_celery_has_written_is_shown_all_the_same(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
-) -> None:
-    toc.put("celery", "raw", b"\x00\xffnot an envelope\x1b[2J", delay=HOUR)
-    with app.connection_for_write() as connection, connection.Producer() as producer:
+def test_what_no_celery_has_written_is_shown_all_the_same(run: Run) -> None:
+    run.toc.put("celery", "raw", b"\x00\xffnot an envelope\x1b[2J", delay=HOUR)
+    with run.app.connection_for_write() as connection, connection.Producer() as producer:
         options = {"content_type": "application/x-python-serialize", "content_encoding": "binary"}
         producer.publish(
             b"x",
@@ -321,10 +315,8 @@ def test_what_no_celery_has_written_is_shown_all_the_same(
 # -- cancel, reschedule, run
 
 
-def test_a_cancelled_task_is_gone_and_a_second_cancel_finds_nothing(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
-) -> None:
-    first, second = send(app, "a", HOUR), send(app, "b", HOUR)
+def test_a_cancelled_task_is_gone_and_a_second_cancel_finds_nothing(run: Run) -> None:
+    first, second = send(run.app, "a", HOUR), send(run.app, "b", HOUR)
     said = run("cancel", first, second, "--yes", "--json")
     assert said.code == 0
     assert said.json == {
@@ -337,22 +329,16 @@ def test_a_cancelled_task_is_gone_and_a_second_cancel_finds_nothing(
         ],
         "schedules": [],
     }
-    assert toc.counts("celery").waiting == 0
+    assert run.toc.counts("celery").waiting == 0
     run("cancel", first, "--yes").fails(3, "no message", first)
 
 
-def test_what_a_worker_has_is_cancelled_too_late_and_says_so(
-    app: Celery,
-    run: Run,
-    journal: Journal,
-    start_workers: StartWorkers,
-    toc: kombu_toc.TimeoutCenter,
-) -> None:
+def test_what_a_worker_has_is_cancelled_too_late_and_says_so(live: Live, run: Run) -> None:
     """And `run` makes a task that waits run now."""
-    start_workers(1, "-P", "solo")
-    id = app.tasks["e2e.late_ack"].apply_async(("long", 3), countdown=HOUR).id
+    live.start_workers(1, "-P", "solo")
+    id = live.app.tasks["e2e.late_ack"].apply_async(("long", 3), countdown=HOUR).id
     assert run("run", id).code == 0
-    journal.wait_for("long", 1)
+    live.journal.wait_for("long", 1)
     said = run("cancel", id, "--yes", "--json")
     said.fails(4, "too late", id, "in flight")
     assert said.json["results"][0] == {
@@ -366,8 +352,8 @@ def test_what_a_worker_has_is_cancelled_too_late_and_says_so(
     run("reschedule", id, "--countdown", "1h").fails(4, "too late")
     [message] = run("show", id, "--json").json["messages"]
     assert message["state"] == "in-flight"
-    journal.wait_for("long-done", 1)
-    wait_until(lambda: not toc.get(id))
+    live.journal.wait_for("long-done", 1)
+    wait_until(lambda: not live.toc.get(id))
     ended = run("show", id)
     assert (ended.code, "SUCCESS" in ended.out) == (0, True), ended.out
 
@@ -376,10 +362,8 @@ def test_what_a_worker_has_is_cancelled_too_late_and_says_so(
     ("options", "seconds"),
     [(("--countdown", "1h30m"), 5400), (("--countdown", "90"), 90), (("--eta", "IN A DAY"), 86400)],
 )
-def test_reschedule_gives_another_time(
-    app: Celery, run: Run, options: tuple[str, str], seconds: int
-) -> None:
-    id = send(app, "moved", HOUR)
+def test_reschedule_gives_another_time(run: Run, options: tuple[str, str], seconds: int) -> None:
+    id = send(run.app, "moved", HOUR)
     eta = (datetime.now(timezone.utc) + timedelta(days=1)).isoformat()
     said = run("reschedule", id, options[0], options[1].replace("IN A DAY", eta), "--json")
     assert said.code == 0, said.err
@@ -394,11 +378,9 @@ def test_reschedule_gives_another_time(
 
 
 @pytest.mark.versions
-def test_a_dead_task_is_listed_shown_and_requeued_and_runs_again(
-    app: Celery, run: Run, journal: Journal, start_workers: StartWorkers
-) -> None:
-    start_workers(1, "-P", "solo")
-    id = app.tasks["e2e.refuse"].delay("the order is cancelled").id
+def test_a_dead_task_is_listed_shown_and_requeued_and_runs_again(live: Live, run: Run) -> None:
+    live.start_workers(1, "-P", "solo")
+    id = live.app.tasks["e2e.refuse"].delay("the order is cancelled").id
     wait_until(lambda: run("dead", "list", "--json").json["messages"])
     [message] = run("dead", "list", "--json").json["messages"]
     assert (message["id"], message["state"]) == (id, "dead")
@@ -409,23 +391,21 @@ def test_a_dead_task_is_listed_shown_and_requeued_and_runs_again(
     assert "the order is cancelled" in text
     assert re.search(r"^died ", run("dead", "show", id).out, re.M)
     assert run("dead", "requeue", id, "--yes", "--json").json == {"requeued": 1}
-    assert len(journal.wait_for("refused", 2)) == 2
+    assert len(live.journal.wait_for("refused", 2)) == 2
 
 
-def test_dead_messages_are_requeued_and_purged_by_task_topic_or_all(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
-) -> None:
+def test_dead_messages_are_requeued_and_purged_by_task_topic_or_all(run: Run) -> None:
     for queue in ("celery", "urgent"):
-        send(app, "note", queue=queue)
-        app.tasks["e2e.add"].apply_async((1, 2), queue=queue)
-        bury(toc, queue)
+        send(run.app, "note", queue=queue)
+        run.app.tasks["e2e.add"].apply_async((1, 2), queue=queue)
+        bury(run.toc, queue)
     said = run("dead", "requeue", "--queue", "urgent", "--task", "e2e.add", "--yes", "--json")
     assert said.json == {"requeued": 1}
-    assert (toc.counts("urgent").ready, toc.counts("urgent").dead) == (1, 1)
+    assert (run.toc.counts("urgent").ready, run.toc.counts("urgent").dead) == (1, 1)
     assert run("dead", "purge", "--task", "e2e.n*", "--yes").out == "Purged 2 messages.\n"
     assert run("dead", "purge", "--all", "--yes", "--json").json == {"purged": 1}
-    assert toc.counts("celery").dead == toc.counts("urgent").dead == 0
-    assert toc.counts("urgent").ready == 1
+    assert run.toc.counts("celery").dead == run.toc.counts("urgent").dead == 0
+    assert run.toc.counts("urgent").ready == 1
 
 
 def test_dead_commands_touch_only_what_is_dead(app: Celery, run: Run) -> None:
@@ -441,13 +421,11 @@ def test_dead_commands_touch_only_what_is_dead(app: Celery, run: Run) -> None:
 # -- check and repair
 
 
-def test_check_finds_what_cannot_be_and_repair_mends_it(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, client: redis.Redis
-) -> None:
+def test_check_finds_what_cannot_be_and_repair_mends_it(live: Live, run: Run) -> None:
     assert run("check").out == "No inconsistencies found.\n"
-    send(app, "broken", HOUR, task_id="broken")
-    [found] = toc.get("broken")
-    client.hdel(toc.registry.topic("celery").slot(found.slot).body, "broken")
+    send(live.app, "broken", HOUR, task_id="broken")
+    [found] = live.toc.get("broken")
+    live.client.hdel(live.toc.registry.topic("celery").slot(found.slot).body, "broken")
     said = run("check", "--json")
     assert said.code == 5
     [fault] = said.json["faults"]
@@ -467,12 +445,10 @@ def test_check_finds_what_cannot_be_and_repair_mends_it(
 # -- top
 
 
-def test_top_tells_rates_and_what_comes_due(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
-) -> None:
+def test_top_tells_rates_and_what_comes_due(run: Run) -> None:
     for i in range(6):
-        send(app, f"soon-{i}", 25 + 10 * i)
-    send(app, "far", HOUR)
+        send(run.app, f"soon-{i}", 25 + 10 * i)
+    send(run.app, "far", HOUR)
     said = run("top", "celery", "--count", 2, "--interval", "100ms", "--span", "1m", "--json")
     assert said.code == 0
     looks = [json.loads(line) for line in said.out.splitlines()]
@@ -488,19 +464,13 @@ def test_top_tells_rates_and_what_comes_due(
     assert len(text) == 7  # three topics, twice
 
 
-def test_status_and_top_tell_how_late_workers_were_and_what_they_did(
-    app: Celery,
-    run: Run,
-    journal: Journal,
-    start_workers: StartWorkers,
-    toc: kombu_toc.TimeoutCenter,
-) -> None:
-    start_workers(1, "-P", "solo")
+def test_status_and_top_tell_how_late_workers_were_and_what_they_did(live: Live, run: Run) -> None:
+    live.start_workers(1, "-P", "solo")
     before = time.time()
     for i in range(20):
-        send(app, f"counted-{i}", 0.3)
-    journal.wait_for("counted-", 20)
-    wait_until(lambda: kombu_toc.read_metrics(toc)["celery"].totals["acked"] == 20)
+        send(live.app, f"counted-{i}", 0.3)
+    live.journal.wait_for("counted-", 20)
+    wait_until(lambda: kombu_toc.read_metrics(live.toc)["celery"].totals["acked"] == 20)
     [topic] = run("status", "celery", "--json").json["topics"]
     assert 0 <= topic["late_p50_seconds"] <= topic["late_p99_seconds"] < time.time() - before
     assert re.search(r"^celery +1 .* \d[\d.]*m?s +\d[\d.]*m?s +1 +0B$", run("status").out, re.M)
@@ -597,14 +567,14 @@ def kept(app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, client: redis.Redi
     ids=" ".join,
 )
 def test_without_a_terminal_to_ask_on_nothing_is_destroyed(
-    run: Run, toc: kombu_toc.TimeoutCenter, kept: Any, words: tuple[str, ...]
+    run: Run, kept: Any, words: tuple[str, ...]
 ) -> None:
     if words == ("delete", "one-slot"):
-        toc.client.delete(toc.registry.topic("one-slot").slot(0).dead)
+        run.toc.client.delete(run.toc.registry.topic("one-slot").slot(0).dead)
     run(*words).fails(2, "cannot ask for confirmation without a terminal; pass --yes")
-    assert toc.get("x") == [kept]
-    assert "one-slot" in toc.queues.names()
-    assert toc.counts("urgent").dead == 1
+    assert run.toc.get("x") == [kept]
+    assert "one-slot" in run.toc.queues.names()
+    assert run.toc.counts("urgent").dead == 1
 
 
 @each(
@@ -663,24 +633,22 @@ def lines_of(app: Celery, monkeypatch: pytest.MonkeyPatch, *args: object) -> Ans
 
 
 def test_long_work_says_in_lines_how_far_it_has_come_where_there_is_no_terminal(
-    app: Celery,
-    run: Run,
-    toc: kombu_toc.TimeoutCenter,
-    server: Server,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Run, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many = 1_100
 
     def put(delay: float = HOUR) -> None:
-        toc.put_many("celery", [{"id": f"{n}", "body": b"{}", "delay": delay} for n in range(many)])
+        run.toc.put_many(
+            "celery", [{"id": f"{n}", "body": b"{}", "delay": delay} for n in range(many)]
+        )
 
     def failed() -> None:
         kept = [kombu_toc.FailedTask(f"{n}", "celery", "e2e.note", "OSError") for n in range(many)]
-        toc.failures.keep(kept, kombu_toc.FailureBounds())
+        run.toc.failures.keep(kept, kombu_toc.FailureBounds())
 
     def dead() -> None:
         put(0)
-        while bury(toc, "celery"):
+        while bury(run.toc, "celery"):
             pass
 
     everything = ("--queue", "celery", "--yes")
@@ -694,31 +662,29 @@ def test_long_work_says_in_lines_how_far_it_has_come_where_there_is_no_terminal(
         ("Deleting", failed, ("failures", "delete", *everything)),
     ):
         before()
-        said = lines_of(app, monkeypatch, *words)
+        said = lines_of(run.app, monkeypatch, *words)
         assert f"{label}: {many:,} of {many:,}\n" in said.err, (words, said.out, said.err)
-        toc.queues.purge("celery")
+        run.toc.queues.purge("celery")
     put()
-    assert lines_of(app, monkeypatch, "purge", "celery", "--yes", "--json").err == ""
-    toc.put("celery", "one", b"{}", delay=HOUR)
-    assert lines_of(app, monkeypatch, "purge", "celery", "--yes").err == ""  # it is not long
-    timeout_center(app).schedules.put("hourly", "e2e.note", 3600, args=["x"])
+    assert lines_of(run.app, monkeypatch, "purge", "celery", "--yes", "--json").err == ""
+    run.toc.put("celery", "one", b"{}", delay=HOUR)
+    assert lines_of(run.app, monkeypatch, "purge", "celery", "--yes").err == ""  # it is not long
+    timeout_center(run.app).schedules.put("hourly", "e2e.note", 3600, args=["x"])
     words = ("schedule", "backfill", "hourly", "--from=-1200h", "--limit", "1300", "--rate", "1000")
-    assert re.search(r"Sending: (1,\d+) of \1\n", lines_of(app, monkeypatch, *words).err)
+    assert re.search(r"Sending: (1,\d+) of \1\n", lines_of(run.app, monkeypatch, *words).err)
     with Celery("old", broker=server.url, set_as_current=False) as old:
         for number in range(many):
             old.send_task("e2e.note", (number,))
-    said = lines_of(app, monkeypatch, "migrate", server.url, "--yes")
+    said = lines_of(run.app, monkeypatch, "migrate", server.url, "--yes")
     assert f"Moving: {many:,} of {many:,}\n" in said.err
 
 
-def test_long_work_draws_a_bar_on_a_terminal(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, server: Server
-) -> None:
-    toc.put_many("celery", [{"id": f"{n}", "body": b"{}", "delay": HOUR} for n in range(1_100)])
+def test_long_work_draws_a_bar_on_a_terminal(run: Run, server: Server) -> None:
+    run.toc.put_many("celery", [{"id": f"{n}", "body": b"{}", "delay": HOUR} for n in range(1_100)])
     code, shown = in_a_terminal(
         "", "-b", server.toc_url, "toc", "cancel", "--queue", "celery", "--yes"
     )
-    assert (code, toc.counts("celery").waiting) == (0, 0), shown
+    assert (code, run.toc.counts("celery").waiting) == (0, 0), shown
     assert re.search(r"Cancelling\W+#+", shown) and "100%" in shown, shown
 
 
@@ -763,9 +729,8 @@ def in_a_terminal(typed: str, *words: str, **environment: str) -> tuple[int, str
 
 
 @pytest.fixture
-def environment(app: Celery, run: Run, log_url: str) -> Iterator[dict[str, str]]:
-    """What tells another process of the app."""
-    yield {"E2E_BROKER": app.conf.broker_url, "E2E_BACKEND": app.conf.result_backend}
+def environment(run: Run, log_url: str) -> dict[str, str]:
+    return environment_of(run.app)
 
 
 @pytest.mark.versions

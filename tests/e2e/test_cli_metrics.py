@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 import urllib.request
-from collections.abc import Iterator
 
 import pytest
 import redis
@@ -16,9 +12,9 @@ from celery import Celery
 
 from ..support import nursery
 from ..support.cases import each
-from ..support.nodes import ROOT
 from ..support.tasks import make_app
-from .test_cli import answer
+from ..support.workers import environment_of
+from .test_cli import answer, celery
 
 
 @pytest.fixture
@@ -44,24 +40,9 @@ def test_as_json_they_are_a_list_of_samples(scheduled: Celery) -> None:
     assert sample in answer(scheduled, "metrics", "--json").json
 
 
-@pytest.fixture
-def environment(app: Celery) -> Iterator[dict[str, str]]:
-    backend = app.conf.result_backend
-    yield {**os.environ, "E2E_BROKER": app.conf.broker_url, "E2E_BACKEND": backend}
-
-
-def test_served_they_are_there_until_ctrl_c(scheduled: Celery, environment: dict[str, str]) -> None:
-    program = nursery.Popen(
-        [
-            *(sys.executable, "-m", "celery", "-A", "tests.support.tasks"),
-            *("toc", "metrics", "--serve", "127.0.0.1:0"),
-        ],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def test_served_they_are_there_until_ctrl_c(scheduled: Celery) -> None:
+    words = ("-A", "tests.support.tasks", "toc", "metrics", "--serve", "127.0.0.1:0")
+    program = celery(*words, **environment_of(scheduled))
     try:
         line = program.stderr.readline()
         [url] = re.findall(r"^Serving metrics at (http://127\.0\.0\.1:\d+/metrics)$", line)
@@ -110,17 +91,8 @@ sys.exit(main())
 """
 
 
-def test_without_prometheus_client_the_command_says_what_to_install(
-    app: Celery, environment: dict[str, str]
-) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", MISSING, "-A", "tests.support.tasks", "toc", "metrics"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ran.returncode == 2
+def test_without_prometheus_client_the_command_says_what_to_install(app: Celery) -> None:
+    words = ("-c", MISSING, "-A", "tests.support.tasks", "toc", "metrics")
+    ran = nursery.done(words, code=2, execute=True, environment=environment_of(app))
     assert ran.stderr.count("\n") == 1
     assert "pip install 'celery-toc[metrics]'" in ran.stderr

@@ -16,8 +16,6 @@ import time
 from datetime import datetime, timezone
 from typing import Any
 
-import pytest
-import redis
 from celery import Celery, chord
 from kombu import Exchange, Queue
 
@@ -31,10 +29,10 @@ from ..support.inspection import put_call
 from ..support.nodes import ROOT
 from ..support.servers import Server
 from ..support.tasks import make_app
-from ..support.workers import Journal, StartWorkers, wait_until
-from .test_cli import CELERY, Run, answer, bury, celery, in_a_terminal, run, send
+from ..support.workers import Live, wait_until
+from .test_cli import CELERY, Run, answer, bury, celery, environment, in_a_terminal, run, send
 
-__all__ = ("run",)  # a fixture
+__all__ = ("environment", "run")  # fixtures
 
 HOUR = 3600
 
@@ -52,43 +50,39 @@ def due(toc: kombu_toc.TimeoutCenter, id: str) -> float:
 # -- many at once
 
 
-def test_many_are_cancelled_by_queue_task_and_time_and_their_results_are_revoked(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
-) -> None:
-    soon = [send(app, f"soon-{i}", HOUR) for i in range(3)]
-    late = send(app, "late", 5 * HOUR)
-    other = add(app, HOUR)
-    elsewhere = send(app, "elsewhere", HOUR, queue="urgent")
-    send(app, "dead", queue="one-slot")
-    [dead] = bury(toc, "one-slot")
+def test_many_are_cancelled_by_queue_task_and_time_and_their_results_are_revoked(run: Run) -> None:
+    soon = [send(run.app, f"soon-{i}", HOUR) for i in range(3)]
+    late = send(run.app, "late", 5 * HOUR)
+    other = add(run.app, HOUR)
+    elsewhere = send(run.app, "elsewhere", HOUR, queue="urgent")
+    send(run.app, "dead", queue="one-slot")
+    [dead] = bury(run.toc, "one-slot")
     words = ("cancel", "--queue", "celery", "--task", "e2e.no*", "--until", "2h", "--yes")
     assert run(*words, "--json").json == {"cancelled": 3, "late": 0, "revoked": 3, "schedules": []}
-    assert [app.AsyncResult(id).state for id in soon] == ["REVOKED"] * 3
+    assert [run.app.AsyncResult(id).state for id in soon] == ["REVOKED"] * 3
     for id in (late, other, elsewhere, dead):
-        assert len(toc.get(id)) == 1
-        assert app.AsyncResult(id).state == "PENDING"
+        assert len(run.toc.get(id)) == 1
+        assert run.app.AsyncResult(id).state == "PENDING"
     assert run(*words).out == "No messages match.\n"
     said = run("cancel", "--task", "e2e.note", "--yes")
     assert said.out == "Cancelled 2 messages; 2 results marked REVOKED.\n"
-    assert (len(toc.get(other)), len(toc.get(dead))) == (1, 1)
+    assert (len(run.toc.get(other)), len(run.toc.get(dead))) == (1, 1)
     said = run("cancel", "--queue", "celery", "--keep-results", "--yes")
     assert said.out == "Cancelled 1 message.\n"
-    assert app.AsyncResult(other).state == "PENDING"
-    assert toc.counts("celery").waiting == 0
+    assert run.app.AsyncResult(other).state == "PENDING"
+    assert run.toc.counts("celery").waiting == 0
 
 
-def test_more_than_a_page_is_cancelled_and_rescheduled(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
-) -> None:
+def test_more_than_a_page_is_cancelled_and_rescheduled(run: Run) -> None:
     """Also to a time within the span that is looked through: each is moved once."""
-    send(app, "first", HOUR, task_id="a-task")
-    [found] = toc.get("a-task")
-    topic = toc.registry.topic("celery")
+    send(run.app, "first", HOUR, task_id="a-task")
+    [found] = run.toc.get("a-task")
+    topic = run.toc.registry.topic("celery")
     now = time.time_ns() // 1000
     for number in range(0, 1200, 400):
-        toc.runner.run_all(
+        run.toc.runner.run_all(
             [
-                put_call(toc, topic, f"{n}", found.body, at_us=now + (HOUR + n) * 1_000_000)
+                put_call(run.toc, topic, f"{n}", found.body, at_us=now + (HOUR + n) * 1_000_000)
                 for n in range(number, number + 400)
             ]
         )
@@ -97,12 +91,12 @@ def test_more_than_a_page_is_cancelled_and_rescheduled(
     eta = datetime.fromtimestamp(now / 1e6 + HOUR + 600.5, timezone.utc).isoformat()
     assert run(*words, "--eta", eta, "--json").json == {"moved": 1201, "late": 0}
     moved_to = now / 1e6 + HOUR + 600
-    assert toc.count("celery", since=moved_to - 10, until=moved_to + 10) == 1201
+    assert run.toc.count("celery", since=moved_to - 10, until=moved_to + 10) == 1201
     assert run("run", "--queue", "celery", "--yes", "--json").json == {**{"moved": 1201, "late": 0}}
-    assert toc.counts("celery") == (1201, 0, 0, 0)
+    assert run.toc.counts("celery") == (1201, 0, 0, 0)
     said = run("cancel", "--queue", "celery", "--state", "ready", "--keep-results", "--yes")
     assert said.out == "Cancelled 1,201 messages.\n"
-    assert toc.counts("celery").waiting == 0
+    assert run.toc.counts("celery").waiting == 0
 
 
 def test_many_are_rescheduled_and_run(app: Celery, run: Run, toc: kombu_toc.TimeoutCenter) -> None:
@@ -147,12 +141,10 @@ def test_a_result_that_cannot_be_marked_is_told(app: Celery, run: Run) -> None:
 # -- whole queues
 
 
-def test_a_key_that_another_program_has_written_is_named_and_set_aside(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
-) -> None:
-    key = toc.registry.topic("urgent").slot(0).stores[0]
-    send(app, "other", HOUR)
-    toc.client.set(key, "something else")
+def test_a_key_that_another_program_has_written_is_named_and_set_aside(run: Run) -> None:
+    key = run.toc.registry.topic("urgent").slot(0).stores[0]
+    send(run.app, "other", HOUR)
+    run.toc.client.set(key, "something else")
     status = run("status")
     assert status.code == 6 and "celery" in status.out
     assert f"the key {key!r} is no sorted set" in status.err and "celery toc repair" in status.err
@@ -166,16 +158,14 @@ def test_a_key_that_another_program_has_written_is_named_and_set_aside(
     assert run("status").code == run("check").code == 0
 
 
-def test_what_deletes_the_next_firing_of_a_schedule_says_so(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, server: Server
-) -> None:
-    center = timeout_center(app)
+def test_what_deletes_the_next_firing_of_a_schedule_says_so(run: Run, server: Server) -> None:
+    center = timeout_center(run.app)
     put = lambda *names: [  # noqa: E731
         center.schedules.put(name, "e2e.add", HOUR, queue="urgent", args=(1, 2)) for name in names
     ]
     put("monthly", "weekly", "yearly")
     center.schedules.pause("yearly")
-    send(app, "ready", queue="urgent")
+    send(run.app, "ready", queue="urgent")
     among = "The next firing of 'monthly' and 'weekly' was among them; each goes on with the one"
     assert among in run("purge", "urgent", "--yes").out
     for name in ("monthly", "weekly"):
@@ -204,17 +194,15 @@ def test_what_deletes_the_next_firing_of_a_schedule_says_so(
     center.client.close()
 
 
-def test_a_queue_is_purged_of_what_waits_and_deleted_when_nothing_is_left(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter
-) -> None:
-    send(app, "dead", queue="urgent")
-    bury(toc, "urgent")
-    send(app, "ready", queue="urgent")
+def test_a_queue_is_purged_of_what_waits_and_deleted_when_nothing_is_left(run: Run) -> None:
+    send(run.app, "dead", queue="urgent")
+    bury(run.toc, "urgent")
+    send(run.app, "ready", queue="urgent")
     for i in range(2):
-        send(app, f"{i}", HOUR, queue="urgent")
+        send(run.app, f"{i}", HOUR, queue="urgent")
     run("delete", "urgent", "--yes").fails(1, "1 ready, 2 scheduled, 1 dead", "--force")
     assert run("purge", "urgent", "--yes").out == "Purged 3 messages.\n"
-    assert toc.counts("urgent") == (0, 0, 0, 1)
+    assert run.toc.counts("urgent") == (0, 0, 0, 1)
     said = run("purge", "urgent", "--json").json
     assert said == {"queue": "urgent", "purged": 0, "schedules": []}
     assert run("purge", "urgent").out == "No messages wait in 'urgent'.\n"
@@ -225,35 +213,27 @@ def test_a_queue_is_purged_of_what_waits_and_deleted_when_nothing_is_left(
     assert run("delete", "one-slot", "--yes").out == "Deleted 'one-slot'.\n"
 
 
-def test_a_deleted_queue_leaves_no_binding(
-    app: Celery, run: Run, client: redis.Redis, toc: kombu_toc.TimeoutCenter
-) -> None:
-    key = f"{toc.keys.prefix}{{toc}}:bindings:news"
-    with app.connection_for_write() as connection:
+def test_a_deleted_queue_leaves_no_binding(live: Live, run: Run) -> None:
+    key = f"{live.toc.keys.prefix}{{toc}}:bindings:news"
+    with live.app.connection_for_write() as connection:
         channel = connection.default_channel
-        app.amqp.queues["news"].bind(channel).declare()
-        assert client.exists(key)
+        live.app.amqp.queues["news"].bind(channel).declare()
+        assert live.client.exists(key)
         # By a program that is not this app:
         elsewhere = Exchange("elsewhere", "topic")
         Queue("news", elsewhere, "a.#").bind(channel).declare()
         Queue("urgent", elsewhere, "b").bind(channel).declare()
     assert run("delete", "news", "--yes").code == 0
-    assert not client.exists(key)
-    bound = client.zrange(f"{toc.keys.prefix}{{toc}}:bindings:elsewhere", 0, -1)
+    assert not live.client.exists(key)
+    bound = live.client.zrange(f"{live.toc.keys.prefix}{{toc}}:bindings:elsewhere", 0, -1)
     assert [json.loads(member)[2] for member in bound] == ["urgent"]
 
 
-def test_status_tells_who_consumes_what_is_paused_and_what_it_takes(
-    app: Celery,
-    run: Run,
-    journal: Journal,
-    start_workers: StartWorkers,
-    toc: kombu_toc.TimeoutCenter,
-) -> None:
+def test_status_tells_who_consumes_what_is_paused_and_what_it_takes(live: Live, run: Run) -> None:
     """And a paused queue is left alone by a worker that serves another meanwhile."""
-    send(app, "waits", HOUR, queue="one-slot")
-    [worker] = start_workers(1, "-P", "solo", "-Q", "celery,urgent")
-    wait_until(lambda: set(toc.queues.consumers()) == {"celery", "urgent"})
+    send(live.app, "waits", HOUR, queue="one-slot")
+    [worker] = live.start_workers(1, "-P", "solo", "-Q", "celery,urgent")
+    wait_until(lambda: set(live.toc.queues.consumers()) == {"celery", "urgent"})
     said = run("status", "--json").json
     rows = {row["queue"]: row for row in said["topics"]}
     assert {name: row["consumers"] for name, row in rows.items()} == {
@@ -277,31 +257,29 @@ def test_status_tells_who_consumes_what_is_paused_and_what_it_takes(
     assert re.search(r"^urgent .* paused ", text, re.M), text
     assert "'urgent' is paused" in text
     time.sleep(5.2)  # that the worker knows cannot be seen from outside
-    send(app, "held", queue="urgent")
-    send(app, "held", 0.5, queue="urgent")
-    send(app, "other", 2.5)
-    journal.wait_for("other", 1)
-    assert journal.entries("held") == []
-    assert toc.counts("urgent").ready == 2
+    send(live.app, "held", queue="urgent")
+    send(live.app, "held", 0.5, queue="urgent")
+    send(live.app, "other", 2.5)
+    live.journal.wait_for("other", 1)
+    assert live.journal.entries("held") == []
+    assert live.toc.counts("urgent").ready == 2
     assert run("resume", "urgent").out == "Resumed 'urgent'.\n"
-    journal.wait_for("held", 2, timeout=6)
+    live.journal.wait_for("held", 2, timeout=6)
     assert run("resume", "urgent").out == "'urgent' is not paused.\n"
     worker.teardown()
-    wait_until(lambda: not toc.queues.consumers(), 5, toc.queues.consumers)
+    wait_until(lambda: not live.toc.queues.consumers(), 5, live.toc.queues.consumers)
 
 
 # -- what is told
 
 
-def test_all_queues_are_listed_together_in_the_order_of_time_with_its_zone(
-    app: Celery, run: Run
-) -> None:
+def test_all_queues_are_listed_together_in_the_order_of_time_with_its_zone(run: Run) -> None:
     queues = ("urgent", "celery", "one-slot")
-    ids = [send(app, f"{i}", HOUR + 60 * i, queue=queues[i % 3]) for i in range(9)]
+    ids = [send(run.app, f"{i}", HOUR + 60 * i, queue=queues[i % 3]) for i in range(9)]
     first = run("list", "--limit", 5, "--json").json
     rest = run("list", "--limit", 5, "--after", first["after"], "--json").json
     assert [message["id"] for message in first["messages"] + rest["messages"]] == ids
-    elsewhere = make_app(app.conf.broker_url, "disabled://", timezone="Asia/Kolkata")
+    elsewhere = make_app(run.app.conf.broker_url, "disabled://", timezone="Asia/Kolkata")
     text = answer(elsewhere, "list").out
     assert len(re.findall(r" \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+05:30 ", text)) == 9
     assert "+05:30 (in " in answer(elsewhere, "show", ids[0]).out
@@ -362,12 +340,12 @@ def test_whoever_names_a_broker_is_not_asked_for_an_app() -> None:
 
 
 def test_questions_come_after_checks_and_carry_the_count(
-    app: Celery, run: Run, toc: kombu_toc.TimeoutCenter, environment: dict[str, str]
+    run: Run, environment: dict[str, str]
 ) -> None:
     for i in range(2):
-        send(app, f"later-{i}", HOUR, task_id=f"later-{i}")
-    send(app, "due", queue="urgent")
-    bury(toc, "urgent")
+        send(run.app, f"later-{i}", HOUR, task_id=f"later-{i}")
+    send(run.app, "due", queue="urgent")
+    bury(run.toc, "urgent")
     words = ("-A", "tests.support.tasks", "toc")
 
     def asked(*command: str) -> tuple[int, str]:
@@ -396,7 +374,7 @@ def test_questions_come_after_checks_and_carry_the_count(
     assert "Delete 'urgent', with 1 message (1 dead)? [y/N]" in shown
     code, shown = asked("run", "--until", "2h")
     assert re.search(r"Run 2 messages due before \S+ now\? \[y/N\]", shown)
-    assert toc.counts("celery").scheduled == 2
+    assert run.toc.counts("celery").scheduled == 2
 
 
 def test_a_narrow_terminal_tells_what_it_has_no_room_for(
@@ -412,21 +390,13 @@ def test_a_narrow_terminal_tells_what_it_has_no_room_for(
     assert "Times are in" not in narrow
 
 
-def test_where_there_are_no_queues_status_says_where_they_come_from(
-    app: Celery, client: redis.Redis
-) -> None:
-    client.flushall()
-    said = answer(app, "status")
+def test_where_there_are_no_queues_status_says_where_they_come_from(live: Live) -> None:
+    live.client.flushall()
+    said = answer(live.app, "status")
     assert "There are no queues yet: a worker declares its own when it starts." in said.out
     assert "SCHEDULED" not in said.out
-    assert answer(app, "status", "--json").json["topics"] == []
-    answer(app, "status", "mail").fails(3, "there is no queue 'mail'")
-
-
-@pytest.fixture
-def environment(app: Celery, run: Run, log_url: str) -> dict[str, str]:
-    """What tells another process of the app."""
-    return {"E2E_BROKER": app.conf.broker_url, "E2E_BACKEND": app.conf.result_backend}
+    assert answer(live.app, "status", "--json").json["topics"] == []
+    answer(live.app, "status", "mail").fails(3, "there is no queue 'mail'")
 
 
 # -- top

@@ -6,9 +6,6 @@ which is also this machine's and which the skew does not touch.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -21,7 +18,8 @@ import pytest
 import time_machine
 from celery import Celery, chain, chord, group
 
-from ..support.nodes import ROOT, Worker
+from ..support import nursery
+from ..support.nodes import Worker
 from ..support.servers import Server, SteppedServer
 from ..support.tasks import make_app
 from ..support.workers import POOLS, Journal
@@ -238,14 +236,9 @@ def test_the_first_message_of_a_producer_is_on_time(
     program = (
         "from tests.support.tasks import app; app.send_task('e2e.note', ('first',), countdown=0.6)"
     )
-    environment = {
-        **os.environ,
-        "E2E_BROKER": server.toc_url,
-        "E2E_BACKEND": server.url.removesuffix("/0") + "/1",
-        "E2E_SKEW": str(skew),
-    }
+    urls = {"E2E_BROKER": server.toc_url, "E2E_BACKEND": server.url.removesuffix("/0") + "/1"}
     before = clock.now()
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, check=True)
+    nursery.done(("-c", program), execute=True, environment={**urls, "E2E_SKEW": str(skew)})
     sent = clock.now()
     [entry] = journal.wait_for("first", 1)
     assert before + 0.6 <= entry["by_redis"] < sent + 0.6 + LATE

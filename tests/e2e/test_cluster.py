@@ -25,7 +25,7 @@ import kombu_toc
 from ..support import nursery
 from ..support.cluster import NODE_TIMEOUT, Cluster, Node
 from ..support.inspection import slot_keys
-from ..support.nodes import ROOT, Worker
+from ..support.nodes import Worker
 from ..support.tasks import make_app
 from ..support.workers import (
     EVENT_LOOP,
@@ -200,9 +200,8 @@ def test_tasks_canvas_events_and_remote_control_work(
         assert app.control.ping(timeout=3) == [{name: {"ok": "pong"}}]
         inspect = app.control.inspect(timeout=3)
         assert inspect.active_queues() and inspect.stats()
-        command = [sys.executable, "-m", "celery", "-b", cluster.toc_url, "inspect", "toc", "-j"]
-        told = nursery.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-        assert told.returncode == 0 and name in json.loads(told.stdout), told.stderr
+        words = ("-m", "celery", "-b", cluster.toc_url, "inspect", "toc", "-j")
+        assert name in json.loads(nursery.done(words).stdout)
 
         revoked = app.tasks["e2e.note"].apply_async(("revoked",), countdown=1)
         app.control.revoke(revoked.id)
@@ -412,7 +411,7 @@ def test_while_a_node_without_replica_is_away_the_others_are_served_and_then_it_
     back = time.time()
     its = journal.wait_for("its-", here[False], timeout=20)
     assert max(entry["at"] for entry in its) - back < 15  # else nobody looks at it
-    assert set(Counter(entry["name"] for entry in journal.entries()).values()) == {1}
+    assert set(journal.runs().values()) == {1}
     note.delay("afterwards")
     journal.wait_for("afterwards", 1, timeout=10)
     assert site.logs().count("cannot renew leases") == 1
@@ -595,15 +594,7 @@ def test_remote_control_comes_back_after_the_node_with_the_wake_index_was_frozen
 
 
 def test_a_worker_with_a_database_on_a_cluster_says_what_to_change(cluster: Cluster) -> None:
-    command = [sys.executable, "-m", "celery", "-A", "tests.support.tasks", "worker", "-P", "solo"]
-    environment = {
-        **os.environ,
-        "E2E_BROKER": f"{cluster.toc_url}/1",
-        "E2E_BACKEND": "disabled://",
-        "E2E_LOG": "redis://",
-    }
-    done = nursery.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode != 0
-    assert "database" in done.stderr and "cluster" in done.stderr, done.stderr
+    words = ("-m", "celery", "-A", "tests.support.tasks", "worker", "-P", "solo")
+    urls = {"E2E_BROKER": f"{cluster.toc_url}/1", "E2E_BACKEND": "disabled://"}
+    said = nursery.done(words, code=1, environment={**urls, "E2E_LOG": "redis://"}).stderr
+    assert "database" in said and "cluster" in said, said

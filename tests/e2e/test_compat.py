@@ -6,23 +6,29 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery
 
 import kombu_toc
 from celery_toc import compat
 from kombu_toc.compat import SWITCH, parts
 
+from ..support import nursery
 from ..support.inspection import slot_keys
-from ..support.nodes import ROOT, Worker
-from ..support.workers import QUICK, Journal, StartWorkers, stop_when_done, wait_until
+from ..support.nodes import Worker
+from ..support.workers import (
+    QUICK,
+    Journal,
+    Live,
+    StartWorkers,
+    environment_of,
+    stop_when_done,
+    wait_until,
+)
 
 pytestmark = pytest.mark.versions
 
@@ -67,11 +73,7 @@ def produce(app: Celery, program: str) -> str:
         f"app = make_app({app.conf.broker_url!r}, {app.conf.result_backend!r})\n"
         "now = datetime.now(timezone.utc)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", head + program], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return nursery.done(("-c", head + program), execute=True).stdout.strip()
 
 
 def test_a_worker_tells_of_every_part_that_is_off(start: Callable[..., Worker], pool: str) -> None:
@@ -85,13 +87,11 @@ def test_a_worker_tells_of_every_part_that_is_off(start: Callable[..., Worker], 
     assert all(sum(f" {name} is" in line for line in told) <= 1 for name in OPTIONAL)
 
 
-def test_each_task_runs_once_and_none_early(
-    start: Callable[..., Worker], app: Celery, journal: Journal, client: redis.Redis
-) -> None:
+def test_each_task_runs_once_and_none_early(start: Callable[..., Worker], live: Live) -> None:
     """At once, with a countdown, with an eta, retried; and one that is revoked does not run."""
     workers = [start(), start()]
     revoked = produce(
-        app,
+        live.app,
         "for i in range(60):\n"
         "    app.tasks['e2e.note'].delay(f'now-{i}')\n"
         "for i in range(40):\n"
@@ -104,18 +104,18 @@ def test_each_task_runs_once_and_none_early(
         "revoked.revoke()\n"
         "print(revoked.id)\n",
     )
-    journal.wait_for("now-", 60)
-    journal.wait_for("soon-", 40)
-    journal.wait_for("at-", 40)
-    again = journal.wait_for("again-", 3)
-    assert app.AsyncResult(revoked).get(timeout=10, propagate=False) is not None
-    stop_when_done(workers, lambda: slot_keys(client) == [])
+    live.journal.wait_for("now-", 60)
+    live.journal.wait_for("soon-", 40)
+    live.journal.wait_for("at-", 40)
+    again = live.journal.wait_for("again-", 3)
+    assert live.app.AsyncResult(revoked).get(timeout=10, propagate=False) is not None
+    stop_when_done(workers, lambda: slot_keys(live.client) == [])
     assert sorted(entry["retries"] for entry in again) == [0, 1, 2]
-    runs = Counter(entry["name"] for entry in journal.entries() if "retries" not in entry)
+    runs = Counter(entry["name"] for entry in live.journal.entries() if "retries" not in entry)
     assert len(runs) == 140
     assert set(runs.values()) == {1}
     assert "revoked" not in runs
-    early = [e for e in journal.entries() if e.get("due") and e["by_redis"] < e["due"] - 0.002]
+    early = [e for e in live.journal.entries() if e.get("due") and e["by_redis"] < e["due"] - 0.002]
     assert early == []
 
 
@@ -135,42 +135,42 @@ def test_a_task_that_is_acknowledged_late_runs_again_when_its_worker_is_killed(
         return not counts.waiting and not counts.in_flight
 
     stop_when_done([other], done)
-    runs = Counter(entry["name"] for entry in journal.entries())
+    runs = journal.runs()
     assert runs == {"killed": 2, "killed-done": 1}
 
 
 def test_what_is_executed_runs_once_although_the_connection_was_cut(
-    start: Callable[..., Worker], app: Celery, journal: Journal, client: redis.Redis
+    start: Callable[..., Worker], live: Live
 ) -> None:
     worker = start(concurrency=1)
     for name in ("first", "second", "third"):
-        app.tasks["e2e.late_ack"].delay(name, 1.5)
-    journal.wait_for("first", 1)
-    client.client_kill_filter(_type="normal", skipme=True)
-    journal.wait_for("third-done", 1)
-    stop_when_done([worker], lambda: slot_keys(client) == [])
-    runs = Counter(entry["name"].removesuffix("-done") for entry in journal.entries())
+        live.app.tasks["e2e.late_ack"].delay(name, 1.5)
+    live.journal.wait_for("first", 1)
+    live.client.client_kill_filter(_type="normal", skipme=True)
+    live.journal.wait_for("third-done", 1)
+    stop_when_done([worker], lambda: slot_keys(live.client) == [])
+    runs = Counter(entry["name"].removesuffix("-done") for entry in live.journal.entries())
     assert runs == {"first": 2, "second": 2, "third": 2}
 
 
 def test_a_warm_shutdown_gives_back_what_is_not_begun_and_ends_what_is(
-    start: Callable[..., Worker], app: Celery, journal: Journal, client: redis.Redis
+    start: Callable[..., Worker], live: Live
 ) -> None:
     """Leases last ten minutes: what comes back within seconds was given back."""
     # A first task that ends, so that more is fetched than can start.
-    app.tasks["e2e.told"].delay("before")
-    app.tasks["e2e.late_ack"].delay("long", 4)
+    live.app.tasks["e2e.told"].delay("before")
+    live.app.tasks["e2e.late_ack"].delay("long", 4)
     for i in range(3):
-        app.tasks["e2e.told"].delay(f"next-{i}")
+        live.app.tasks["e2e.told"].delay(f"next-{i}")
     worker = start(concurrency=1, worker_prefetch_multiplier=4)
-    journal.wait_for("long", 1)
+    live.journal.wait_for("long", 1)
     os.kill(worker.container.pid, signal.SIGTERM)
     other = start()
-    journal.wait_for("next-", 6)
+    live.journal.wait_for("next-", 6)
     wait_until(lambda: worker.container.status == "exited")
-    journal.wait_for("long-done", 1)
-    stop_when_done([other], lambda: slot_keys(client) == [])
-    entries = journal.entries()
+    live.journal.wait_for("long-done", 1)
+    stop_when_done([other], lambda: slot_keys(live.client) == [])
+    entries = live.journal.entries()
     runs = Counter(entry["name"].removesuffix("-done") for entry in entries)
     assert runs == {"before": 2, "long": 2, "next-0": 2, "next-1": 2, "next-2": 2}
     taken = [e for e in entries if e["name"].startswith("next-") and "worker" in e]
@@ -184,26 +184,8 @@ def test_a_worker_does_not_start_with_a_name_that_cannot_be_switched_off(
 ) -> None:
     """One that is no part, and one that is needed for correctness."""
     monkeypatch.setenv(SWITCH, named)
-    monkeypatch.setenv("E2E_BROKER", app.conf.broker_url)
-    monkeypatch.setenv("E2E_BACKEND", app.conf.result_backend)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "celery",
-            "-A",
-            "tests.support.tasks",
-            "worker",
-            "-P",
-            "solo",
-            *QUICK,
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode != 0
+    words = ("-m", "celery", "-A", "tests.support.tasks", "worker", "-P", "solo", *QUICK)
+    done = nursery.done(words, code=1, execute=True, environment=environment_of(app))
     assert f"{SWITCH} names {named!r}, which" in done.stderr
 
 

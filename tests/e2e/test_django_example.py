@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -24,6 +24,7 @@ from kombu_toc import TimeoutCenter
 from kombu_toc.client.options import DatabaseURL
 
 from ..meta.test_readme import blocks_of
+from ..support import nursery
 from ..support.library import on_engines
 from ..support.nodes import ROOT
 from ..support.ports import free_port
@@ -46,17 +47,9 @@ def manage(environment: dict[str, str]) -> Manage:
     """Run one of Django's commands; return all that it prints."""
 
     def run(*arguments: str, code: int = 0) -> str:
-        done = subprocess.run(
-            [sys.executable, "manage.py", *arguments],
-            cwd=PROJECT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=90,
-        )
-        assert done.returncode == code, done.stdout
-        return done.stdout
+        how: dict[str, Any] = {"cwd": PROJECT, "env": environment}
+        done = nursery.done(("manage.py", *arguments), code=code, execute=True, **how)
+        return done.stdout + done.stderr
 
     return run
 
@@ -68,13 +61,8 @@ def set_up(environment: dict[str, str], manage: Manage) -> Callable[..., None]:
     def run(**variables: str) -> None:
         environment.update(variables)
         manage("migrate")
-        subprocess.run(
-            [sys.executable, "-m", "celery", "-A", "config", "toc", "library", "create"],
-            cwd=PROJECT,
-            env=environment,
-            check=True,
-            timeout=90,
-        )
+        words = ("-m", "celery", "-A", "config", "toc", "library", "create")
+        nursery.done(words, execute=True, cwd=PROJECT, env=environment)
 
     return run
 
@@ -82,21 +70,22 @@ def set_up(environment: dict[str, str], manage: Manage) -> Callable[..., None]:
 @pytest.fixture
 def start_worker(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[[], Path]]:
     """Start the project's worker; its log is what is returned."""
-    processes = []
+    with start_programs(environment, tmp_path) as begin:
+        yield lambda: begin("worker", "-m", "celery", "-A", "config", "worker", "-c", "1")
 
-    def start() -> Path:
-        path = tmp_path / "worker.log"
-        command = [sys.executable, "-m", "celery", "-A", "config", "worker", "--concurrency", "1"]
-        with open(path, "wb") as log:
-            processes.append(
-                subprocess.Popen(command, cwd=PROJECT, env=environment, stdout=log, stderr=log)
-            )
-        return path
 
-    yield start
-    for process in processes:
-        process.terminate()
-        process.wait(30)
+@contextmanager
+def start_programs(environment: dict[str, str], folder: Path) -> Iterator[Callable[..., Path]]:
+    """Start programs of the project by a name, and words; their logs are what is returned."""
+    with ExitStack() as programs:
+
+        def start(name: str, *words: str) -> Path:
+            log = folder / f"{name}.log"
+            how: dict[str, Any] = {"cwd": PROJECT, "env": environment}
+            programs.enter_context(nursery.running(words, log, execute=True, **how))
+            return log
+
+        yield start
 
 
 class Site:
@@ -130,25 +119,17 @@ def site(
     environment: dict[str, str], set_up: Callable[..., None], tmp_path: Path
 ) -> Iterator[Callable[..., Site]]:
     """Start the web server on an empty database, with these variables of the environment."""
-    processes = []
 
     def start(**variables: str) -> Site:
         set_up(**variables)
         port = free_port()
-        command = [sys.executable, "manage.py", "runserver", "--noreload", str(port)]
-        with open(tmp_path / "site.log", "wb") as log:
-            process = subprocess.Popen(
-                command, cwd=PROJECT, env=environment, stdout=log, stderr=log
-            )
-        processes.append(process)
-        made = Site(f"http://127.0.0.1:{port}", tmp_path / "site.log")
+        log = begin("site", "manage.py", "runserver", "--noreload", str(port))
+        made = Site(f"http://127.0.0.1:{port}", log)
         wait_until(made.answers, 30, made.log.read_text)
         return made
 
-    yield start
-    for process in processes:
-        process.terminate()
-        process.wait(10)
+    with start_programs(environment, tmp_path) as begin:
+        yield start
 
 
 def test_the_readme_goes_as_it_says(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import django
 import pytest
@@ -17,6 +16,7 @@ import redis
 from kombu_toc import TimeoutCenter
 
 from ..meta.test_readme import blocks_of
+from ..support import nursery
 from ..support.nodes import ROOT
 from ..support.servers import Server
 from ..support.workers import wait_until
@@ -66,33 +66,25 @@ class Project:
         [commands] = re.findall(r"^```sh\n(.*?)^```$", (ROOT / PAGE).read_text(), re.S | re.M)
         setting, self.worker, *self.commands = commands.splitlines()
         name, value = setting.removeprefix("export ").split("=")
-        path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, name: value, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
-        self.how = {"cwd": folder, "env": environment}
+        environment = {**os.environ, name: value, **nursery.importing(folder)}
+        self.how: dict[str, Any] = {"cwd": folder, "env": environment}
 
     def run(self, command: str) -> list[str]:
         """The lines that a command of the page prints."""
-        done = subprocess.run(
-            words(command), **self.how, capture_output=True, text=True, timeout=90
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        return nursery.done(words(command), **self.how).stdout.splitlines()
 
 
 def words(command: str) -> list[str]:
     program, *rest = shlex.split(command)
-    return [sys.executable, *(["-m", "celery"] if program == "celery" else []), *rest]
+    return [*(["-m", "celery"] if program == "celery" else []), *rest]
 
 
 @pytest.fixture
 def project(server: Server, client: redis.Redis, tmp_path: Path) -> Iterator[Project]:
     made = Project(tmp_path, server)
-    with open(tmp_path / "worker.log", "wb") as log:
-        command = [*words(made.worker), "--pool", "solo"]
-        process = subprocess.Popen(command, **made.how, stdout=log, stderr=log)
-    yield made
-    process.terminate()
-    process.wait(60)
+    command = [*words(made.worker), "--pool", "solo"]
+    with nursery.running(command, tmp_path / "worker.log", **made.how):
+        yield made
 
 
 def test_tasks_of_django_run_wait_fail_and_are_retried(

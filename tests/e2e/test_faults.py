@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -225,5 +224,5 @@ def go_on_after(fault: Callable[[Site], None], site: Site, journal: Journal) -> 
     journal.wait_for(f"waiting-{number}-", 5)
     journal.wait_for(f"executing-{number}-done", 1)
     wait_until(lambda: not slot_keys(site.client), what=lambda: slot_keys(site.client))
-    runs = Counter(entry["name"] for entry in journal.entries())
+    runs = journal.runs()
     assert set(runs.values()) == {1}, runs

@@ -10,12 +10,11 @@ import functools
 import json
 import os
 import re
-import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 from urllib.request import Request, urlopen
@@ -27,12 +26,13 @@ from pytest_celery import CeleryBackendCluster, CeleryBrokerCluster
 from celery_toc import timeout_center
 from kombu_toc import TimeoutCenter, center_for
 
-from ..support.browser import browser_program, require_browser
+from ..support import nursery
+from ..support.browser import Browser, require_browser
 from ..support.nodes import ROOT, Worker
 from ..support.ports import free_port
 from ..support.servers import Server
 from ..support.tasks import make_app
-from ..support.workers import wait_until
+from ..support.workers import environment_of, wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -45,23 +45,17 @@ def needs() -> None:
     require_browser("flower")
 
 
-class Pages:
+class Pages(Browser):
     """Flower's pages, as a browser shows them."""
 
-    def __init__(self, driver: Any, url: str) -> None:
-        self.driver = driver
+    def __init__(self, profile: Path, url: str) -> None:
+        super().__init__(profile, "1600,1200")
         self.url = url
 
     def open(self, path: str) -> None:
-        self.driver.get(self.url + path)
+        super().open(self.url + path)
 
-    def run(self, script: str, *arguments: Any) -> Any:
-        return self.driver.execute_script(script, *arguments)
-
-    def text(self) -> str:
-        return self.run("return document.body.innerText")
-
-    def wait(self, path: str, find: Callable[[], Any]) -> Any:
+    def wait_at(self, path: str, find: Callable[[], Any]) -> Any:
         """What is found on that page, which is loaded again until it is there."""
         deadline = time.monotonic() + 15
         while True:
@@ -85,11 +79,11 @@ class Pages:
             )
             return row if row and all(text in row for text in texts) else None
 
-        return self.wait(path, find)
+        return self.wait_at(path, find)
 
     def cells(self, path: str, row: str) -> list[str]:
         """What the cells of the row with that id show."""
-        return self.wait(
+        return self.wait_at(
             path,
             lambda: self.run(
                 "const row = document.getElementById(arguments[0]);"
@@ -161,25 +155,13 @@ def flower_url(
     port = free_port()
     page = (ROOT / "docs" / "flower.md").read_text()
     [words] = re.findall("^celery -A shop (flower .*)", page, re.MULTILINE)
-    command = [sys.executable, "-m", "celery", "-A", "tests.support.tasks", *words.split()]
+    command = ["-m", "celery", "-A", "tests.support.tasks", *words.split()]
     command += ["--address=127.0.0.1", f"--port={port}"]
-    environment = {
-        **os.environ,
-        "E2E_BROKER": app.conf.broker_url,
-        "E2E_BACKEND": app.conf.result_backend,
-        "FLOWER_UNAUTHENTICATED_API": "true",
-    }
-    with open(directory / "log", "wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until(
-            lambda: answers(url, process), START_TIMEOUT, lambda: (directory / "log").read_text()
-        )
+    environment = {**os.environ, **environment_of(app), "FLOWER_UNAUTHENTICATED_API": "true"}
+    url, log = f"http://127.0.0.1:{port}", directory / "log"
+    with nursery.running(command, log, execute=True, cwd=ROOT, env=environment) as process:
+        wait_until(lambda: answers(url, process), START_TIMEOUT, log.read_text)
         yield url
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def answers(url: str, process: subprocess.Popen[bytes]) -> bool:
@@ -196,26 +178,12 @@ def pages(
     needs: None, flower_url: str, worker: Worker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pages]:
     """Flower in a browser; it has seen the worker."""
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser_program()
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",  # it cannot have one where it is run by root
-        "--disable-dev-shm-usage",
-        "--window-size=1600,1200",
-        f"--user-data-dir={tmp_path_factory.mktemp('browser')}",
-    ):
-        options.add_argument(argument)
-    service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
-    driver = webdriver.Chrome(options=options, service=service)
+    made = Pages(tmp_path_factory.mktemp("browser"), flower_url)
     try:
-        made = Pages(driver, flower_url)
         made.row("/workers", f"/worker/{quote(worker.hostname())}", "Online")
         yield made
     finally:
-        driver.quit()
+        made.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import redis
-from celery import Celery
 from kombu import Queue
 
 import kombu_toc
 
 from ..support.inspection import slot_keys
 from ..support.nodes import Worker
-from ..support.workers import ALONE, EACH_POOL, POOLS, Journal, StartWorkers, wait_until
+from ..support.workers import ALONE, EACH_POOL, POOLS, Live, wait_until
 
 VISIBILITY = 1.0
 
@@ -30,62 +27,57 @@ def stop(*workers: Worker) -> None:
 
 @pytest.mark.parametrize("pool", EACH_POOL)
 def test_a_task_that_blocks_its_process_runs_once_and_so_does_what_waits_behind_it(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    tmp_path: Path,
-    pool: str,
+    live: Live, tmp_path: Path, pool: str
 ) -> None:
     """A5: four leases long, in C code and in a loop, while another worker idles beside it.
 
     The visibility timeout is the connection's in one queue and the topic's own in the other.
     """
-    with app.connection_for_write() as connection:
+    with live.app.connection_for_write() as connection:
         Queue("brief", queue_arguments={"x-visibility": VISIBILITY})(connection).declare()
     ways = {"celery": "loop", "brief": "sleep"}
     for queue, how in ways.items():
-        app.tasks["e2e.late_ack"].apply_async((f"first-{how}", 0.1), queue=queue)
+        live.app.tasks["e2e.late_ack"].apply_async((f"first-{how}", 0.1), queue=queue)
         stalled = (f"stalled-{how}", 4 * VISIBILITY, how, str(tmp_path / "heard"))
-        app.tasks["e2e.stall"].apply_async(stalled, queue=queue)
+        live.app.tasks["e2e.stall"].apply_async(stalled, queue=queue)
         for i in range(2):
-            app.tasks["e2e.late_ack"].apply_async((f"behind-{how}-{i}", 0), queue=queue)
+            live.app.tasks["e2e.late_ack"].apply_async((f"behind-{how}-{i}", 0), queue=queue)
     options = (*POOLS[pool][:2], "-c", "1", *ALONE)
     short = {"broker_transport_options": {"visibility_timeout": VISIBILITY}}
-    [beside] = start_workers(1, "-P", "solo", "-Q", "urgent", *ALONE, **short)
+    [beside] = live.start_workers(1, "-P", "solo", "-Q", "urgent", *ALONE, **short)
     with ThreadPoolExecutor() as threads:  # both at once: each begins to stall as it starts
         made = [
-            threads.submit(start_workers, 1, *options, "-Q", "brief"),
-            threads.submit(start_workers, 1, *options, "-Q", "celery", **short),
+            threads.submit(live.start_workers, 1, *options, "-Q", "brief"),
+            threads.submit(live.start_workers, 1, *options, "-Q", "celery", **short),
         ]
     busy = [worker for one in made for worker in one.result()]
     for how in ways.values():
-        journal.wait_for(f"stalled-{how}", 1)
+        live.journal.wait_for(f"stalled-{how}", 1)
     # What waits behind it is given back, but for a solo worker, whose loop stands still: only a
     # lease that ends gives that to another.
     for queue in ways:
-        wait_until(lambda queue=queue: toc.counts(queue).in_flight >= 1, what=queue)
-        [reply] = app.control.add_consumer(queue, destination=[beside.hostname()], reply=True)
+        wait_until(lambda queue=queue: live.toc.counts(queue).in_flight >= 1, what=queue)
+        [reply] = live.app.control.add_consumer(queue, destination=[beside.hostname()], reply=True)
         assert "ok" in reply[beside.hostname()]
     (tmp_path / "heard").touch()
-    journal.wait_for("", 16)
-    runs = Counter(entry["name"] for entry in journal.entries())
+    live.journal.wait_for("", 16)
+    runs = live.journal.runs()
     assert set(runs.values()) == {1}, runs
     assert len(runs) == 16
     assert not any("may be delivered again" in worker.logs() for worker in busy)
     stop(beside, *busy)
 
 
-def test_a_solo_worker_settles_each_task_before_it_starts_the_next(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
-) -> None:
+def test_a_solo_worker_settles_each_task_before_it_starts_the_next(live: Live) -> None:
     """A5: if it is killed, no task that has ended runs again."""
     for i in range(5):
-        app.tasks["e2e.late_ack"].delay(f"in-turn-{i}", 0.4)
-    start_workers(1, "-P", "solo", *ALONE)
+        live.app.tasks["e2e.late_ack"].delay(f"in-turn-{i}", 0.4)
+    live.start_workers(1, "-P", "solo", *ALONE)
     for i in range(5):
-        wait_until(lambda i=i: any(e["name"] == f"in-turn-{i}" for e in journal.entries()), what=i)
-        counts = toc.counts("celery")
+        wait_until(
+            lambda i=i: any(e["name"] == f"in-turn-{i}" for e in live.journal.entries()), what=i
+        )
+        counts = live.toc.counts("celery")
         assert counts.in_flight + counts.waiting == 5 - i
 
 
@@ -102,19 +94,19 @@ def suspend(worker: Worker) -> Callable[[], None]:
     return resume
 
 
-def test_a_killed_workers_message_comes_back_to_whoever_asks_first_afterwards(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
-) -> None:
+def test_a_killed_workers_message_comes_back_to_whoever_asks_first_afterwards(live: Live) -> None:
     """A5, Y3: nobody has asked since the worker was killed, and the process that asks is new."""
     visibility = 6.0
     options = {"broker_transport_options": {"visibility_timeout": visibility}}
-    [victim] = start_workers(1, "-P", "solo", *ALONE, **options)
-    task = app.tasks["e2e.late_ack"].delay("killed", 60)
-    journal.wait_for("killed", 1)
+    [victim] = live.start_workers(1, "-P", "solo", *ALONE, **options)
+    task = live.app.tasks["e2e.late_ack"].delay("killed", 60)
+    live.journal.wait_for("killed", 1)
     victim.container.kill("SIGKILL")
     time.sleep(visibility + 0.5)  # its lease ends
     [looked, back] = [time.monotonic(), []]
-    wait_until(lambda: back.extend(toc.pop("celery").messages) or back, 10, "it never came back")
+    wait_until(
+        lambda: back.extend(live.toc.pop("celery").messages) or back, 10, "it never came back"
+    )
     assert time.monotonic() - looked < 3
     assert back[0].id == task.id
 
@@ -123,28 +115,26 @@ SUSPENDED = {"prefork": ("-P", "prefork", "-c", "1"), "solo": ("-P", "solo")}
 
 
 @pytest.mark.parametrize("pool", list(SUSPENDED))
-def test_the_late_acknowledgement_of_a_suspended_worker_does_no_harm(
-    start_workers: StartWorkers, app: Celery, journal: Journal, client: redis.Redis, pool: str
-) -> None:
+def test_the_late_acknowledgement_of_a_suspended_worker_does_no_harm(live: Live, pool: str) -> None:
     """A5, Y4: another worker has taken its message meanwhile, and is executing it."""
     options = {"broker_transport_options": {"visibility_timeout": VISIBILITY}}
-    [worker] = start_workers(1, *SUSPENDED[pool], *ALONE, **options)
-    [beside] = start_workers(1, "-P", "solo", "-Q", "urgent", *ALONE, **options)
-    app.tasks["e2e.late_ack"].delay("twice", 3 * VISIBILITY)
-    [first] = journal.wait_for("twice", 1)
+    [worker] = live.start_workers(1, *SUSPENDED[pool], *ALONE, **options)
+    [beside] = live.start_workers(1, "-P", "solo", "-Q", "urgent", *ALONE, **options)
+    live.app.tasks["e2e.late_ack"].delay("twice", 3 * VISIBILITY)
+    [first] = live.journal.wait_for("twice", 1)
     resume = suspend(worker)
     try:
-        app.control.add_consumer("celery", destination=[beside.hostname()])
-        [_, second] = journal.wait_for("twice", 2)
+        live.app.control.add_consumer("celery", destination=[beside.hostname()])
+        [_, second] = live.journal.wait_for("twice", 2)
         time.sleep(max(first["at"] + 3 * VISIBILITY - time.time(), 0))  # suspended so long
     finally:
         resume()
     assert second["pid"] == beside.container.pid
-    journal.wait_for("twice-done", 2)
-    app.tasks["e2e.late_ack"].delay("afterwards", 0)
-    journal.wait_for("afterwards-done", 1)
-    wait_until(lambda: slot_keys(client) == [], what=lambda: slot_keys(client))
-    runs = Counter(entry["name"] for entry in journal.entries())
+    live.journal.wait_for("twice-done", 2)
+    live.app.tasks["e2e.late_ack"].delay("afterwards", 0)
+    live.journal.wait_for("afterwards-done", 1)
+    wait_until(lambda: slot_keys(live.client) == [], what=lambda: slot_keys(live.client))
+    runs = live.journal.runs()
     assert runs == {"twice": 2, "twice-done": 2, "afterwards": 1, "afterwards-done": 1}
     assert "Traceback" not in worker.logs() + beside.logs()
     stop(worker, beside)
@@ -152,54 +142,45 @@ def test_the_late_acknowledgement_of_a_suspended_worker_does_no_harm(
 
 @pytest.mark.parametrize("pool", list(SUSPENDED))
 def test_the_late_acknowledgement_of_a_suspended_worker_cancels_a_second_run(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    brisk: kombu_toc.TimeoutCenter,
-    client: redis.Redis,
-    tmp_path: Path,
-    pool: str,
+    live: Live, brisk: kombu_toc.TimeoutCenter, tmp_path: Path, pool: str
 ) -> None:
     """A5: its message waits again, and nobody has taken it."""
     options = {"broker_transport_options": {"visibility_timeout": VISIBILITY}}
-    [worker] = start_workers(1, *SUSPENDED[pool], *ALONE, **options)
+    [worker] = live.start_workers(1, *SUSPENDED[pool], *ALONE, **options)
     ends = tmp_path / "ends"
-    sent = app.tasks["e2e.stall"].delay("once", 0, "sleep", str(ends))
-    journal.wait_for("once", 1)
+    sent = live.app.tasks["e2e.stall"].delay("once", 0, "sleep", str(ends))
+    live.journal.wait_for("once", 1)
     resume = suspend(worker)
     try:
         wait_until(lambda: brisk.pop("celery", 0).rolled_back != [], what="its lease has not ended")
-        assert toc.counts("celery").waiting == 1
+        assert live.toc.counts("celery").waiting == 1
     finally:
         resume()
     wait_until(lambda: "may be delivered again" in worker.logs(), what=worker.logs)
     ends.touch()
-    journal.wait_for("once-done", 1)
-    [another] = start_workers(1, "-P", "solo", *ALONE, **options)
-    wait_until(lambda: slot_keys(client) == [], what=lambda: slot_keys(client))
-    app.tasks["e2e.note"].delay("afterwards")
-    journal.wait_for("afterwards", 1)
-    runs = Counter(entry["name"] for entry in journal.entries())
+    live.journal.wait_for("once-done", 1)
+    [another] = live.start_workers(1, "-P", "solo", *ALONE, **options)
+    wait_until(lambda: slot_keys(live.client) == [], what=lambda: slot_keys(live.client))
+    live.app.tasks["e2e.note"].delay("afterwards")
+    live.journal.wait_for("afterwards", 1)
+    runs = live.journal.runs()
     assert runs == {"once": 1, "once-done": 1, "afterwards": 1}
     line = f"may be delivered again: {sent.id} of celery (task e2e.stall)"
     assert worker.logs().count("may be delivered again") == worker.logs().count(line) == 1
     stop(worker, another)
 
 
-def test_a_worker_that_was_suspended_does_not_take_its_own_messages_again(
-    start_workers: StartWorkers, app: Celery, journal: Journal, client: redis.Redis
-) -> None:
+def test_a_worker_that_was_suspended_does_not_take_its_own_messages_again(live: Live) -> None:
     """A5: nobody else was there, and it has processes to spare."""
     options = {"broker_transport_options": {"visibility_timeout": VISIBILITY}}
-    [worker] = start_workers(1, "-P", "prefork", "-c", "4", *ALONE, **options)
+    [worker] = live.start_workers(1, "-P", "prefork", "-c", "4", *ALONE, **options)
     for i in range(2):
-        app.tasks["e2e.late_ack"].delay(f"own-{i}", 5 * VISIBILITY)
-    journal.wait_for("own-", 2)
+        live.app.tasks["e2e.late_ack"].delay(f"own-{i}", 5 * VISIBILITY)
+    live.journal.wait_for("own-", 2)
     resume = suspend(worker)
     time.sleep(2 * VISIBILITY)  # its leases end
     resume()
-    journal.wait_for("own-", 4)
-    wait_until(lambda: slot_keys(client) == [], what=lambda: slot_keys(client))
-    runs = Counter(entry["name"] for entry in journal.entries("own-"))
+    live.journal.wait_for("own-", 4)
+    wait_until(lambda: slot_keys(live.client) == [], what=lambda: slot_keys(live.client))
+    runs = live.journal.runs("own-")
     assert set(runs.values()) == {1}, runs

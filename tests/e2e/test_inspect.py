@@ -6,8 +6,6 @@ The first two are written after Celery's integration tests, ``test_Inspect.test_
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -15,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery, states
 from celery.app.control import Inspect
 from celery.result import AsyncResult
@@ -23,12 +20,10 @@ from celery.worker import state as worker_state
 from kombu import pools
 from kombu.utils.uuid import uuid
 
-import kombu_toc
 from celery_toc.worker import remote_control as remote
 
-from ..support.nodes import ROOT
-from ..support.servers import Server
-from ..support.workers import ALONE, POOLS, Journal, StartWorkers, wait_until
+from ..support import nursery
+from ..support.workers import ALONE, POOLS, Live, wait_until
 
 HOUR = 3600
 
@@ -55,13 +50,11 @@ def listed(answers: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_a_scheduled_task_is_listed_as_celery_has_it(
-    start_workers: StartWorkers, app: Celery, pool: str
-) -> None:
-    [worker] = start_workers(1, *POOLS[pool], *ALONE)
+def test_a_scheduled_task_is_listed_as_celery_has_it(live: Live, pool: str) -> None:
+    [worker] = live.start_workers(1, *POOLS[pool], *ALONE)
     due = datetime.now(timezone.utc) + timedelta(seconds=60)
-    sent = app.tasks["e2e.add"].apply_async([1], {"y": 3}, eta=due)
-    assert inspect(app).scheduled() == {
+    sent = live.app.tasks["e2e.add"].apply_async([1], {"y": 3}, eta=due)
+    assert inspect(live.app).scheduled() == {
         worker.hostname(): [
             {
                 "eta": due.strftime("%Y-%m-%dT%H:%M:%S.%f") + "+00:00",
@@ -90,23 +83,23 @@ def test_a_scheduled_task_is_listed_as_celery_has_it(
 
 @pytest.mark.parametrize("countdown", [pytest.param(None, marks=pytest.mark.nightly), HOUR])
 def test_a_revoked_task_is_listed_although_it_never_came_to_a_worker(
-    start_workers: StartWorkers, app: Celery, journal: Journal, countdown: float | None
+    live: Live, countdown: float | None
 ) -> None:
     """In every worker's list, for every worker would have it; and its id may be used again."""
-    workers = start_workers(2, "-c", "1", *ALONE)
+    workers = live.start_workers(2, "-c", "1", *ALONE)
     for number in range(4):
-        app.tasks["e2e.nap"].delay(f"nap-{number}", 1)
-    sent = note(app, "revoked", countdown=countdown)
+        live.app.tasks["e2e.nap"].delay(f"nap-{number}", 1)
+    sent = note(live.app, "revoked", countdown=countdown)
     sent.revoke()
-    answers = inspect(app, 2).revoked()
+    answers = inspect(live.app, 2).revoked()
     assert set(answers) == {worker.hostname() for worker in workers}
     assert all(sent.id in ids for ids in answers.values())
     assert sent.state == states.REVOKED
     if countdown:
-        note(app, "again", task_id=sent.id)
-        journal.wait_for("again", 1)
-    journal.wait_for("nap", 4)
-    assert journal.entries("revoked") == []
+        note(live.app, "again", task_id=sent.id)
+        live.journal.wait_for("again", 1)
+    live.journal.wait_for("nap", 4)
+    assert live.journal.entries("revoked") == []
 
 
 #: A user's own test: a worker in a thread of it, and no command line of Celery's.
@@ -128,62 +121,53 @@ with start_worker(app, perform_ping_check=False):
 
 
 def test_a_worker_in_a_thread_of_a_program_lists_what_every_worker_lists(
-    server: Server, client: Any, celery_backend_cluster: Any, log_url: str
+    live: Live, celery_backend_cluster: Any, log_url: str
 ) -> None:
-    urls = (server.toc_url, celery_backend_cluster[0].config()["url"])
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_THREAD, *urls],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+    urls = (live.server.toc_url, celery_backend_cluster[0].config()["url"])
+    nursery.done(("-c", IN_A_THREAD, *urls), execute=True)
 
 
-def test_tasks_are_listed_once_in_a_fleet_and_by_another_worker_when_one_goes(
-    start_workers: StartWorkers, app: Celery
-) -> None:
-    workers = start_workers(2, "-c", "1", *ALONE)
-    sent = {note(app, "x", countdown=HOUR, queue=queue).id for queue in ("celery", "urgent")}
-    answers = inspect(app, 2).scheduled()
+def test_tasks_are_listed_once_in_a_fleet_and_by_another_worker_when_one_goes(live: Live) -> None:
+    workers = live.start_workers(2, "-c", "1", *ALONE)
+    sent = {note(live.app, "x", countdown=HOUR, queue=queue).id for queue in ("celery", "urgent")}
+    answers = inspect(live.app, 2).scheduled()
     assert len(answers) == 2
     assert sorted(listed(answers)) == sorted(sent)
     [teller] = [worker for worker in workers if answers[worker.hostname()]]
-    assert listed(inspect(app, 2).scheduled()) == listed(answers), "the same one tells it again"
+    assert listed(inspect(live.app, 2).scheduled()) == listed(answers), (
+        "the same one tells it again"
+    )
     teller.kill("SIGKILL")
-    wait_until(lambda: sorted(listed(inspect(app).scheduled())) == sorted(sent), 30)
+    wait_until(lambda: sorted(listed(inspect(live.app).scheduled())) == sorted(sent), 30)
 
 
-def test_a_bounded_number_is_listed_the_soonest_first(
-    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter
-) -> None:
-    start_workers(1, "-c", "1", *ALONE)
+def test_a_bounded_number_is_listed_the_soonest_first(live: Live) -> None:
+    live.start_workers(1, "-c", "1", *ALONE)
     queues = ("celery", "urgent", "one-slot")
     begin = datetime.now(timezone.utc) + timedelta(seconds=HOUR)
     ids = [uuid() for _ in range(1100)]
     for number in reversed(range(1100)):
         eta = begin + timedelta(seconds=number)
-        note(app, "x", eta=eta, queue=queues[number % 3], task_id=ids[number])
-    assert listed(inspect(app).scheduled()) == ids[:1000]
-    assert listed(inspect(app)._request("scheduled", limit=7)) == ids[:7]
+        note(live.app, "x", eta=eta, queue=queues[number % 3], task_id=ids[number])
+    assert listed(inspect(live.app).scheduled()) == ids[:1000]
+    assert listed(inspect(live.app)._request("scheduled", limit=7)) == ids[:7]
 
 
-def test_the_time_is_the_one_that_the_center_goes_by(
-    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter
-) -> None:
+def test_the_time_is_the_one_that_the_center_goes_by(live: Live) -> None:
     """A task that was moved, a countdown, one that is due and waits for a process, one that is
     listed although its arguments cannot be, and what is no task."""
-    start_workers(1, "-c", "1", *ALONE)
+    live.start_workers(1, "-c", "1", *ALONE)
     for name in ("a", "b", "c"):
-        app.tasks["e2e.nap"].delay(name, 5)
-    moved = note(app, "x", eta=datetime.now(timezone.utc) + timedelta(seconds=HOUR))
-    counted = note(app, "x", countdown=HOUR / 2)
-    odd = app.send_task("of.another.program", ({"deep": [1]},), countdown=2 * HOUR, shadow="odd")
-    toc.reschedule(moved.id, delay=60.0)
-    toc.put("celery", "none", b"no task", delay=30)
-    [answer] = inspect(app).scheduled().values()
-    due = {found.id: found.time_us / 1e6 for found in toc.get([moved.id, counted.id, odd.id])}
+        live.app.tasks["e2e.nap"].delay(name, 5)
+    moved = note(live.app, "x", eta=datetime.now(timezone.utc) + timedelta(seconds=HOUR))
+    counted = note(live.app, "x", countdown=HOUR / 2)
+    odd = live.app.send_task(
+        "of.another.program", ({"deep": [1]},), countdown=2 * HOUR, shadow="odd"
+    )
+    live.toc.reschedule(moved.id, delay=60.0)
+    live.toc.put("celery", "none", b"no task", delay=30)
+    [answer] = inspect(live.app).scheduled().values()
+    due = {found.id: found.time_us / 1e6 for found in live.toc.get([moved.id, counted.id, odd.id])}
     assert [one["request"]["id"] for one in answer] == [moved.id, counted.id, odd.id]
     for one in answer:
         told = datetime.fromisoformat(one["eta"])
@@ -199,12 +183,10 @@ def test_a_worker_of_another_broker_tells_what_celery_does() -> None:
     assert remote.revoked(SimpleNamespace(consumer=consumer)) == list(worker_state.revoked)
 
 
-def test_a_worker_answers_again_seconds_after_the_server_has_lost_its_memory(
-    start_workers: StartWorkers, app: Celery, client: redis.Redis
-) -> None:
-    [worker] = start_workers(1, *POOLS["threads"])
-    wait_until(lambda: app.control.ping(timeout=1), what=worker.logs)
-    client.flushall()
+def test_a_worker_answers_again_seconds_after_the_server_has_lost_its_memory(live: Live) -> None:
+    [worker] = live.start_workers(1, *POOLS["threads"])
+    wait_until(lambda: live.app.control.ping(timeout=1), what=worker.logs)
+    live.client.flushall()
     began = time.monotonic()
-    wait_until(lambda: app.control.ping(timeout=0.5), 8, what=worker.logs)
+    wait_until(lambda: live.app.control.ping(timeout=0.5), 8, what=worker.logs)
     assert time.monotonic() - began < 7

@@ -21,6 +21,7 @@ from kombu import pools
 
 from kombu_toc import TimeoutCenter
 
+from ..support import nursery
 from ..support.cluster import Cluster
 from ..support.http_server import HttpServer
 from ..support.nodes import ROOT
@@ -81,12 +82,10 @@ class Pod:
             program = programs / name
             program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
             program.chmod(0o755)
-        path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
         self.environment = {
             **os.environ,
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": path,
-            "PYTHONWARNINGS": "ignore",
+            **nursery.importing(folder),
             "TOC_BROKER": broker,
             "ALIVE_FILE": str(self.alive),
         }

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from celery import Celery
 
 import celery_toc
-import kombu_toc
 
+from ..support import nursery
 from ..support.library import on_engines
 from ..support.nodes import ROOT
-from ..support.workers import Journal, StartWorkers, wait_until
+from ..support.workers import Live, wait_until
 
 
 @pytest.fixture
@@ -25,20 +21,16 @@ def options(library_url: str) -> dict[str, Any]:
 
 @on_engines("sqlite", "postgresql")
 def test_what_waits_when_redis_is_lost_runs_on_time_and_once(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    options: dict[str, Any],
+    live: Live, options: dict[str, Any]
 ) -> None:
-    app.conf.update(options)
-    start_workers(2, "-c", "2", **options)
-    note = app.tasks["e2e.note"]
+    live.app.conf.update(options)
+    live.start_workers(2, "-c", "2", **options)
+    note = live.app.tasks["e2e.note"]
     celery_toc.send_many(note.s(f"lost-{n}").set(countdown=6 + n / 50) for n in range(100))
-    toc.client.flushdb()
-    library = celery_toc.timeout_center(app).library
+    live.toc.client.flushdb()
+    library = celery_toc.timeout_center(live.app).library
     assert library.rebuild().put == 100
-    entries = journal.wait_for("lost-", 100)
+    entries = live.journal.wait_for("lost-", 100)
     assert len({entry["name"] for entry in entries}) == len(entries) == 100
     wait_until(lambda: library.counts() == {"succeeded": 100, "not put": 0}, what=library.counts)
 
@@ -47,14 +39,9 @@ def test_what_waits_when_redis_is_lost_runs_on_time_and_once(
     guarded_by="tests/e2e/test_library.py::test_what_waits_when_redis_is_lost_runs_on_time_and_once"
 )
 def test_the_example_loses_redis_and_no_task() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "library" / "lose_redis.py")],
-        env={**os.environ, "TASKS": "300", "AHEAD": "10", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stderr
+    environment = {"TASKS": "300", "AHEAD": "10", "PYTHONPATH": str(ROOT)}
+    words = ("examples/library/lose_redis.py",)
+    done = nursery.done(words, execute=True, environment=environment, timeout=150)
     sent, put, run = done.stdout.splitlines()
     assert sent == "sent 300 tasks, flushed Redis: it holds 0 messages"
     assert put == "put 300 messages back"

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from celery import Celery
 
 import celery_toc
-import kombu_toc
 
 from ..support.library import on_engines
-from ..support.workers import StartWorkers, wait_until
+from ..support.workers import Live, wait_until
 
 
 @pytest.fixture
@@ -30,24 +28,24 @@ def options(library_url: str) -> dict[str, Any]:
 )
 @on_engines("sqlite", "postgresql")
 def test_recorders_that_are_killed_leave_what_they_have_not_written_to_others(
-    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter, options: dict[str, Any]
+    live: Live, options: dict[str, Any]
 ) -> None:
-    workers = start_workers(2, "-P", "solo", **options)
+    workers = live.start_workers(2, "-P", "solo", **options)
     by_pid = {worker.container.pid: worker for worker in workers}
-    app.conf.update(options)
-    library = celery_toc.timeout_center(app).library
+    live.app.conf.update(options)
+    library = celery_toc.timeout_center(live.app).library
 
     def recorder() -> int | None:
         """The process that is elected."""
-        found = toc.client.keys("*speaker: library*")
-        name = toc.client.get(found[0]) if found else None
+        found = live.toc.client.keys("*speaker: library*")
+        name = live.toc.client.get(found[0]) if found else None
         return int(name.split(b":")[-1].split(b"/")[0]) if name else None
 
     sent = 0
     for _ in range(2):
         wait_until(lambda: recorder() in by_pid, seconds=30)
         for number in range(150):
-            app.tasks["e2e.note"].apply_async(("later",), countdown=3600)
+            live.app.tasks["e2e.note"].apply_async(("later",), countdown=3600)
             sent += 1
             if number == 75:
                 worker = by_pid.pop(recorder())
@@ -57,6 +55,6 @@ def test_recorders_that_are_killed_leave_what_they_have_not_written_to_others(
     wait_until(
         lambda: library.counts() == {"pending": sent, "not put": 0},
         seconds=40,
-        what=lambda: (library.counts(), toc.queues.unwritten()),
+        what=lambda: (library.counts(), live.toc.queues.unwritten()),
     )
     assert library.check() == []

@@ -9,7 +9,6 @@ import pytest
 from celery import Celery
 
 import celery_toc
-import kombu_toc
 from kombu_toc.client.options import read_databases
 from kombu_toc.library.horizon import FarStore
 from kombu_toc.library.records import now_us
@@ -18,7 +17,7 @@ from kombu_toc.library.store import Store
 
 from ..support.library import on_engines
 from ..support.nodes import Worker
-from ..support.workers import Journal, StartWorkers, wait_until
+from ..support.workers import Live, wait_until
 
 
 @pytest.fixture
@@ -59,34 +58,29 @@ def bring_near(far: FarStore, ids: list[str], seconds: float) -> int:
 
 @on_engines("sqlite")
 def test_a_far_task_is_found_moved_and_revoked_and_runs_on_time(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    options: dict[str, Any],
-    far: FarStore,
+    live: Live, options: dict[str, Any], far: FarStore
 ) -> None:
-    app.conf.update(options)
-    start_workers(1, "-c", "2", **options)
-    soon, moved, revoked = send(app, 3, "far")
-    assert not toc.get([soon, moved, revoked])
-    center = celery_toc.timeout_center(app)
+    live.app.conf.update(options)
+    live.start_workers(1, "-c", "2", **options)
+    soon, moved, revoked = send(live.app, 3, "far")
+    assert not live.toc.get([soon, moved, revoked])
+    center = celery_toc.timeout_center(live.app)
     found = {one.id: one for one in center.get([soon, moved, revoked])}
     assert {one.far for one in found.values()} == {True}
     assert center.task(found[soon]).name == "e2e.note"
     assert center.reschedule(moved, countdown=2)[0].moved
-    app.control.revoke(revoked)
+    live.app.control.revoke(revoked)
     wait_until(lambda: center.library.history(revoked)[0].status == "revoked")
-    journal.wait_for("far-1", 1)
+    live.journal.wait_for("far-1", 1)
     # It is in Redis well before its time, and has that time there: so it is as punctual as others.
     due_us = bring_near(far, [soon], 60)
-    wait_until(lambda: toc.get(soon), 100)
-    [found] = toc.get(soon)
+    wait_until(lambda: live.toc.get(soon), 100)
+    [found] = live.toc.get(soon)
     assert 0 <= found.time_us - due_us <= 3
-    assert not journal.entries("far-0")
+    assert not live.journal.entries("far-0")
     center.run_now(soon)
-    journal.wait_for("far-0", 1)
-    assert not journal.entries("far-2")
+    live.journal.wait_for("far-0", 1)
+    assert not live.journal.entries("far-2")
 
 
 @pytest.mark.nightly(
@@ -95,23 +89,18 @@ def test_a_far_task_is_found_moved_and_revoked_and_runs_on_time(
 )
 @on_engines("sqlite", "postgresql")
 def test_a_killed_loader_is_followed_by_another_and_nothing_is_late_or_run_twice(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    options: dict[str, Any],
-    far: FarStore,
+    live: Live, options: dict[str, Any], far: FarStore
 ) -> None:
-    app.conf.update(options)
-    workers = start_workers(2, "-P", "threads", "-c", "4", **options)
+    live.app.conf.update(options)
+    workers = live.start_workers(2, "-P", "threads", "-c", "4", **options)
     number = 2000
-    ids = send(app, number, "far")
-    library = celery_toc.timeout_center(app).library
+    ids = send(live.app, number, "far")
+    library = celery_toc.timeout_center(live.app).library
     assert library.counts() == {"pending": number, "not put": 0, "far": number}
 
     def loaders() -> list[Worker]:
-        keys = list(toc.client.scan_iter("*speaker* library *"))
-        names = [toc.client.get(key).decode() for key in keys]
+        keys = list(live.toc.client.scan_iter("*speaker* library *"))
+        names = [live.toc.client.get(key).decode() for key in keys]
         return [
             worker
             for worker in workers
@@ -122,7 +111,7 @@ def test_a_killed_loader_is_followed_by_another_and_nothing_is_late_or_run_twice
     assert far.count("celery") == number
     [loader] = loaders()
     due_us = bring_near(far, ids, 180)
-    center = celery_toc.timeout_center(app)
+    center = celery_toc.timeout_center(live.app)
     center.queues.alter("celery", horizon=3600)
     wait_until(lambda: far.count("celery") < number, 60)  # it has begun
     loader.container.kill()
@@ -130,10 +119,10 @@ def test_a_killed_loader_is_followed_by_another_and_nothing_is_late_or_run_twice
     found = center.get(ids)
     assert len(found) == number
     assert max(abs(one.time_us - due_us) for one in found) < 3000  # 968 have one millisecond
-    assert not journal.entries("far-")
+    assert not live.journal.entries("far-")
     center.reschedule(found)
-    journal.wait_for("far-", number, timeout=60)
-    wait_until(lambda: sum(toc.counts("celery")) == 0)
-    entries = journal.entries("far-")
+    live.journal.wait_for("far-", number, timeout=60)
+    wait_until(lambda: sum(live.toc.counts("celery")) == 0)
+    entries = live.journal.entries("far-")
     assert len({entry["name"] for entry in entries}) == len(entries) == number
     wait_until(lambda: library.counts() == {"succeeded": number, "not put": 0}, what=library.counts)

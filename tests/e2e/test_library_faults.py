@@ -4,9 +4,7 @@ tell of its password (X12, W8)."""
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -24,8 +22,8 @@ from kombu_toc.library.shards import Shards
 from ..support import nursery
 from ..support.databases import PostgreSQL
 from ..support.library import own_engine as engine
-from ..support.nodes import ROOT, Worker
-from ..support.workers import LOOPS, POOLS, Journal, StartWorkers, wait_until
+from ..support.nodes import Worker
+from ..support.workers import LOOPS, POOLS, Journal, Live, wait_until
 
 #: What they share is started once, in one process of a run.
 pytestmark = pytest.mark.xdist_group("library_faults")
@@ -81,19 +79,16 @@ def run_and_stop(app: Celery, journal: Journal, worker: Worker, name: str, tells
 @ON_POSTGRESQL
 @pytest.mark.parametrize("pool", LOOPS)
 def test_a_worker_whose_database_stands_still_goes_on_and_ends(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    options: dict[str, Any],
-    engine: PostgreSQL,
-    pool: str,
+    live: Live, options: dict[str, Any], engine: PostgreSQL, pool: str
 ) -> None:
-    [worker] = start_workers(1, *POOLS[pool], **options)
-    app.tasks["e2e.note"].delay("before")
-    journal.wait_for("before", 1)
+    [worker] = live.start_workers(1, *POOLS[pool], **options)
+    live.app.tasks["e2e.note"].delay("before")
+    live.journal.wait_for("before", 1)
     engine.pause()
     try:
-        run_and_stop(app, journal, worker, "while", "what becomes of tasks is recorded later: ")
+        run_and_stop(
+            live.app, live.journal, worker, "while", "what becomes of tasks is recorded later: "
+        )
     finally:
         engine.resume()
     said = worker.container.logs()
@@ -102,46 +97,41 @@ def test_a_worker_whose_database_stands_still_goes_on_and_ends(
 
 @pytest.mark.parametrize("scheme", ["postgresql", pytest.param("mysql", marks=pytest.mark.nightly)])
 def test_a_worker_whose_database_never_answers_starts_goes_on_and_ends(
-    start_workers: StartWorkers, app: Celery, journal: Journal, silent: int, scheme: str
+    live: Live, silent: int, scheme: str
 ) -> None:
     url = f"{scheme}://toc:{SECRETS[0]}@127.0.0.1:{silent}/library"
     chosen = {"toc_library": url, "toc_library_timeout": 1}
-    [worker] = start_workers(1, *POOLS["prefork"], broker_transport_options=chosen)
-    run_and_stop(app, journal, worker, "never")
+    [worker] = live.start_workers(1, *POOLS["prefork"], broker_transport_options=chosen)
+    run_and_stop(live.app, live.journal, worker, "never")
     assert not any(secret in worker.container.logs() for secret in SECRETS)
 
 
 @ON_POSTGRESQL
 def test_nothing_that_a_worker_tells_has_the_password(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    options: dict[str, Any],
-    engine: PostgreSQL,
-    tmp_path: Path,
+    live: Live, options: dict[str, Any], engine: PostgreSQL, tmp_path: Path
 ) -> None:
     chosen = options["broker_transport_options"]
     # What is wrong with a database is told, too.
     wrong = chosen["toc_library"].replace("same", "samez")
     assert wrong != chosen["toc_library"]
     # Executed: what a process list shows of them is their own.
-    [worker] = start_workers(1, "-c", "1", "-l", "DEBUG", execute=True, **options)
-    [failing] = start_workers(
+    [worker] = live.start_workers(1, "-c", "1", "-l", "DEBUG", execute=True, **options)
+    [failing] = live.start_workers(
         *(1, "-c", "1", "-l", "DEBUG", "-Q", "urgent"),
         execute=True,
         broker_transport_options={**chosen, "toc_library": wrong},
     )
     for queue in ("celery", "urgent"):
-        app.tasks["e2e.note"].apply_async((f"one-{queue}",), queue=queue)
-    journal.wait_for("one", 2)
+        live.app.tasks["e2e.note"].apply_async((f"one-{queue}",), queue=queue)
+    live.journal.wait_for("one", 2)
     wait_until(lambda: "recorded later" in failing.container.logs())
-    inspect = app.control.inspect([worker.hostname()], timeout=10)
+    inspect = live.app.control.inspect([worker.hostname()], timeout=10)
     told = [repr(inspect.stats()), repr(inspect.conf(with_defaults=True)), repr(inspect.report())]
     assert "toc_library" in told[1]
     told += [one.container.logs() for one in (worker, failing)]
-    app.conf.update(options)
-    told += [app.bugreport(), app.conf.humanize(with_defaults=False)]
-    told += [repr(app.connection()), str(app.connection().info())]
+    live.app.conf.update(options)
+    told += [live.app.bugreport(), live.app.conf.humanize(with_defaults=False)]
+    told += [repr(live.app.connection()), str(live.app.connection().info())]
     this = psutil.Process()
     for process in (this, *this.children(recursive=True)):  # the database's, too
         with contextlib.suppress(psutil.Error):
@@ -149,7 +139,7 @@ def test_nothing_that_a_worker_tells_has_the_password(
     program = tmp_path / "shop.py"
     program.write_text(
         "from celery import Celery\n"
-        f"app = Celery('shop', broker={app.conf.broker_url!r})\n"
+        f"app = Celery('shop', broker={live.app.conf.broker_url!r})\n"
         f"app.conf.broker_transport_options = {chosen!r}\n"
     )
     for command in (
@@ -157,15 +147,8 @@ def test_nothing_that_a_worker_tells_has_the_password(
         ["toc", "library", "status"],
         ["toc", "library", "status", "--json"],
     ):
-        done = nursery.run(
-            [sys.executable, "-m", "celery", "-A", "shop", *command],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr
+        words = ("-m", "celery", "-A", "shop", *command)
+        done = nursery.done(words, cwd=tmp_path, environment=nursery.importing(tmp_path))
         told += [done.stdout, done.stderr]
     assert len(told) > 20
     for text in told:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
 import redis
-from celery import Celery
 
 import celery_toc
 
 from ..support.library import on_engines
-from ..support.workers import LOOPS, POOLS, Journal, StartWorkers, wait_until
+from ..support.workers import LOOPS, POOLS, Live, wait_until
 
 
 @pytest.fixture
@@ -40,20 +38,15 @@ def bring_back(client: redis.Redis, copy: dict[bytes, bytes]) -> None:
 @on_engines("sqlite", "postgresql")
 @pytest.mark.parametrize("pool", LOOPS)
 def test_what_had_ended_does_not_run_again_when_an_older_copy_of_redis_comes_back(
-    start_workers: StartWorkers,
-    app: Celery,
-    client: redis.Redis,
-    journal: Journal,
-    options: dict[str, Any],
-    pool: str,
+    live: Live, options: dict[str, Any], pool: str
 ) -> None:
     """Its worker is killed at the same time."""
-    app.conf.update(options)
-    library = celery_toc.timeout_center(app).library
-    sent = [app.tasks["e2e.late_persist"].delay(f"job-{n}", 0.05).id for n in range(60)]
-    retried = app.tasks["e2e.again"].delay(2, 0.2).id
-    copy = copy_of(client)
-    [worker] = start_workers(1, *POOLS[pool], **options)
+    live.app.conf.update(options)
+    library = celery_toc.timeout_center(live.app).library
+    sent = [live.app.tasks["e2e.late_persist"].delay(f"job-{n}", 0.05).id for n in range(60)]
+    retried = live.app.tasks["e2e.again"].delay(2, 0.2).id
+    copy = copy_of(live.client)
+    [worker] = live.start_workers(1, *POOLS[pool], **options)
     wait_until(
         lambda: (
             library.counts().get("succeeded", 0) >= 20
@@ -64,12 +57,12 @@ def test_what_had_ended_does_not_run_again_when_an_older_copy_of_redis_comes_bac
     )
     worker.kill()
     ended = {record.id for record in library.find(status="succeeded", limit=1000).records}
-    before = Counter(entry["name"] for entry in journal.entries())
-    bring_back(client, copy)
-    start_workers(1, *POOLS[pool], **options)
+    before = live.journal.runs()
+    bring_back(live.client, copy)
+    live.start_workers(1, *POOLS[pool], **options)
     ended_all = {"succeeded": 61, "retried": 2, "not put": 0}
     wait_until(lambda: library.counts() == ended_all, 60, library.counts)
-    runs = Counter(entry["name"] for entry in journal.entries())
+    runs = live.journal.runs()
     for number, id in enumerate(sent):
         name = f"job-{number}-done"
         assert runs[name] >= 1
@@ -82,26 +75,24 @@ def test_what_had_ended_does_not_run_again_when_an_older_copy_of_redis_comes_bac
 
 
 @on_engines("sqlite")
-def test_a_task_is_carried_on_to_its_end_under_one_id(
-    start_workers: StartWorkers, app: Celery, journal: Journal, options: dict[str, Any]
-) -> None:
+def test_a_task_is_carried_on_to_its_end_under_one_id(live: Live, options: dict[str, Any]) -> None:
     """Retries, a requeue, and the end of a worker's lease are no second run."""
-    app.conf.update(options)
-    library = celery_toc.timeout_center(app).library
-    again = app.tasks["e2e.again"].delay(3, 0.1)
-    step = app.tasks["e2e.late_step"].delay("step", "reject")
-    [worker] = start_workers(1, "-c", "2", **options)
+    live.app.conf.update(options)
+    library = celery_toc.timeout_center(live.app).library
+    again = live.app.tasks["e2e.again"].delay(3, 0.1)
+    step = live.app.tasks["e2e.late_step"].delay("step", "reject")
+    [worker] = live.start_workers(1, "-c", "2", **options)
     assert again.get(timeout=30) == 3
     for one in (again, step):
         wait_until(
             lambda id=one.id: {r.status for r in library.history(id)} <= {"succeeded", "retried"}
         )
-    hang = app.tasks["e2e.hang"].delay("hang", 600)
-    journal.wait_for("hang", 1)
+    hang = live.app.tasks["e2e.hang"].delay("hang", 600)
+    live.journal.wait_for("hang", 1)
     worker.kill()
-    start_workers(1, "-c", "2", **options)
+    live.start_workers(1, "-c", "2", **options)
     assert hang.get(timeout=30) == "hang"
     wait_until(lambda: {r.status for r in library.history(hang.id)} == {"succeeded"})
-    twice = app.tasks["e2e.note"].apply_async(("twice",), task_id=again.id)
+    twice = live.app.tasks["e2e.note"].apply_async(("twice",), task_id=again.id)
     wait_until(lambda: library.history(twice.id)[-1].status == "cancelled")
-    assert not journal.entries("twice")
+    assert not live.journal.entries("twice")

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery
 
 import celery_toc
 
 from ..support import nursery
 from ..support.library import on_engines, statuses
-from ..support.workers import POOLS, Journal, StartWorkers, wait_until
+from ..support.workers import POOLS, Live, wait_until
 from .test_cli import CELERY, answer
 
 
@@ -28,18 +27,16 @@ def options(library_url: str) -> dict[str, Any]:
 
 @on_engines("sqlite", "postgresql", "mariadb")
 @pytest.mark.parametrize("pool", list(POOLS))
-def test_each_outcome_has_a_name_of_its_own(
-    start_workers: StartWorkers, app: Celery, options: dict[str, Any], pool: str
-) -> None:
+def test_each_outcome_has_a_name_of_its_own(live: Live, options: dict[str, Any], pool: str) -> None:
     """Whether a task is acknowledged when it begins or when it has ended, and however long it
     takes."""
-    app.conf.update(options)
-    library = celery_toc.timeout_center(app).library
-    tasks = app.tasks
+    live.app.conf.update(options)
+    library = celery_toc.timeout_center(live.app).library
+    tasks = live.app.tasks
     headers = celery_toc.biz("order", 42)
     revoked = tasks["e2e.add"].apply_async((1, 2), countdown=3600, headers=headers)
     assert statuses(library, revoked.id) == ["pending"]
-    start_workers(1, *POOLS[pool], **options)
+    live.start_workers(1, *POOLS[pool], **options)
     expected = {
         "short": (tasks["e2e.add"].delay(1, 2), ["succeeded"]),
         "long": (tasks["e2e.nap"].delay("long", 1.5), ["succeeded"]),
@@ -55,7 +52,7 @@ def test_each_outcome_has_a_name_of_its_own(
         "ignored": (tasks["e2e.ignore"].delay(), ["done"]),
     }
     revoked.revoke()
-    celery_toc.timeout_center(app).cancel(expected["cancelled"][0].id)
+    celery_toc.timeout_center(live.app).cancel(expected["cancelled"][0].id)
     wait_until(
         lambda: all(statuses(library, one.id) == wanted for one, wanted in expected.values()),
         what=lambda: {name: statuses(library, one.id) for name, (one, _) in expected.items()},
@@ -73,26 +70,19 @@ def test_each_outcome_has_a_name_of_its_own(
 @on_engines("sqlite", "postgresql", "mariadb")
 @pytest.mark.parametrize("mode", ["through", pytest.param("behind", marks=pytest.mark.nightly)])
 def test_what_has_failed_is_found_shown_and_sent_again_each_once(
-    start_workers: StartWorkers,
-    app: Celery,
-    server: Any,
-    journal: Journal,
-    log_url: str,
-    library_url: str,
-    options: dict[str, Any],
-    mode: str,
+    live: Live, log_url: str, library_url: str, options: dict[str, Any], mode: str
 ) -> None:
     """Also if three do it at the same time."""
     options["broker_transport_options"]["toc_topics"] = {"celery": {"library": mode}}
-    app.conf.update(options)
-    library = celery_toc.timeout_center(app).library
-    start_workers(2, "-c", "2", **options)
+    live.app.conf.update(options)
+    library = celery_toc.timeout_center(live.app).library
+    live.start_workers(2, "-c", "2", **options)
     sent = {}
     for number in range(15):
         kind = ("flaky", "flaky_late", "flaky_kept")[number % 3]
         headers = celery_toc.biz("order", number, shop=("berlin", "graz")[number % 2])
         # Of some it is recorded that they were acknowledged before they fail; of others not.
-        sent[f"{kind}-{number}"] = app.tasks[f"e2e.{kind}"].apply_async(
+        sent[f"{kind}-{number}"] = live.app.tasks[f"e2e.{kind}"].apply_async(
             (f"{kind}-{number}", 1.2 if number < 3 else 0),
             headers=headers,
             # What is sent again does not expire; a dead letter is put back as it was.
@@ -106,10 +96,10 @@ def test_what_has_failed_is_found_shown_and_sent_again_each_once(
     )
     assert len(library.find(status="dead").records) == 5
 
-    listed = answer(app, "find", "--failed", "--attribute", "shop=graz", "--task", "e2e.flaky")
+    listed = answer(live.app, "find", "--failed", "--attribute", "shop=graz", "--task", "e2e.flaky")
     assert listed.code == 0 and "Traceback" not in listed.out
     assert sum("is broken" in line for line in listed.out.splitlines()) == 2
-    shown = answer(app, "show", sent["flaky-0"].id)
+    shown = answer(live.app, "show", sent["flaky-0"].id)
     assert shown.code == 0 and "flaky-0 is broken" in shown.out
     assert 'raise ValueError(f"{name} is broken")' in shown.out
     assert "attributes.shop" in shown.out
@@ -118,24 +108,24 @@ def test_what_has_failed_is_found_shown_and_sent_again_each_once(
     with redis.Redis.from_url(log_url) as log:
         log.set("mended", 1)
     only = answer(
-        app, "find", "--failed", "--task", "e2e.flaky", "-n", "1", "--retry", "-y", "--json"
+        live.app, "find", "--failed", "--task", "e2e.flaky", "-n", "1", "--retry", "-y", "--json"
     )
     assert only.json == {"retried": 1, "not_kept": 0}
-    url = f"{server.toc_url}?toc_library=env:SHOP_LIBRARY"
+    url = f"{live.server.toc_url}?toc_library=env:SHOP_LIBRARY"
     env = {**os.environ, "SHOP_LIBRARY": library_url}
     words = [CELERY, "-b", url, "toc", "find", "--failed", "--retry", "--yes", "--json"]
     running = [nursery.Popen(words, stdout=subprocess.PIPE, text=True, env=env) for _ in range(3)]
     counts = [json.loads(one.communicate(timeout=60)[0])["retried"] for one in running]
     assert sum(counts) == 14, counts
-    journal.wait_for("flaky", 15)
+    live.journal.wait_for("flaky", 15)
     ended = {name: (["retried", "succeeded"], ["succeeded"])["kept" in name] for name in sent}
     wait_until(
         lambda: {name: statuses(library, one.id) for name, one in sent.items()} == ended,
         what=lambda: {name: statuses(library, one.id) for name, one in sent.items()},
     )
-    again = answer(app, "find", "--failed", "--retry", "--yes", "--json")
+    again = answer(live.app, "find", "--failed", "--retry", "--yes", "--json")
     assert again.json == {"retried": 0, "not_kept": 0}
-    assert len(journal.entries("flaky")) == 15
+    assert len(live.journal.entries("flaky")) == 15
     found = library.find(attributes={"shop": "berlin"}, biz_type="order", status="succeeded")
     assert len(found.records) == 8
     assert found.records[0].attributes == {"shop": "berlin"}

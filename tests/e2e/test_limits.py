@@ -8,14 +8,13 @@ import time
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery
 
 import kombu_toc
 from kombu_toc.model.delivery import trait
 
 from ..support.inspection import now_us
-from ..support.workers import EACH_POOL, LOOPS, POOLS, Journal, StartWorkers, wait_until
+from ..support.workers import EACH_POOL, LOOPS, POOLS, Journal, Live, wait_until
 
 
 def taken(toc: kombu_toc.TimeoutCenter, queue: str = "celery") -> int:
@@ -47,25 +46,19 @@ def marked(toc: kombu_toc.TimeoutCenter) -> list[str]:
 
 
 @pytest.mark.parametrize("pool", EACH_POOL)
-def test_a_place_is_held_until_the_task_has_ended_however(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    pool: str,
-) -> None:
+def test_a_place_is_held_until_the_task_has_ended_however(live: Live, pool: str) -> None:
     def send(name: str, *args: Any, **options: Any) -> Any:
-        return app.tasks[f"e2e.{name}"].apply_async(args, **options)
+        return live.app.tasks[f"e2e.{name}"].apply_async(args, **options)
 
-    toc.queues.declare("celery", concurrency=10, requeue_limit=3)
-    [worker] = start_workers(1, *POOLS[pool])
+    live.toc.queues.declare("celery", concurrency=10, requeue_limit=3)
+    [worker] = live.start_workers(1, *POOLS[pool])
     send("nap", "early", 1.5)
     send("late_ack", "late", 1.5)
-    journal.wait_for("early", 1)
+    live.journal.wait_for("early", 1)
     if pool != "solo":
-        wait_until(lambda: len(marked(toc)) == 1, 1.4, what=worker.logs)
-    journal.wait_for("late-done", 1)
-    wait_until(lambda: taken(toc) == 0, what=worker.logs)
+        wait_until(lambda: len(marked(live.toc)) == 1, 1.4, what=worker.logs)
+    live.journal.wait_for("late-done", 1)
+    wait_until(lambda: taken(live.toc) == 0, what=worker.logs)
     for name, args in (
         ("fail", ()),
         ("fail_late", ()),
@@ -79,128 +72,107 @@ def test_a_place_is_held_until_the_task_has_ended_however(
         ("again", (2, 0.1)),
     ):
         send(name, *args)
-    journal.wait_for("again", 6)
-    wait_until(lambda: nothing_is_left(toc), what=worker.logs)
+    live.journal.wait_for("again", 6)
+    wait_until(lambda: nothing_is_left(live.toc), what=worker.logs)
 
 
-def test_a_place_is_free_when_its_process_is_ended(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
-) -> None:
+def test_a_place_is_free_when_its_process_is_ended(live: Live) -> None:
     """By a time limit, by who revokes the task, or by anybody else."""
-    toc.queues.declare("celery", concurrency=10)
-    [worker] = start_workers(1, *POOLS["prefork"])
+    live.toc.queues.declare("celery", concurrency=10)
+    [worker] = live.start_workers(1, *POOLS["prefork"])
     limits = {"soft": {"soft_time_limit": 1}, "hard": {"time_limit": 1}}
     for how in ("soft", "hard", "terminated", "killed"):
         sent = {
-            f"{name}-{how}": app.tasks[f"e2e.{name}"].apply_async(
+            f"{name}-{how}": live.app.tasks[f"e2e.{name}"].apply_async(
                 (f"{name}-{how}", 60), **limits.get(how, {})
             )
             for name in ("nap", "late_ack")
         }
-        pids = [journal.wait_for(name, 1)[0]["pid"] for name in sent]
-        assert how in limits or taken(toc) == 2
+        pids = [live.journal.wait_for(name, 1)[0]["pid"] for name in sent]
+        assert how in limits or taken(live.toc) == 2
         for one, pid in zip(sent.values(), pids, strict=True):
             if how == "killed":
                 os.kill(pid, signal.SIGKILL)
             elif how == "terminated":
                 one.revoke(terminate=True)
-        wait_until(lambda: taken(toc) == 0, what=worker.logs)
-        assert marked(toc) == []
+        wait_until(lambda: taken(live.toc) == 0, what=worker.logs)
+        assert marked(live.toc) == []
 
 
 @pytest.mark.parametrize(
     "task", ["persist", pytest.param("late_persist", marks=pytest.mark.nightly)]
 )
-def test_a_task_that_goes_on_when_it_is_terminated_keeps_its_place(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    task: str,
-) -> None:
+def test_a_task_that_goes_on_when_it_is_terminated_keeps_its_place(live: Live, task: str) -> None:
     """Celery takes it for ended as soon as it has sent the signal."""
-    toc.queues.declare("celery", concurrency=1)
-    start_workers(1, *POOLS["prefork"])
-    sent = app.tasks[f"e2e.{task}"].delay("stubborn", 3)
-    journal.wait_for("stubborn", 1)
-    app.tasks["e2e.note"].delay("next")
+    live.toc.queues.declare("celery", concurrency=1)
+    live.start_workers(1, *POOLS["prefork"])
+    sent = live.app.tasks[f"e2e.{task}"].delay("stubborn", 3)
+    live.journal.wait_for("stubborn", 1)
+    live.app.tasks["e2e.note"].delay("next")
     sent.revoke(terminate=True, signal="SIGUSR1")
-    journal.wait_for("stubborn-told", 1)
-    [done] = journal.wait_for("stubborn-done", 1)
-    [following] = journal.wait_for("next", 1)
+    live.journal.wait_for("stubborn-told", 1)
+    [done] = live.journal.wait_for("stubborn-done", 1)
+    [following] = live.journal.wait_for("next", 1)
     assert following["by_redis"] > done["by_redis"]
-    wait_until(lambda: nothing_is_left(toc))
+    wait_until(lambda: nothing_is_left(live.toc))
 
 
 @pytest.mark.parametrize("pool", [name for name in POOLS if name != "solo"])
 def test_while_a_worker_waits_for_its_tasks_to_end_each_leaves_its_place(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    pool: str,
+    live: Live, pool: str
 ) -> None:
-    toc.queues.declare("celery", concurrency=10)
-    [worker] = start_workers(1, *POOLS[pool])
-    app.tasks["e2e.nap"].apply_async(("short", 2))
-    app.tasks["e2e.nap"].apply_async(("long", 6))
-    journal.wait_for("short", 1)
-    journal.wait_for("long", 1)
-    wait_until(lambda: len(marked(toc)) == 2, 1)
+    live.toc.queues.declare("celery", concurrency=10)
+    [worker] = live.start_workers(1, *POOLS[pool])
+    live.app.tasks["e2e.nap"].apply_async(("short", 2))
+    live.app.tasks["e2e.nap"].apply_async(("long", 6))
+    live.journal.wait_for("short", 1)
+    live.journal.wait_for("long", 1)
+    wait_until(lambda: len(marked(live.toc)) == 2, 1)
     os.kill(worker.container.pid, signal.SIGTERM)
-    wait_until(lambda: taken(toc) == 1, 5, what=worker.logs)
+    wait_until(lambda: taken(live.toc) == 1, 5, what=worker.logs)
     assert worker.container.status == "running"
     worker.teardown()
-    assert taken(toc) == 0
+    assert taken(live.toc) == 0
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_places_are_freed_although_the_connection_was_cut_or_the_worker_ends_at_once(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    client: redis.Redis,
-    pool: str,
+    live: Live, pool: str
 ) -> None:
-    toc.queues.declare("celery", concurrency=10)
-    [worker] = start_workers(1, *POOLS[pool])
-    app.tasks["e2e.nap"].apply_async(("cut", 2))
-    journal.wait_for("cut", 1)
-    client.client_kill_filter(_type="normal", skipme=True)
-    wait_until(lambda: taken(toc) == 0, 5, what=worker.logs)
-    assert marked(toc) == []
-    app.tasks["e2e.nap"].apply_async(("ended", 3))
-    journal.wait_for("ended", 1)
-    wait_until(lambda: len(marked(toc)) == 1, 1, worker.logs)
+    live.toc.queues.declare("celery", concurrency=10)
+    [worker] = live.start_workers(1, *POOLS[pool])
+    live.app.tasks["e2e.nap"].apply_async(("cut", 2))
+    live.journal.wait_for("cut", 1)
+    live.client.client_kill_filter(_type="normal", skipme=True)
+    wait_until(lambda: taken(live.toc) == 0, 5, what=worker.logs)
+    assert marked(live.toc) == []
+    live.app.tasks["e2e.nap"].apply_async(("ended", 3))
+    live.journal.wait_for("ended", 1)
+    wait_until(lambda: len(marked(live.toc)) == 1, 1, worker.logs)
     worker.container.kill(signal.SIGQUIT)
-    assert (taken(toc), marked(toc)) == (0, []), worker.logs()
+    assert (taken(live.toc), marked(live.toc)) == (0, []), worker.logs()
 
 
 @pytest.mark.cluster
-def test_no_more_run_at_once_than_the_queue_allows_over_all_workers(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
-) -> None:
+def test_no_more_run_at_once_than_the_queue_allows_over_all_workers(live: Live) -> None:
     """Acknowledged before they run, or after"""
-    toc.queues.declare("celery", concurrency=3)
+    live.toc.queues.declare("celery", concurrency=3)
     for i in range(24):
-        app.tasks["e2e.told" if i % 2 else "e2e.late_ack"].delay(f"run-{i}", 0.1)
-    start_workers(2, *POOLS["prefork"])
-    entries = journal.wait_for("run-", 48)
+        live.app.tasks["e2e.told" if i % 2 else "e2e.late_ack"].delay(f"run-{i}", 0.1)
+    live.start_workers(2, *POOLS["prefork"])
+    entries = live.journal.wait_for("run-", 48)
     assert most_at_once(entries) == 3
-    wait_until(lambda: nothing_is_left(toc))
+    wait_until(lambda: nothing_is_left(live.toc))
 
 
-def test_a_worker_takes_no_more_of_a_limited_queue_than_it_can_start(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
-) -> None:
-    toc.queues.declare("celery", concurrency=10)
+def test_a_worker_takes_no_more_of_a_limited_queue_than_it_can_start(live: Live) -> None:
+    live.toc.queues.declare("celery", concurrency=10)
     for i in range(8):
-        app.tasks["e2e.late_ack"].delay(f"run-{i}", 0.3)
-    start_workers(1, "-P", "prefork", "-c", "2")
+        live.app.tasks["e2e.late_ack"].delay(f"run-{i}", 0.3)
+    live.start_workers(1, "-P", "prefork", "-c", "2")
     seen = set()
-    while len(journal.entries("run-")) < 16:
-        seen.add(toc.counts("celery").in_flight)
+    while len(live.journal.entries("run-")) < 16:
+        seen.add(live.toc.counts("celery").in_flight)
     assert max(seen) == 2
 
 
@@ -210,113 +182,97 @@ def test_a_worker_takes_no_more_of_a_limited_queue_than_it_can_start(
     ids=["acknowledged", "not-acknowledged"],
 )
 def test_what_a_killed_worker_ran_leaves_its_place_when_its_lease_ends(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    late: bool,
+    live: Live, late: bool
 ) -> None:
     """What was acknowledged before it ran does not run again."""
-    toc.queues.declare("celery", concurrency=1, visibility=2)
-    [first] = start_workers(1, *POOLS["prefork"])
-    app.tasks["e2e.hang" if late else "e2e.nap"].delay("long", 60)
-    journal.wait_for("long", 1)
+    live.toc.queues.declare("celery", concurrency=1, visibility=2)
+    [first] = live.start_workers(1, *POOLS["prefork"])
+    live.app.tasks["e2e.hang" if late else "e2e.nap"].delay("long", 60)
+    live.journal.wait_for("long", 1)
     if not late:
-        wait_until(lambda: len(marked(toc)) == 1)
-    start_workers(1, *POOLS["prefork"])
-    app.tasks["e2e.note"].delay("next")
+        wait_until(lambda: len(marked(live.toc)) == 1)
+    live.start_workers(1, *POOLS["prefork"])
+    live.app.tasks["e2e.note"].delay("next")
     first.container.end()
-    journal.wait_for("next", 1)
-    wait_until(lambda: nothing_is_left(toc))
-    assert len(journal.entries("long")) == 1 + late
+    live.journal.wait_for("next", 1)
+    wait_until(lambda: nothing_is_left(live.toc))
+    assert len(live.journal.entries("long")) == 1 + late
 
 
 @pytest.mark.parametrize("pool", LOOPS)
-def test_no_more_start_than_the_rate_and_its_burst_allow(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    pool: str,
-) -> None:
+def test_no_more_start_than_the_rate_and_its_burst_allow(live: Live, pool: str) -> None:
     number, interval, burst = 150, 0.02, 5
-    toc.queues.declare("celery", rate=f"{1 / interval:g}/s", rate_burst=burst)
-    start_workers(2, *POOLS[pool])
-    begins = now_us(toc.client) / 1e6
+    live.toc.queues.declare("celery", rate=f"{1 / interval:g}/s", rate_burst=burst)
+    live.start_workers(2, *POOLS[pool])
+    begins = now_us(live.toc.client) / 1e6
     for i in range(number):
-        app.tasks["e2e.note"].delay(f"start-{i}")
-    starts = sorted(entry["by_redis"] for entry in journal.wait_for("start-", number))
+        live.app.tasks["e2e.note"].delay(f"start-{i}")
+    starts = sorted(entry["by_redis"] for entry in live.journal.wait_for("start-", number))
     allowed = [begins + max(i - burst + 1, 0) * interval for i in range(number)]
     early = [allowed[i] - at for i, at in enumerate(starts) if at < allowed[i]]
     assert early == []
-    wait_until(lambda: nothing_is_left(toc))
+    wait_until(lambda: nothing_is_left(live.toc))
 
 
-def test_limits_are_taken_away_and_set_while_a_worker_runs(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
-) -> None:
-    toc.queues.declare("celery", rate="1/h")
-    start_workers(1, *POOLS["prefork"])
-    note = app.tasks["e2e.note"]
+def test_limits_are_taken_away_and_set_while_a_worker_runs(live: Live) -> None:
+    live.toc.queues.declare("celery", rate="1/h")
+    live.start_workers(1, *POOLS["prefork"])
+    note = live.app.tasks["e2e.note"]
     for i in range(3):
         note.delay(f"before-{i}")
-    journal.wait_for("before-", 1)
-    toc.queues.alter("celery", rate=None)
-    journal.wait_for("before-", 3)
-    toc.queues.alter("celery", concurrency=1)
+    live.journal.wait_for("before-", 1)
+    live.toc.queues.alter("celery", rate=None)
+    live.journal.wait_for("before-", 3)
+    live.toc.queues.alter("celery", concurrency=1)
     time.sleep(5)  # by then every worker has read it
-    long = app.tasks["e2e.nap"].delay("long", 60)
-    journal.wait_for("long", 1)
+    long = live.app.tasks["e2e.nap"].delay("long", 60)
+    live.journal.wait_for("long", 1)
     note.delay("beside")
     time.sleep(0.5)  # in which an idle process would have started it
-    raised = now_us(toc.client) / 1e6
-    toc.queues.alter("celery", concurrency=2)
-    [beside] = journal.wait_for("beside", 1)
+    raised = now_us(live.toc.client) / 1e6
+    live.toc.queues.alter("celery", concurrency=2)
+    [beside] = live.journal.wait_for("beside", 1)
     assert beside["by_redis"] >= raised
     long.revoke(terminate=True)
-    wait_until(lambda: nothing_is_left(toc))
+    wait_until(lambda: nothing_is_left(live.toc))
 
 
-def test_a_worker_that_stood_still_loses_its_places_and_leaves_none(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
-) -> None:
-    toc.queues.declare("celery", concurrency=1, visibility=2)
-    [first] = start_workers(1, *POOLS["prefork"])
-    app.tasks["e2e.told"].delay("stopped", 1)
-    journal.wait_for("stopped", 1)
-    wait_until(lambda: len(marked(toc)) == 1)
-    start_workers(1, *POOLS["prefork"])
-    app.tasks["e2e.told"].delay("next", 1)
+def test_a_worker_that_stood_still_loses_its_places_and_leaves_none(live: Live) -> None:
+    live.toc.queues.declare("celery", concurrency=1, visibility=2)
+    [first] = live.start_workers(1, *POOLS["prefork"])
+    live.app.tasks["e2e.told"].delay("stopped", 1)
+    live.journal.wait_for("stopped", 1)
+    wait_until(lambda: len(marked(live.toc)) == 1)
+    live.start_workers(1, *POOLS["prefork"])
+    live.app.tasks["e2e.told"].delay("next", 1)
     processes = first.container.processes()
     for process in processes:
         process.suspend()
-    journal.wait_for("next", 1)
+    live.journal.wait_for("next", 1)
     for process in processes:
         process.resume()
-    journal.wait_for("stopped-done", 1)
-    journal.wait_for("next-done", 1)
-    wait_until(lambda: nothing_is_left(toc))
-    assert len(journal.entries("stopped")) == 2
+    live.journal.wait_for("stopped-done", 1)
+    live.journal.wait_for("next-done", 1)
+    wait_until(lambda: nothing_is_left(live.toc))
+    assert len(live.journal.entries("stopped")) == 2
 
 
-def test_celerys_own_rate_limit_of_a_task_holds_too(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
-) -> None:
+def test_celerys_own_rate_limit_of_a_task_holds_too(live: Live) -> None:
     """It is of each worker, which keeps the task meanwhile, with its place."""
-    toc.queues.declare("celery", concurrency=3)
-    [worker] = start_workers(1, *POOLS["prefork"])
+    live.toc.queues.declare("celery", concurrency=3)
+    [worker] = live.start_workers(1, *POOLS["prefork"])
     told = {"destination": [worker.hostname()], "reply": True, "timeout": 3}
-    [answer] = app.control.rate_limit("e2e.note", "5/s", **told)
+    [answer] = live.app.control.rate_limit("e2e.note", "5/s", **told)
     assert "ok" in answer[worker.hostname()]
     for number in range(8):
-        app.tasks["e2e.note"].delay(f"slow-{number}")
+        live.app.tasks["e2e.note"].delay(f"slow-{number}")
     most = 0
-    while len(journal.entries("slow-")) < 8:
-        most = max(most, taken(toc))
-    starts = sorted(entry["by_redis"] for entry in journal.entries("slow-"))
+    while len(live.journal.entries("slow-")) < 8:
+        most = max(most, taken(live.toc))
+    starts = sorted(entry["by_redis"] for entry in live.journal.entries("slow-"))
     assert starts[-1] - starts[0] > 1
     assert most <= 3
-    wait_until(lambda: nothing_is_left(toc))
+    wait_until(lambda: nothing_is_left(live.toc))
 
 
 # -- keys
@@ -333,98 +289,81 @@ def send(app: Celery, name: str, key: str, number: int, *args: Any) -> None:
 
 
 @pytest.mark.cluster
-def test_of_a_key_no_more_run_at_once_than_it_may_and_no_key_waits_for_another(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
-) -> None:
-    toc.queues.declare("celery", key_concurrency=1)
+def test_of_a_key_no_more_run_at_once_than_it_may_and_no_key_waits_for_another(live: Live) -> None:
+    live.toc.queues.declare("celery", key_concurrency=1)
     for number in range(6):
         for key in "ab":
-            send(app, "told" if number % 2 else "late_ack", key, number, 0.1)
-    start_workers(2, *POOLS["prefork"])
+            send(live.app, "told" if number % 2 else "late_ack", key, number, 0.1)
+    live.start_workers(2, *POOLS["prefork"])
     for key in "ab":
-        assert most_at_once(journal.wait_for(f"{key}-", 12)) == 1
-    assert most_at_once(journal.entries()) == 2
-    wait_until(lambda: nothing_is_left(toc))
+        assert most_at_once(live.journal.wait_for(f"{key}-", 12)) == 1
+    assert most_at_once(live.journal.entries()) == 2
+    wait_until(lambda: nothing_is_left(live.toc))
 
 
 @pytest.mark.parametrize("pool", LOOPS)
 def test_keys_take_turns_so_that_a_large_one_delays_a_small_one_by_a_few(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    pool: str,
+    live: Live, pool: str
 ) -> None:
-    toc.queues.declare("celery", key_fair=True, concurrency=2)
+    live.toc.queues.declare("celery", key_fair=True, concurrency=2)
     for number in range(600):
-        send(app, "nap", "large", number, 0.01)
-    start_workers(2, *POOLS[pool])
-    journal.wait_for("large-", 20)
+        send(live.app, "nap", "large", number, 0.01)
+    live.start_workers(2, *POOLS[pool])
+    live.journal.wait_for("large-", 20)
     sent = {}
     for number in range(10):
         key = f"small{number % 3}"
-        sent[f"{key}-{number}"] = now_us(toc.client) / 1e6
-        send(app, "note", key, number)
-        journal.wait_for(f"{key}-{number}", 1)
-    large = [entry["by_redis"] for entry in journal.entries("large-")]
+        sent[f"{key}-{number}"] = now_us(live.toc.client) / 1e6
+        send(live.app, "note", key, number)
+        live.journal.wait_for(f"{key}-{number}", 1)
+    large = [entry["by_redis"] for entry in live.journal.entries("large-")]
     assert len(large) < 600
-    for entry in journal.entries("small"):
+    for entry in live.journal.entries("small"):
         before = [at for at in large if sent[entry["name"]] < at < entry["by_redis"]]
         assert len(before) <= 10, entry
-    toc.queues.purge("celery")
+    live.toc.queues.purge("celery")
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("pool", LOOPS)
 @pytest.mark.parametrize("task", [pytest.param("step", marks=pytest.mark.nightly), "late_step"])
 def test_what_is_rejected_or_retried_keeps_its_place_in_a_serial_key(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    task: str,
-    pool: str,
+    live: Live, task: str, pool: str
 ) -> None:
     """Celery acknowledges the one task before it runs, and has rejected the other when it does."""
-    toc.queues.declare("celery", key_order="serial")
+    live.toc.queues.declare("celery", key_order="serial")
     again = {1: "retry"} if task == "step" else {1: "retry", 3: "reject", 4: "retry"}
     for number in range(6):
         for key in "abc":
-            send(app, task, key, number, again.get(number, ""))
-    start_workers(2, *POOLS[pool])
+            send(live.app, task, key, number, again.get(number, ""))
+    live.start_workers(2, *POOLS[pool])
     expected: list[str] = []
     for number in range(6):
         tries = 2 if number in again else 1
         expected += [*[f"{number}"] * tries, f"{number}-done"]
     for key in "abc":
-        journal.wait_for(f"{key}-", len(expected))
-        assert of_key(journal, key) == expected
-    wait_until(lambda: nothing_is_left(toc))
+        live.journal.wait_for(f"{key}-", len(expected))
+        assert of_key(live.journal, key) == expected
+    wait_until(lambda: nothing_is_left(live.toc))
 
 
 @pytest.mark.parametrize("task", [pytest.param("step", marks=pytest.mark.nightly), "late_step"])
-def test_a_serial_key_keeps_its_order_although_workers_are_killed(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    task: str,
-) -> None:
+def test_a_serial_key_keeps_its_order_although_workers_are_killed(live: Live, task: str) -> None:
     """What was acknowledged before is not run again; what was not, is, and before the others."""
-    toc.queues.declare("celery", key_order="serial", visibility=2)
+    live.toc.queues.declare("celery", key_order="serial", visibility=2)
     keys, number = "abcdef", 12
     for i in range(number):
         for key in keys:
-            send(app, task, key, i)
-    workers = start_workers(2, *POOLS["prefork"])
-    journal.wait_for("", 30)
+            send(live.app, task, key, i)
+    workers = live.start_workers(2, *POOLS["prefork"])
+    live.journal.wait_for("", 30)
     workers[0].container.end()
     for key in keys:
-        wait_until(lambda key=key: f"{number - 1}-done" in of_key(journal, key), 30)
-        seen = of_key(journal, key)
+        wait_until(lambda key=key: f"{number - 1}-done" in of_key(live.journal, key), 30)
+        seen = of_key(live.journal, key)
         ran = [int(name.removesuffix("-done")) for name in seen]
         assert ran == sorted(ran)
         assert set(ran) == set(range(number))
         ended = [name for name in seen if name.endswith("-done")]
         assert len(ended) >= (number if task == "late_step" else number - 1)
-    wait_until(lambda: nothing_is_left(toc))
+    wait_until(lambda: nothing_is_left(live.toc))

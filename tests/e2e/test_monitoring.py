@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
 import pytest
-import redis
 from celery import Celery
 
 import kombu_toc
 from kombu_toc.metrics import _all
 
 from ..support import nursery
-from ..support.nodes import ROOT, Worker
+from ..support.nodes import Worker
 from ..support.servers import Server
-from ..support.workers import ALONE, Journal, StartWorkers, wait_until
+from ..support.workers import ALONE, Live, StartWorkers, environment_of, wait_until
 
 POOLS = {
     "prefork": ("-P", "prefork", "-c", "2"),
@@ -51,50 +48,44 @@ def inspect(app: Celery, worker: Worker) -> dict[str, object]:
 
 @pytest.mark.parametrize("pool", list(POOLS))
 def test_the_counts_in_redis_agree_with_what_producers_and_workers_did(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    pool: str,
+    live: Live, pool: str
 ) -> None:
     """Whichever process counted what, within seconds, and without anybody asking for it."""
-    [worker] = start_workers(1, *POOLS[pool], *ALONE)
+    [worker] = live.start_workers(1, *POOLS[pool], *ALONE)
     due = datetime.now(timezone.utc) + timedelta(seconds=1)
     for i in range(20):
-        app.tasks["e2e.note"].apply_async((f"counted-{i}",), eta=due)
-    app.tasks["e2e.refuse"].delay("no")
-    revoked = app.tasks["e2e.note"].apply_async(("never",), countdown=3600)
-    toc.cancel(revoked.id)
-    journal.wait_for("counted-", 20)
-    app.tasks["e2e.note"].delay("last")
-    journal.wait_for("last", 1)
-    with app.connection_for_write() as connection:
+        live.app.tasks["e2e.note"].apply_async((f"counted-{i}",), eta=due)
+    live.app.tasks["e2e.refuse"].delay("no")
+    revoked = live.app.tasks["e2e.note"].apply_async(("never",), countdown=3600)
+    live.toc.cancel(revoked.id)
+    live.journal.wait_for("counted-", 20)
+    live.app.tasks["e2e.note"].delay("last")
+    live.journal.wait_for("last", 1)
+    with live.app.connection_for_write() as connection:
         producer = connection.default_channel.center
     producer.metrics.send(producer.runner)  # the last seconds of this process
-    toc.metrics.send(toc.runner)
+    live.toc.metrics.send(live.toc.runner)
     expected = {"put": 23, "delivered": 22, "acked": 21, "dead": 1, "cancelled": 1}
-    wait_until(lambda: totals(toc) == expected, 20, lambda: totals(toc))
-    measured = kombu_toc.read_metrics(toc)["celery"]
+    wait_until(lambda: totals(live.toc) == expected, 20, lambda: totals(live.toc))
+    measured = kombu_toc.read_metrics(live.toc)["celery"]
     assert measured.recent_lateness.count == 22
     assert 0 < measured.recent_lateness.quantile(0.5) < 10
     assert measured.totals == measured.recent
     # A worker that stops leaves nothing uncounted.
     for i in range(5):
-        app.tasks["e2e.note"].delay(f"brief-{i}")
-    journal.wait_for("brief-", 5)
+        live.app.tasks["e2e.note"].delay(f"brief-{i}")
+    live.journal.wait_for("brief-", 5)
     worker.teardown()
-    wait_until(lambda: totals(toc).get("acked") == 26, 5, lambda: totals(toc))
+    wait_until(lambda: totals(live.toc).get("acked") == 26, 5, lambda: totals(live.toc))
 
 
-def test_inspect_toc_tells_what_a_worker_holds_serves_and_has_counted(
-    start_workers: StartWorkers, app: Celery, journal: Journal
-) -> None:
-    [worker] = start_workers(1, "-P", "prefork", "-c", "1", *ALONE)
-    app.tasks["e2e.note"].delay("before")
-    journal.wait_for("before", 1)
-    sent = app.tasks["e2e.late_ack"].delay("busy", 4)
-    journal.wait_for("busy", 1)
-    report = inspect(app, worker)
+def test_inspect_toc_tells_what_a_worker_holds_serves_and_has_counted(live: Live) -> None:
+    [worker] = live.start_workers(1, "-P", "prefork", "-c", "1", *ALONE)
+    live.app.tasks["e2e.note"].delay("before")
+    live.journal.wait_for("before", 1)
+    sent = live.app.tasks["e2e.late_ack"].delay("busy", 4)
+    live.journal.wait_for("busy", 1)
+    report = inspect(live.app, worker)
     assert report["leases"] == {
         "count": 1,
         "renewed_in_time": True,
@@ -117,79 +108,56 @@ def test_inspect_toc_tells_what_a_worker_holds_serves_and_has_counted(
     assert 0 < topics["celery"]["late_p50"] < 10
     assert abs(report["clock_ahead"]) < 1
     sent.get(timeout=10)
-    app.tasks["e2e.note"].apply_async(("soon",), countdown=2)
+    live.app.tasks["e2e.note"].apply_async(("soon",), countdown=2)
 
     def claimed() -> bool:
-        claims = inspect(app, worker)["claims"]
+        claims = inspect(live.app, worker)["claims"]
         return any(one["topic"] == "celery" and 0 < one["due_in"] < 2 for one in claims)
 
-    wait_until(claimed, what=lambda: inspect(app, worker))
+    wait_until(claimed, what=lambda: inspect(live.app, worker))
 
 
-def test_celerys_command_line_knows_the_remote_commands(
-    start_workers: StartWorkers, app: Celery, server: object
-) -> None:
-    [worker] = start_workers(1, "-P", "solo", *ALONE)
-    environment = {
-        **os.environ,
-        "E2E_BROKER": app.conf.broker_url,
-        "E2E_BACKEND": app.conf.result_backend,
-    }
-    for command, words in {
+def test_celerys_command_line_knows_the_remote_commands(live: Live) -> None:
+    [worker] = live.start_workers(1, "-P", "solo", *ALONE)
+    # It waits for no other.
+    to = ("-t", "5", "-d", worker.hostname())
+    for command, text in {
         ("inspect", "toc"): "leases",
         ("control", "toc_pause"): "paused",
         ("control", "toc_resume"): "takes tasks again",
     }.items():
-        ran = nursery.run(
-            [
-                *(sys.executable, "-m", "celery", "-A", "tests.support.tasks", *command),
-                *("-t", "5", "-d", worker.hostname()),  # it waits for no other
-            ],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert ran.returncode == 0, ran.stderr
-        assert worker.hostname() in ran.stdout
-        assert words in ran.stdout
+        words = ("-m", "celery", "-A", "tests.support.tasks", *command, *to)
+        said = nursery.done(words, environment=environment_of(live.app)).stdout
+        assert worker.hostname() in said and text in said
 
 
 @pytest.mark.parametrize("pool", list(POOLS))
-def test_a_paused_worker_takes_nothing_until_it_is_resumed(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    client: redis.Redis,
-    pool: str,
-) -> None:
+def test_a_paused_worker_takes_nothing_until_it_is_resumed(live: Live, pool: str) -> None:
     """Also not by a claim that it has made before, nor after a reconnect."""
-    [worker] = start_workers(1, *POOLS[pool], *ALONE)
-    app.tasks["e2e.note"].apply_async(("scheduled",), countdown=1)
+    [worker] = live.start_workers(1, *POOLS[pool], *ALONE)
+    live.app.tasks["e2e.note"].apply_async(("scheduled",), countdown=1)
     time.sleep(0.3)  # it has claimed that time
     name = worker.hostname()
-    [answer] = app.control.broadcast("toc_pause", destination=[name], reply=True, timeout=5)
+    [answer] = live.app.control.broadcast("toc_pause", destination=[name], reply=True, timeout=5)
     assert answer == {name: {"ok": "paused"}}
-    assert inspect(app, worker)["paused"] is True
+    assert inspect(live.app, worker)["paused"] is True
     for i in range(5):
-        app.tasks["e2e.note"].delay(f"waits-{i}")
+        live.app.tasks["e2e.note"].delay(f"waits-{i}")
     time.sleep(2.5)  # it would have looked twice meanwhile
-    assert journal.entries() == []
-    assert toc.counts("celery").ready == 6
-    [beside] = start_workers(1, "-P", "solo", *ALONE)
-    journal.wait_for("", 6)
+    assert live.journal.entries() == []
+    assert live.toc.counts("celery").ready == 6
+    [beside] = live.start_workers(1, "-P", "solo", *ALONE)
+    live.journal.wait_for("", 6)
     beside.teardown()
     lines = worker.logs().count("Connected to")
-    client.client_kill_filter(_type="normal", skipme=True)
+    live.client.client_kill_filter(_type="normal", skipme=True)
     wait_until(lambda: worker.logs().count("Connected to") > lines, 30, worker.logs)
-    app.tasks["e2e.note"].delay("afterwards")
+    live.app.tasks["e2e.note"].delay("afterwards")
     time.sleep(2.5)  # it would have looked twice meanwhile
-    assert not journal.entries("afterwards")
-    [answer] = app.control.broadcast("toc_resume", destination=[name], reply=True, timeout=5)
+    assert not live.journal.entries("afterwards")
+    [answer] = live.app.control.broadcast("toc_resume", destination=[name], reply=True, timeout=5)
     assert answer == {name: {"ok": "takes tasks again"}}
-    journal.wait_for("afterwards", 1)
+    live.journal.wait_for("afterwards", 1)
 
 
 def test_a_worker_says_at_its_start_what_it_serves(start_workers: StartWorkers) -> None:
@@ -218,26 +186,21 @@ def test_a_visibility_timeout_that_is_left_from_another_broker_is_told(
     assert "visibility_timeout is 43200 seconds (12 hours)" in line and "remove it" in line
     for seconds, is_told in ((43200, True), (3600, True), (600, False)):
         url = f"{single_server.toc_url}?visibility_timeout={seconds}"
-        words = ("-b", url, "toc", "status", "--json")
-        told = nursery.run(
-            [sys.executable, "-m", "celery", *words], capture_output=True, text=True, check=True
-        )
-        warnings = json.loads(told.stdout)["warnings"]
+        words = ("-m", "celery", "-b", url, "toc", "status", "--json")
+        warnings = json.loads(nursery.done(words).stdout)["warnings"]
         assert any("visibility_timeout is" in one for one in warnings) is is_told, warnings
 
 
-def test_a_worker_says_at_its_start_what_has_no_effect(
-    start_workers: StartWorkers, toc: kombu_toc.TimeoutCenter
-) -> None:
+def test_a_worker_says_at_its_start_what_has_no_effect(live: Live) -> None:
     """Options that are misspelt or another transport's, and limits that others have declared."""
-    toc.queues.declare("celery", slots=4, retries=2, visibility=20)
+    live.toc.queues.declare("celery", slots=4, retries=2, visibility=20)
     options = {
         "visibilty_timeout": 3600,
         "sep": ":",
         "max_retries": 3,
         "toc_topics": {"celery": {"slots": 4, "retries": 5, "visibility": 20, "dead_age": 60}},
     }
-    [worker] = start_workers(1, "-P", "solo", *ALONE, broker_transport_options=options)
+    [worker] = live.start_workers(1, "-P", "solo", *ALONE, broker_transport_options=options)
     [line] = re.findall(r"Timeout center at .*", worker.logs())
     assert "celery (4 slots, visibility timeout 20 s, 2 retries)" in line
     assert "urgent (1 slot, visibility timeout 60 s, 16 retries)" in line
@@ -262,19 +225,17 @@ def test_a_worker_whose_broker_has_no_such_database_ends_and_says_so(
     assert "has no database 99; use a number that its setting 'databases' allows" in worker.logs()
 
 
-def test_what_comes_back_or_dies_is_logged_with_the_tasks_name_and_id(
-    start_workers: StartWorkers, app: Celery, journal: Journal
-) -> None:
+def test_what_comes_back_or_dies_is_logged_with_the_tasks_name_and_id(live: Live) -> None:
     """Of a worker that was killed, and of a task that rejects its message."""
     options = {"visibility_timeout": 1, "toc_topics": {"urgent": {"retries": 0}}}
-    victims = start_workers(2, "-P", "solo", *ALONE, broker_transport_options=options)
-    back = app.tasks["e2e.late_ack"].delay("back", 2)
-    dead = app.tasks["e2e.late_ack"].apply_async(("dead", 2), queue="urgent")
-    journal.wait_for("", 2)
+    victims = live.start_workers(2, "-P", "solo", *ALONE, broker_transport_options=options)
+    back = live.app.tasks["e2e.late_ack"].delay("back", 2)
+    dead = live.app.tasks["e2e.late_ack"].apply_async(("dead", 2), queue="urgent")
+    live.journal.wait_for("", 2)
     for victim in victims:
         victim.kill()
-    [worker] = start_workers(1, "-P", "solo", *ALONE, broker_transport_options=options)
-    refused = app.tasks["e2e.refuse"].delay("no")
+    [worker] = live.start_workers(1, "-P", "solo", *ALONE, broker_transport_options=options)
+    refused = live.app.tasks["e2e.refuse"].delay("no")
     for line in (
         f"message {back.id} of celery (task e2e.late_ack): its lease ended, it is delivered again",
         f"message {dead.id} of urgent (task e2e.late_ack): lost for good, it is in DeadQueue",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -40,8 +39,7 @@ def environment(tmp_path: Path, single_server: Server) -> dict[str, str]:
     with single_server.client() as client:
         client.flushall()
     (tmp_path / "hookshop.py").write_text(textwrap.dedent(APP.format(broker=single_server.toc_url)))
-    path = f"{tmp_path}:{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"
-    return {**os.environ, "PYTHONPATH": path}
+    return {**os.environ, **nursery.importing(tmp_path)}
 
 
 @pytest.fixture
@@ -49,14 +47,8 @@ def toc(environment: dict[str, str]) -> Callable[..., Any]:
     """Run ``celery toc`` with ``--json``."""
 
     def run(*command: str) -> Any:
-        made = nursery.run(
-            [sys.executable, "-m", "celery", "-A", "hookshop", "toc", *command, "--json"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return json.loads(made.stdout)
+        words = ("-m", "celery", "-A", "hookshop", "toc", *command, "--json")
+        return json.loads(nursery.done(words, env=environment).stdout)
 
     return run
 
@@ -122,21 +114,14 @@ def test_a_server_of_an_apps_http_api_may_send_too(
             got = target.next()
             assert (got.id, got.body) == ("order-7", b'{"order":7}')
             assert signatures(got, SECRET)
-    missing = nursery.run(
-        [sys.executable, *command, str(tmp_path / "none.txt")],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert missing.returncode == 1
+    missing = nursery.done((*command, tmp_path / "none.txt"), code=1, env=environment)
     assert missing.stderr.startswith("Error: the secrets cannot be read: [Errno 2] No such file")
 
 
 def test_a_broker_that_cannot_be_used_is_not_blamed_on_the_secrets() -> None:
-    command = ("celery", "-b", "toc+embedded:///dev/null/x", "toc", "notify", "--unsigned")
-    done = nursery.run([sys.executable, "-m", *command], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "broker" in done.stderr and "secrets" not in done.stderr, done.stderr
+    words = ("-m", "celery", "-b", "toc+embedded:///dev/null/x", "toc", "notify", "--unsigned")
+    said = nursery.done(words, code=1).stderr
+    assert "broker" in said and "secrets" not in said, said
 
 
 def test_a_worker_has_the_rights_that_a_notifier_needs(tmp_path: Path) -> None:

@@ -89,8 +89,7 @@ class Shop:
         self.folder = folder
         self.log = folder / "worker.log"
         self._worker: subprocess.Popen[bytes] | None = None
-        path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
-        self.environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
+        self.environment = {**os.environ, **nursery.importing(folder)}
 
     def start(self, pool: str, *options: str) -> None:
         words = ["-m", "celery", "-A", "traced_shop", "worker", *POOLS[pool], *options]
@@ -111,16 +110,9 @@ class Shop:
 
     def run(self, program: str) -> str:
         """Run a program that has the app; returns what it prints."""
-        done = subprocess.run(
-            [sys.executable, "-c", "from traced_shop import *\n" + textwrap.dedent(program)],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        words = ("-c", "from traced_shop import *\n" + textwrap.dedent(program))
+        how: dict[str, Any] = {"cwd": self.folder, "env": self.environment}
+        return nursery.done(words, **how).stdout.strip()
 
     @property
     def spans(self) -> list[dict[str, Any]]:
@@ -372,37 +364,13 @@ def test_the_example_of_the_page_runs(
     assert url in example
     text = example.replace(url, server.toc_url)
     (tmp_path / "shop.py").write_text(text)
-    path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
-    celery = [sys.executable, "-m", "celery"]
+    how: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, **nursery.importing(tmp_path)}}
     log = tmp_path / "worker.log"
-    with open(log, "wb") as out:
-        worker = nursery.Popen(
-            [*celery, *begin, "--without-mingle"],
-            cwd=tmp_path,
-            env=environment,
-            stdout=out,
-            stderr=out,
-        )
-    try:
-        sent = nursery.run(
-            [*celery, *call],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert sent.returncode == 0, sent.stderr
-        assert '"name": "send celery"' in sent.stdout
-        assert '"celery_toc.action_time"' in sent.stdout
-
-        def said() -> str:
-            return log.read_text()
-
+    said = log.read_text
+    with nursery.running(("-m", "celery", *begin, "--without-mingle"), log, **how):
+        sent = nursery.done(("-m", "celery", *call), **how).stdout
+        assert '"name": "send celery"' in sent
+        assert '"celery_toc.action_time"' in sent
         wait_until(lambda: '"name": "ack celery"' in said() and "remind 7" in said(), 60, said)
         assert '"name": "receive celery"' in said()
         assert '"celery_toc.lateness"' in said()
-    finally:
-        worker.terminate()
-        worker.wait(60)

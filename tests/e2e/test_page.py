@@ -37,6 +37,7 @@ from ..support.browser import Browser, require_browser
 from ..support.http_server import HttpServer
 from ..support.inspection import minutes_pass
 from ..support.library import close_libraries
+from ..support.nodes import ROOT
 from ..support.servers import Server
 
 pytestmark = pytest.mark.timeout(150)
@@ -100,7 +101,7 @@ def shared(own_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with HttpServer(
         own_server.toc_url,
         command=("-m", "celery", "-A", "pageshop", "toc", "web"),
-        environment={"PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"},
+        environment=nursery.importing(folder),
     ) as made:
         sys.path.insert(0, str(folder))
         import pageshop
@@ -869,23 +870,11 @@ def worker(shared: Any, own_server: Server) -> Iterator[None]:
 
     folder = Path(pageshop.__file__).parent
     (folder / "pageshop_worker.py").write_text(WORKER_APP + "\napp = shop\n")
-    command = [sys.executable, "-m", "celery", "-A", "pageshop_worker", "worker", "-P", "threads"]
-    process = nursery.Popen(
-        [*command, "-c", "2", "-Q", "celery,mail", "-n", "w@here", "--without-mingle"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        stdin=subprocess.DEVNULL,
-    )
-    yield
-    process.terminate()
-    try:
-        process.wait(30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        raise
+    words = ("-m", "celery", "-A", "pageshop_worker", "worker", "-P", "threads", "-c", "2")
+    words += ("-Q", "celery,mail", "-n", "w@here", "--without-mingle")
+    environment = {**os.environ, **nursery.importing(folder)}
+    with nursery.running(words, folder / "worker.log", cwd=folder, env=environment):
+        yield
 
 
 def test_the_workers_say_what_they_hold_and_who_has_a_message(
@@ -993,11 +982,10 @@ def test_the_library_is_searched_by_business_id(
 
 
 def test_a_newcomer_sees_tasks_count_down(browser: Browser) -> None:
-    root = Path(__file__).parents[2]
     process = subprocess.Popen(
         [sys.executable, "examples/first_run", "--page", "--port", "0", "--first", "60"],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -1025,18 +1013,10 @@ def test_a_newcomer_sees_tasks_count_down(browser: Browser) -> None:
 
 
 def test_a_newcomer_whose_port_is_taken_is_told_so_and_nothing_else() -> None:
-    root = Path(__file__).parents[2]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = subprocess.run(
-            [sys.executable, "examples/first_run", "--page", "--port", str(port), "--tasks", "20"],
-            cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-    assert done.returncode == 1
+        words = ("examples/first_run", "--page", "--port", str(port), "--tasks", "20")
+        done = nursery.done(words, code=1, execute=True, environment={"PYTHONPATH": str(ROOT)})
     said = done.stderr.strip().splitlines()
     assert [line for line in said if f"127.0.0.1:{port}: Address already in use" in line] == [
         said[0]

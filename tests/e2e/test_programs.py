@@ -11,19 +11,16 @@ from pathlib import Path
 import psutil
 from celery import Celery
 
-from kombu_toc import EmbeddedServer, TimeoutCenter
+from kombu_toc import EmbeddedServer
 
 from ..support import nursery
 from ..support.nodes import ROOT
-from ..support.servers import Server
-from ..support.workers import Journal, StartWorkers, wait_until
+from ..support.workers import Live, wait_until
 
 
-def test_celery_events_dump_shows_tasks_with_their_eta(
-    start_workers: StartWorkers, app: Celery, server: Server, tmp_path: Path
-) -> None:
-    start_workers(1, "-c", "1", "-E")
-    command = [sys.executable, "-m", "celery", "-b", server.toc_url, "events", "--dump"]
+def test_celery_events_dump_shows_tasks_with_their_eta(live: Live, tmp_path: Path) -> None:
+    live.start_workers(1, "-c", "1", "-E")
+    command = [sys.executable, "-m", "celery", "-b", live.server.toc_url, "events", "--dump"]
     shown = (tmp_path / "dump").read_text
     with open(tmp_path / "dump", "wb") as dump:
         process = nursery.Popen(
@@ -31,7 +28,7 @@ def test_celery_events_dump_shows_tasks_with_their_eta(
         )
         try:
             wait_until(lambda: "heartbeat" in shown(), 30, shown)  # one comes every two seconds
-            result = app.tasks["e2e.add"].apply_async((1, 2), countdown=0.5)
+            result = live.app.tasks["e2e.add"].apply_async((1, 2), countdown=0.5)
             assert result.get(timeout=10) == 3
             wait_until(lambda: "task succeeded" in shown(), 30, shown)
         finally:
@@ -42,69 +39,61 @@ def test_celery_events_dump_shows_tasks_with_their_eta(
     assert "eta=None" not in received
 
 
-def test_beat_sends_periodic_tasks(
-    start_workers: StartWorkers, app: Celery, journal: Journal, tmp_path: Path
-) -> None:
+def test_beat_sends_periodic_tasks(live: Live, tmp_path: Path) -> None:
     schedule = {"every": {"task": "e2e.note", "schedule": 0.5, "args": ["tick"]}}
     beat = ("-B", "-s", str(tmp_path / "schedule"))
-    start_workers(1, "-c", "1", *beat, beat_schedule=schedule)
-    assert len(journal.wait_for("tick", 4)) >= 4
+    live.start_workers(1, "-c", "1", *beat, beat_schedule=schedule)
+    assert len(live.journal.wait_for("tick", 4)) >= 4
 
 
-def test_the_pool_grows_and_shrinks(
-    start_workers: StartWorkers, app: Celery, journal: Journal
-) -> None:
-    [worker] = start_workers(1, "-c", "1")
+def test_the_pool_grows_and_shrinks(live: Live) -> None:
+    [worker] = live.start_workers(1, "-c", "1")
     name = worker.hostname()
-    [answer] = app.control.pool_grow(2, destination=[name], reply=True, timeout=5)
+    [answer] = live.app.control.pool_grow(2, destination=[name], reply=True, timeout=5)
     assert "ok" in answer[name]
     for attempt in range(10):  # new processes take a while until they take tasks
-        results = [app.tasks["e2e.nap"].delay(f"grown-{attempt}-{i}", 0.5) for i in range(3)]
+        results = [live.app.tasks["e2e.nap"].delay(f"grown-{attempt}-{i}", 0.5) for i in range(3)]
         times = [result.get(timeout=10) for result in results]
         if max(times) - min(times) < 0.4:
             break
     else:
         raise AssertionError("the three processes never worked side by side")
-    [answer] = app.control.pool_shrink(1, destination=[name], reply=True, timeout=5)
+    [answer] = live.app.control.pool_shrink(1, destination=[name], reply=True, timeout=5)
     assert "ok" in answer[name]
-    assert app.tasks["e2e.add"].delay(1, 1).get(timeout=10) == 2
+    assert live.app.tasks["e2e.add"].delay(1, 1).get(timeout=10) == 2
 
 
-def test_disabled_prefetch_takes_only_what_can_start(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: TimeoutCenter
-) -> None:
-    start_workers(1, "-c", "1", "--disable-prefetch")
+def test_disabled_prefetch_takes_only_what_can_start(live: Live) -> None:
+    live.start_workers(1, "-c", "1", "--disable-prefetch")
     for i in range(5):
-        app.tasks["e2e.nap"].delay(f"single-{i}", 0.4)
-    journal.wait_for("single-", 1)
+        live.app.tasks["e2e.nap"].delay(f"single-{i}", 0.4)
+    live.journal.wait_for("single-", 1)
     time.sleep(0.1)  # what would be prefetched would be so by now
-    assert toc.counts("celery").ready == 4
-    journal.wait_for("single-", 5)
+    assert live.toc.counts("celery").ready == 4
+    live.journal.wait_for("single-", 5)
 
 
-def test_early_and_late_acknowledgement_both_drain(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: TimeoutCenter
-) -> None:
-    start_workers(1, "-c", "2", task_acks_late=True)
+def test_early_and_late_acknowledgement_both_drain(live: Live) -> None:
+    live.start_workers(1, "-c", "2", task_acks_late=True)
     for i in range(20):
-        app.tasks["e2e.note"].delay(f"late-{i}")
-        app.tasks["e2e.late_ack"].delay(f"late-ack-{i}", 0.01)
-    journal.wait_for("late-ack-", 40)
-    wait_until(lambda: toc.counts("celery") == (0, 0, 0, 0), 5, lambda: toc.counts("celery"))
+        live.app.tasks["e2e.note"].delay(f"late-{i}")
+        live.app.tasks["e2e.late_ack"].delay(f"late-ack-{i}", 0.01)
+    live.journal.wait_for("late-ack-", 40)
+    wait_until(
+        lambda: live.toc.counts("celery") == (0, 0, 0, 0), 5, lambda: live.toc.counts("celery")
+    )
 
 
-def test_a_killed_workers_messages_come_back_within_the_visibility_timeout(
-    start_workers: StartWorkers, app: Celery, journal: Journal
-) -> None:
+def test_a_killed_workers_messages_come_back_within_the_visibility_timeout(live: Live) -> None:
     """A5, W6"""
     options = {"broker_transport_options": {"visibility_timeout": 1}}
-    [victim] = start_workers(1, "-P", "solo", **options)
-    app.tasks["e2e.late_ack"].delay("killed", 3)
-    journal.wait_for("killed", 1)
+    [victim] = live.start_workers(1, "-P", "solo", **options)
+    live.app.tasks["e2e.late_ack"].delay("killed", 3)
+    live.journal.wait_for("killed", 1)
     victim.container.kill("SIGKILL")
     began = time.monotonic()
-    start_workers(1, "-P", "solo", **options)
-    journal.wait_for("killed", 2, timeout=10)
+    live.start_workers(1, "-P", "solo", **options)
+    live.journal.wait_for("killed", 2, timeout=10)
     assert time.monotonic() - began < 8
 
 
@@ -117,16 +106,14 @@ def embedded_app(tmp_path: Path) -> tuple[Celery, str]:
     return make_app(broker, "disabled://"), broker
 
 
-def test_an_embedded_server_serves_producer_and_worker(
-    tmp_path: Path, journal: Journal, start_workers: StartWorkers
-) -> None:
+def test_an_embedded_server_serves_producer_and_worker(tmp_path: Path, live: Live) -> None:
     """X7"""
     app, broker = embedded_app(tmp_path)
     try:
-        start_workers(1, "-c", "1", broker=broker)
+        live.start_workers(1, "-c", "1", broker=broker)
         sent = time.time()
         app.tasks["e2e.note"].apply_async(("embedded",), countdown=0.5)
-        assert journal.wait_for("embedded", 1)[0]["at"] - sent >= 0.5
+        assert live.journal.wait_for("embedded", 1)[0]["at"] - sent >= 0.5
     finally:
         app.close()
         EmbeddedServer.join(str(tmp_path / "data")).leave()

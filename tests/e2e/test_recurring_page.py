@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -92,9 +91,8 @@ print(configured.read(app).entries[1].rules)
 """
     script = tmp_path / "script.py"
     script.write_text("\n".join((example, by_hand, fill, options, looks)))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == [
+    assert nursery.done((script,), execute=True).stdout.splitlines() == [
         "30 8 * * 1-5 UTC active",
         "1 report@2025-11-20T08:30:00Z",
         "{'misfire': 'skip', 'overlap': 'skip'}",
-    ], done.stderr
+    ]

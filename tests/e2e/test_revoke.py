@@ -3,9 +3,6 @@ could be running."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -25,11 +22,10 @@ from kombu_toc.scripts.call import load
 from ..support import nursery
 from ..support.fixtures import own_server
 from ..support.inspection import calls_of, slot_keys
-from ..support.nodes import ROOT
 from ..support.ports import free_port
 from ..support.proxy import Proxy
 from ..support.tasks import make_app
-from ..support.workers import POOLS, Journal, StartWorkers, stop_when_done, wait_until
+from ..support.workers import POOLS, Live, environment_of, stop_when_done, wait_until
 
 HOUR = 3600
 
@@ -51,52 +47,44 @@ def remembered(app: Celery) -> list[str]:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_revoked_countdown_task_is_gone_at_once_and_never_runs(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    pool: str,
-) -> None:
+def test_a_revoked_countdown_task_is_gone_at_once_and_never_runs(live: Live, pool: str) -> None:
     """K10, X4"""
-    workers = start_workers(1, *POOLS[pool])
-    revoked, other = note(app, "revoked", countdown=2), note(app, "other", countdown=2)
+    workers = live.start_workers(1, *POOLS[pool])
+    revoked, other = note(live.app, "revoked", countdown=2), note(live.app, "other", countdown=2)
     revoked.revoke()
     assert revoked.state == states.REVOKED
-    assert toc.get(revoked.id) == []
+    assert live.toc.get(revoked.id) == []
     with pytest.raises(TaskRevokedError, match="revoked"):
         revoked.get(timeout=5)
-    journal.wait_for("other", 1)
+    live.journal.wait_for("other", 1)
     other.get(timeout=5)
-    assert remembered(app) == []
-    stop_when_done(workers, lambda: slot_keys(toc.client) == [])
-    assert journal.entries("revoked") == []
+    assert remembered(live.app) == []
+    stop_when_done(workers, lambda: slot_keys(live.toc.client) == [])
+    assert live.journal.entries("revoked") == []
 
 
-def test_without_any_worker_a_revoked_task_has_its_result_and_leaves_nothing(
-    app: Celery, toc: kombu_toc.TimeoutCenter, client: Any
-) -> None:
-    sent = note(app, "x", countdown=HOUR)
+def test_without_any_worker_a_revoked_task_has_its_result_and_leaves_nothing(live: Live) -> None:
+    sent = note(live.app, "x", countdown=HOUR)
     sent.revoke()
     assert (sent.state, sent.ready()) == (states.REVOKED, True)
-    assert slot_keys(client) == []
+    assert slot_keys(live.client) == []
 
 
-def test_a_list_of_ids_and_a_group_are_revoked_wherever_they_wait(
-    app: Celery, toc: kombu_toc.TimeoutCenter, client: Any
-) -> None:
+def test_a_list_of_ids_and_a_group_are_revoked_wherever_they_wait(live: Live) -> None:
     sent = [
-        note(app, "x", countdown=HOUR, queue=queue)
+        note(live.app, "x", countdown=HOUR, queue=queue)
         for queue in ("celery", "urgent", "one-slot")
         for _ in range(50)
     ]
-    kept = note(app, "kept", countdown=HOUR)
-    app.control.revoke([one.id for one in sent])
+    kept = note(live.app, "kept", countdown=HOUR)
+    live.app.control.revoke([one.id for one in sent])
     assert {one.state for one in sent} == {states.REVOKED}
-    members = group(app.tasks["e2e.note"].s(f"{n}") for n in range(5)).apply_async(countdown=HOUR)
+    members = group(live.app.tasks["e2e.note"].s(f"{n}") for n in range(5)).apply_async(
+        countdown=HOUR
+    )
     members.revoke()
     assert {one.state for one in members.results} == {states.REVOKED}
-    assert [one.id for one in toc.scan().messages] == [kept.id]
+    assert [one.id for one in live.toc.scan().messages] == [kept.id]
 
 
 @own_server
@@ -118,167 +106,155 @@ def test_a_revoke_asks_each_queue_once(server: Any, client: Any, queues: int, mo
     app.close()
 
 
-def test_a_task_in_a_workers_own_queue_is_revoked(
-    app: Celery, toc: kombu_toc.TimeoutCenter, client: Any
-) -> None:
+def test_a_task_in_a_workers_own_queue_is_revoked(live: Live) -> None:
     """As with `worker_direct`: the queue goes when the worker does."""
     queue = Queue("worker-1.dq", auto_delete=True, durable=False)
-    sent = note(app, "x", countdown=HOUR, queue=queue)
-    assert [one.topic for one in toc.get(sent.id)] == ["worker-1.dq"]
+    sent = note(live.app, "x", countdown=HOUR, queue=queue)
+    assert [one.topic for one in live.toc.get(sent.id)] == ["worker-1.dq"]
     sent.revoke()
     assert sent.state == states.REVOKED
-    assert toc.get(sent.id) == []
+    assert live.toc.get(sent.id) == []
 
 
-def test_tasks_are_revoked_by_their_stamps(
-    app: Celery, toc: kombu_toc.TimeoutCenter, client: Any
-) -> None:
+def test_tasks_are_revoked_by_their_stamps(live: Live) -> None:
     def stamped(queue: str = "celery", **stamps: Any) -> AsyncResult:
-        signature = app.tasks["e2e.note"].s("x").set(countdown=HOUR, queue=queue)
+        signature = live.app.tasks["e2e.note"].s("x").set(countdown=HOUR, queue=queue)
         signature.stamp(**stamps)
         return signature.apply_async()
 
     revoked = [stamped(order="7"), stamped(queue="urgent", order=["6", "7"]), stamped(shop="a")]
-    kept = [stamped(order="8"), stamped(invoice="7"), note(app, "x", countdown=HOUR)]
-    app.control.revoke_by_stamped_headers({"order": ["7", "9"], "shop": "a"})
+    kept = [stamped(order="8"), stamped(invoice="7"), note(live.app, "x", countdown=HOUR)]
+    live.app.control.revoke_by_stamped_headers({"order": ["7", "9"], "shop": "a"})
     assert {one.state for one in revoked} == {states.REVOKED}
     assert {one.state for one in kept} == {states.PENDING}
-    assert {one.id for one in toc.scan().messages} == {one.id for one in kept}
+    assert {one.id for one in live.toc.scan().messages} == {one.id for one in kept}
     kept[0].revoke_by_stamped_headers({"order": "8"})
     assert kept[0].state == states.REVOKED
 
 
 @pytest.mark.parametrize("removes", [True, False])
 def test_a_chord_with_a_revoked_member_fails_as_it_does_with_celery(
-    start_workers: StartWorkers, app: Celery, toc: kombu_toc.TimeoutCenter, removes: bool
+    live: Live, removes: bool
 ) -> None:
     """With the setting off, it is Celery itself that revokes."""
-    app.conf.broker_transport_options = {"toc_revoke_removes": removes}
-    start_workers(1, "-c", "2")
-    add = app.tasks["e2e.add"]
-    made = chord([add.s(1, 1), add.s(2, 2).set(countdown=2)])(app.tasks["e2e.total"].s())
+    live.app.conf.broker_transport_options = {"toc_revoke_removes": removes}
+    live.start_workers(1, "-c", "2")
+    add = live.app.tasks["e2e.add"]
+    made = chord([add.s(1, 1), add.s(2, 2).set(countdown=2)])(live.app.tasks["e2e.total"].s())
     first, second = made.parent.results
     first.get(timeout=10)
     second.revoke()
     with pytest.raises((ChordError, TaskRevokedError), match=r"revoked|TaskRevokedError"):
         made.get(timeout=15)
     assert second.state == states.REVOKED
-    wait_until(lambda: slot_keys(toc.client) == [])
+    wait_until(lambda: slot_keys(live.toc.client) == [])
 
 
-def test_with_the_setting_off_the_message_waits_and_workers_remember_its_id(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
-) -> None:
-    app.conf.broker_transport_options = {"toc_revoke_removes": False}
-    start_workers(1, "-c", "1")
-    sent = note(app, "x", countdown=2)
+def test_with_the_setting_off_the_message_waits_and_workers_remember_its_id(live: Live) -> None:
+    live.app.conf.broker_transport_options = {"toc_revoke_removes": False}
+    live.start_workers(1, "-c", "1")
+    sent = note(live.app, "x", countdown=2)
     sent.revoke()
-    assert [one.state for one in toc.get(sent.id)] == [WAITING]
-    wait_until(lambda: remembered(app) == [sent.id])
-    wait_until(lambda: toc.get(sent.id) == [])
+    assert [one.state for one in live.toc.get(sent.id)] == [WAITING]
+    wait_until(lambda: remembered(live.app) == [sent.id])
+    wait_until(lambda: live.toc.get(sent.id) == [])
     wait_until(lambda: sent.state == states.REVOKED)
-    assert journal.entries() == []
+    assert live.journal.entries() == []
 
 
-def test_workers_are_told_of_what_is_in_flight_or_unknown(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
-) -> None:
+def test_workers_are_told_of_what_is_in_flight_or_unknown(live: Live) -> None:
     """It may be running, or sent later: then it is dropped when it comes."""
-    taken = note(app, "taken")
-    toc.pop("celery", visibility=8)  # by a consumer that dies
-    [worker] = start_workers(1, "-c", "1")
-    waiting = note(app, "waiting", countdown=HOUR)
-    app.control.revoke([taken.id, waiting.id, "not-sent-yet"])
-    assert [one.state for one in toc.get(taken.id)] == [IN_FLIGHT]
-    wait_until(lambda: sorted(remembered(app)) == sorted([taken.id, "not-sent-yet"]))
-    note(app, "later", task_id="not-sent-yet")
+    taken = note(live.app, "taken")
+    live.toc.pop("celery", visibility=8)  # by a consumer that dies
+    [worker] = live.start_workers(1, "-c", "1")
+    waiting = note(live.app, "waiting", countdown=HOUR)
+    live.app.control.revoke([taken.id, waiting.id, "not-sent-yet"])
+    assert [one.state for one in live.toc.get(taken.id)] == [IN_FLIGHT]
+    wait_until(lambda: sorted(remembered(live.app)) == sorted([taken.id, "not-sent-yet"]))
+    note(live.app, "later", task_id="not-sent-yet")
     dropped = f"Discarding revoked task: e2e.note[{taken.id}]"
     wait_until(lambda: dropped in worker.logs(), 30)
-    wait_until(lambda: slot_keys(toc.client) == [])
-    assert {taken.state, app.AsyncResult("not-sent-yet").state} == {states.REVOKED}
-    assert journal.entries() == []
+    wait_until(lambda: slot_keys(live.toc.client) == [])
+    assert {taken.state, live.app.AsyncResult("not-sent-yet").state} == {states.REVOKED}
+    assert live.journal.entries() == []
 
 
 def test_a_worker_is_told_of_what_it_may_have_begun_and_replies_where_that_is_asked_for(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
+    live: Live,
 ) -> None:
     """Of a retry, for one may have begun it before."""
-    [worker] = start_workers(1, "-c", "1")
-    again, first = note(app, "again", countdown=HOUR, retries=1), note(app, "x", countdown=HOUR)
-    app.control.revoke([first.id, again.id])
-    wait_until(lambda: remembered(app) == [again.id])
-    assert toc.get([first.id, again.id]) == []
+    [worker] = live.start_workers(1, "-c", "1")
+    again, first = (
+        note(live.app, "again", countdown=HOUR, retries=1),
+        note(live.app, "x", countdown=HOUR),
+    )
+    live.app.control.revoke([first.id, again.id])
+    wait_until(lambda: remembered(live.app) == [again.id])
+    assert live.toc.get([first.id, again.id]) == []
 
-    sent = note(app, "x", countdown=HOUR)
-    [reply] = app.control.revoke(sent.id, reply=True)  # as `celery control revoke` asks
+    sent = note(live.app, "x", countdown=HOUR)
+    [reply] = live.app.control.revoke(sent.id, reply=True)  # as `celery control revoke` asks
     assert "flagged as revoked" in reply[worker.hostname()]["ok"]
-    assert toc.get(sent.id) == []
+    assert live.toc.get(sent.id) == []
 
-    sent = app.tasks["e2e.late_ack"].delay("long", 60)
-    journal.wait_for("long", 1)
+    sent = live.app.tasks["e2e.late_ack"].delay("long", 60)
+    live.journal.wait_for("long", 1)
     sent.revoke(terminate=True)
     wait_until(lambda: sent.state == states.REVOKED)
-    assert journal.entries("long-done") == []
+    assert live.journal.entries("long-done") == []
 
-    sent = app.tasks["e2e.again"].apply_async((3, 2.0))
+    sent = live.app.tasks["e2e.again"].apply_async((3, 2.0))
     wait_until(lambda: sent.state == states.RETRY)
     sent.revoke()  # while it waits for its retry
     assert sent.state == states.REVOKED
-    assert toc.get(sent.id) == []
+    assert live.toc.get(sent.id) == []
     time.sleep(2.5)  # it would have been retried by now
-    assert len(journal.entries("again-")) == 1
+    assert len(live.journal.entries("again-")) == 1
     assert sent.state == states.REVOKED
 
 
-def test_tasks_revoked_in_the_moment_they_become_due_ran_or_are_revoked(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
-) -> None:
+def test_tasks_revoked_in_the_moment_they_become_due_ran_or_are_revoked(live: Live) -> None:
     """X4: each has the state of what became of it, and none is left
 
     One after the other: Celery 5.7 marks what it is told to revoke also if another thread or
     process has begun it in that moment.
     """
-    start_workers(1, "-P", "solo")
+    live.start_workers(1, "-P", "solo")
     begin = datetime.now(timezone.utc) + timedelta(seconds=2)
     due = [begin + timedelta(milliseconds=10 * number) for number in range(150)]
-    sent = [note(app, f"{number}", eta=eta) for number, eta in enumerate(due)]
+    sent = [note(live.app, f"{number}", eta=eta) for number, eta in enumerate(due)]
     # From 60 ms before it is due to 10 ms after; workers fetch what is due in 20 ms.
     early = [timedelta(milliseconds=60 - number * 37 % 70) for number in range(150)]
     for number in sorted(range(150), key=lambda number: due[number] - early[number]):
         wait = due[number] - early[number] - datetime.now(timezone.utc)
         time.sleep(max(wait.total_seconds(), 0))  # it is about that moment
         sent[number].revoke()
-    wait_until(lambda: slot_keys(toc.client) == [])
+    wait_until(lambda: slot_keys(live.toc.client) == [])
     wait_until(lambda: all(one.ready() for one in sent), what=lambda: [one.state for one in sent])
     # Acknowledged early: its message is gone before it starts.
-    ran = {entry["name"] for entry in journal.entries()}
+    ran = {entry["name"] for entry in live.journal.entries()}
     for number, one in enumerate(sent):
         assert one.state == (states.SUCCESS if f"{number}" in ran else states.REVOKED)
     assert 0 < len(ran) < 150
 
 
-def test_a_revoke_that_names_its_workers_is_left_to_them(
-    app: Celery, toc: kombu_toc.TimeoutCenter, client: Any
-) -> None:
-    sent = note(app, "x", countdown=HOUR)
-    app.control.revoke(sent.id, destination=["worker@elsewhere"])
-    assert [one.state for one in toc.get(sent.id)] == [WAITING]
+def test_a_revoke_that_names_its_workers_is_left_to_them(live: Live) -> None:
+    sent = note(live.app, "x", countdown=HOUR)
+    live.app.control.revoke(sent.id, destination=["worker@elsewhere"])
+    assert [one.state for one in live.toc.get(sent.id)] == [WAITING]
 
 
-def test_a_process_that_does_nothing_but_revoke_removes(
-    app: Celery, server: Any, journal: Journal, toc: kombu_toc.TimeoutCenter, client: Any
-) -> None:
+def test_a_process_that_does_nothing_but_revoke_removes(live: Live) -> None:
     """Its first connection is the one that it revokes by; K1: nothing is imported for it."""
-    sent = note(app, "x", countdown=HOUR)
+    sent = note(live.app, "x", countdown=HOUR)
     program = (
         "import sys; from celery import Celery; "
         "app = Celery(broker=sys.argv[1], backend=sys.argv[2]); "
         "app.AsyncResult(sys.argv[3]).revoke()"
     )
-    command = [sys.executable, "-c", program, server.toc_url, app.conf.result_backend, sent.id]
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    subprocess.run(command, check=True, timeout=60, cwd=ROOT, env=environment)
-    assert toc.get(sent.id) == []
+    urls = (live.server.toc_url, live.app.conf.result_backend)
+    nursery.done(("-W", "ignore", "-c", program, *urls, sent.id), execute=True)
+    assert live.toc.get(sent.id) == []
     assert sent.state == states.REVOKED
 
 
@@ -296,11 +272,11 @@ def announced() -> Iterator[list[tuple[str, str]]]:
 
 
 def test_the_signal_is_sent_where_the_task_is_revoked(
-    app: Celery, client: Any, announced: list[tuple[str, str]]
+    live: Live, announced: list[tuple[str, str]]
 ) -> None:
-    known = note(app, "x", countdown=HOUR)
-    unknown = app.send_task("of.another.program", countdown=HOUR)
-    app.control.revoke([known.id, unknown.id])
+    known = note(live.app, "x", countdown=HOUR)
+    unknown = live.app.send_task("of.another.program", countdown=HOUR)
+    live.app.control.revoke([known.id, unknown.id])
     assert sorted(announced) == sorted([("e2e.note", known.id), ("of.another.program", unknown.id)])
     assert unknown.state == states.REVOKED
 
@@ -356,18 +332,16 @@ def test_a_connection_that_was_cut_while_idle_does_not_keep_a_revoke_from_removi
     assert sent.state == states.REVOKED
 
 
-def test_a_result_backend_that_is_down_does_not_keep_the_message(
-    start_workers: StartWorkers, app: Celery, server: Any, toc: kombu_toc.TimeoutCenter
-) -> None:
+def test_a_result_backend_that_is_down_does_not_keep_the_message(live: Live) -> None:
     """Workers are told then, for the result is not what it should be."""
-    start_workers(1, "-c", "1")
+    live.start_workers(1, "-c", "1")
     # What fails below may keep this frame: its result would unsubscribe when its server is gone.
-    id = note(app, "x", countdown=HOUR).id
-    deaf = make_app(server.toc_url, f"redis://127.0.0.1:{free_port()}/0")
+    id = note(live.app, "x", countdown=HOUR).id
+    deaf = make_app(live.server.toc_url, f"redis://127.0.0.1:{free_port()}/0")
     deaf.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
     deaf.control.revoke(id)
-    assert toc.get(id) == []
-    wait_until(lambda: remembered(app) == [id])
+    assert live.toc.get(id) == []
+    wait_until(lambda: remembered(live.app) == [id])
     deaf.close()
 
 
@@ -375,34 +349,17 @@ def test_a_result_backend_that_is_down_does_not_keep_the_message(
     "command",
     [["revoke"], pytest.param(["revoke_by_stamped_headers", "order=7"], marks=pytest.mark.nightly)],
 )
-def test_celerys_own_command_removes(
-    start_workers: StartWorkers,
-    app: Celery,
-    server: Any,
-    toc: kombu_toc.TimeoutCenter,
-    command: list[str],
-) -> None:
+def test_celerys_own_command_removes(live: Live, command: list[str]) -> None:
     """`celery control revoke ID`"""
-    start_workers(1, "-c", "1")
-    signature = app.tasks["e2e.note"].s("x")
+    live.start_workers(1, "-c", "1")
+    signature = live.app.tasks["e2e.note"].s("x")
     signature.stamp(order="7")
     sent = signature.apply_async(countdown=HOUR)
-    environment = {
-        **os.environ,
-        "E2E_BROKER": server.toc_url,
-        "E2E_BACKEND": app.conf.result_backend,
-        "PYTHONWARNINGS": "ignore",
-    }
     arguments = command if command[1:] else [*command, sent.id]
-    nursery.run(
-        [sys.executable, "-m", "celery", "-A", "tests.support.tasks", "control", *arguments],
-        check=True,
-        timeout=60,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-    )
-    assert toc.get(sent.id) == []
+    words = ("-m", "celery", "-A", "tests.support.tasks", "control", *arguments)
+    environment = {**environment_of(live.app), "PYTHONWARNINGS": "ignore"}
+    nursery.done(words, environment=environment)
+    assert live.toc.get(sent.id) == []
     assert sent.state == states.REVOKED
 
 

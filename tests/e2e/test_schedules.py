@@ -11,13 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
 import pytest
-from celery import Celery
 from celery.schedules import solar
 
-import kombu_toc
 from celery_toc import timeout_center
 
-from ..support.workers import POOLS, Journal, StartWorkers, wait_until
+from ..support.workers import POOLS, Live, wait_until
 
 EACH_TASK = pytest.mark.parametrize(
     "task", [pytest.param("e2e.tick", marks=pytest.mark.nightly), "e2e.tick_late"]
@@ -31,18 +29,16 @@ def planned(id: str) -> datetime:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
-def test_any_worker_carries_a_schedule_on(
-    start_workers: StartWorkers, app: Celery, journal: Journal, pool: str
-) -> None:
+def test_any_worker_carries_a_schedule_on(live: Live, pool: str) -> None:
     """Each planned time is met once, by whichever of two workers, and not before."""
-    start_workers(2, *POOLS[pool])
-    center = timeout_center(app)
+    live.start_workers(2, *POOLS[pool])
+    center = timeout_center(live.app)
     period = timedelta(seconds=0.1)
     center.schedules.put("often", "e2e.tick", period)
-    journal.wait_for("often@", 30)
+    live.journal.wait_for("often@", 30)
     center.schedules.delete("often")
     wait_until(lambda: center.count("celery") == 0)
-    ran = journal.entries("often@")
+    ran = live.journal.entries("often@")
     times = sorted(planned(entry["name"]) for entry in ran)
     assert times == [times[0] + number * period for number in range(len(times))]
     assert all(entry["by_redis"] >= entry["eta"] for entry in ran)
@@ -54,16 +50,16 @@ def test_any_worker_carries_a_schedule_on(
 @pytest.mark.parametrize("overlap", [pytest.param("skip", marks=pytest.mark.nightly), "wait"])
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_no_two_firings_run_at_once_where_that_is_asked_for(
-    start_workers: StartWorkers, app: Celery, journal: Journal, pool: str, overlap: str, task: str
+    live: Live, pool: str, overlap: str, task: str
 ) -> None:
     """Also where Celery acknowledges a task before it begins."""
-    start_workers(2, *POOLS[pool])
-    center = timeout_center(app)
+    live.start_workers(2, *POOLS[pool])
+    center = timeout_center(live.app)
     center.schedules.put("slow", task, 0.3, args=(0.8,), overlap=overlap)
-    journal.wait_for("done-slow@", 4)
+    live.journal.wait_for("done-slow@", 4)
     center.schedules.delete("slow")
-    ends = {entry["name"]: entry["by_redis"] for entry in journal.entries("done-slow@")}
-    began = [entry for entry in journal.entries("slow@") if f"done-{entry['name']}" in ends]
+    ends = {entry["name"]: entry["by_redis"] for entry in live.journal.entries("done-slow@")}
+    began = [entry for entry in live.journal.entries("slow@") if f"done-{entry['name']}" in ends]
     for former, following in itertools.pairwise(sorted(began, key=lambda one: one["by_redis"])):
         assert following["by_redis"] >= ends[f"done-{former['name']}"]
     assert len({entry["name"] for entry in began}) == len(began)
@@ -76,16 +72,16 @@ def test_no_two_firings_run_at_once_where_that_is_asked_for(
 @EACH_TASK
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_the_running_firing_is_cancelled_by_the_next_one_where_that_is_asked_for(
-    start_workers: StartWorkers, app: Celery, journal: Journal, pool: str, task: str
+    live: Live, pool: str, task: str
 ) -> None:
     """Where a pool cannot terminate a task, the next one waits for its end; they never overlap."""
-    start_workers(2, *POOLS[pool])
-    center = timeout_center(app)
+    live.start_workers(2, *POOLS[pool])
+    center = timeout_center(live.app)
     seconds = 60.0 if pool == "prefork" else 9.0
     center.schedules.put("slow", task, 8.0, args=(seconds,), overlap="cancel", max_runs=2)
-    first, second = journal.wait_for("slow@", 2)
+    first, second = live.journal.wait_for("slow@", 2)
     assert second["eta"] - first["eta"] == 8
-    ended = [entry["name"] for entry in journal.entries("done-slow@")]
+    ended = [entry["name"] for entry in live.journal.entries("done-slow@")]
     if pool == "prefork":
         # The pool sees within five seconds that a process has ended, and the firing that waits
         # looks once a second.
@@ -95,18 +91,16 @@ def test_the_running_firing_is_cancelled_by_the_next_one_where_that_is_asked_for
         assert ended == [f"done-{first['name']}"]
 
 
-def test_a_back_fill_runs_each_time_once_beside_the_firings(
-    start_workers: StartWorkers, app: Celery, journal: Journal
-) -> None:
+def test_a_back_fill_runs_each_time_once_beside_the_firings(live: Live) -> None:
     """Two at the same moment send each time once, and workers put nothing behind them."""
-    start_workers(2, *POOLS["threads"])
-    center = timeout_center(app)
+    live.start_workers(2, *POOLS["threads"])
+    center = timeout_center(live.app)
     made = center.schedules.put("hourly", "e2e.tick", timedelta(hours=1))
     start = time.time() - 20 * 3600
     with ThreadPoolExecutor(2) as both:
         calls = [both.submit(center.schedules.backfill, "hourly", start) for _ in range(2)]
         ids = [id for call in calls for id in call.result()]
-    entries = journal.wait_for("hourly@", 20)
+    entries = live.journal.wait_for("hourly@", 20)
     wait_until(lambda: center.count("celery") == 1)
     assert sorted(entry["name"] for entry in entries) == sorted(ids)
     assert len(set(ids)) == 20
@@ -115,15 +109,13 @@ def test_a_back_fill_runs_each_time_once_beside_the_firings(
     assert center.schedules.get("hourly").next == made.next
 
 
-def test_a_firing_that_is_cancelled_does_not_end_its_schedule(
-    start_workers: StartWorkers, app: Celery, journal: Journal
-) -> None:
-    [worker] = start_workers(1, *POOLS["solo"])
-    center = timeout_center(app)
+def test_a_firing_that_is_cancelled_does_not_end_its_schedule(live: Live) -> None:
+    [worker] = live.start_workers(1, *POOLS["solo"])
+    center = timeout_center(live.app)
     made = center.schedules.put("often", "e2e.tick", timedelta(seconds=2))
     [cancelled] = center.cancel(made.next_id)
     assert cancelled.deleted
-    [entry, *_] = journal.wait_for("often@", 1)
+    [entry, *_] = live.journal.wait_for("often@", 1)
     assert planned(entry["name"]) > made.next
     history = center.schedules.history("often")
     assert [one.outcome for one in history if one.id == made.next_id] == ["lost"]
@@ -138,11 +130,7 @@ def test_a_firing_that_is_cancelled_does_not_end_its_schedule(
     ],
 )
 def test_workers_that_are_killed_neither_double_a_firing_nor_miss_one(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    monkeypatch: pytest.MonkeyPatch,
-    how: str,
+    live: Live, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Y8: TOC_FIRINGS_SECONDS says for how long workers are killed."""
     seconds = float(os.environ.get("TOC_FIRINGS_SECONDS", "8"))
@@ -150,8 +138,8 @@ def test_workers_that_are_killed_neither_double_a_firing_nor_miss_one(
         monkeypatch.setenv("E2E_MORTAL", "0.02")
     options = (*POOLS["threads"], "--without-gossip", "--without-heartbeat")
     brief = {"broker_transport_options": {"visibility_timeout": 2}}
-    workers = start_workers(2, *options, **brief)
-    center = timeout_center(app)
+    workers = live.start_workers(2, *options, **brief)
+    center = timeout_center(live.app)
     period = timedelta(seconds=0.02)
     names = [f"s{number}" for number in range(4)]
     firsts = {}
@@ -167,14 +155,16 @@ def test_workers_that_are_killed_neither_double_a_firing_nor_miss_one(
         for worker in [one for one in workers if one.container.status != "running"]:
             kills += 1
             workers.remove(worker)
-            workers += start_workers(1, *options, **brief)
+            workers += live.start_workers(1, *options, **brief)
     monkeypatch.delenv("E2E_MORTAL", raising=False)
     for name in names:
         center.schedules.pause(name)
-    workers += start_workers(1, *options, **brief)
+    workers += live.start_workers(1, *options, **brief)
     wait_until(lambda: center.count("celery") == 0, 60, lambda: center.counts("celery"))
-    ran = Counter(entry["name"] for entry in journal.entries("s"))
-    fresh = Counter(entry["name"] for entry in journal.entries("s") if not entry["redelivered"])
+    ran = live.journal.runs("s")
+    fresh = Counter(
+        entry["name"] for entry in live.journal.entries("s") if not entry["redelivered"]
+    )
     assert [id for id, number in fresh.items() if number > 1] == []
     wanted = 0
     for name in names:
@@ -191,17 +181,15 @@ def test_workers_that_are_killed_neither_double_a_firing_nor_miss_one(
     print(f"{kills} kills, {wanted} firings, {sum(ran.values()) - wanted} run again")
 
 
-def test_what_the_sun_says_is_fired_by_a_worker_which_puts_the_next_one(
-    start_workers: StartWorkers, app: Celery, journal: Journal
-) -> None:
-    start_workers(1, *POOLS["prefork"])
-    center = timeout_center(app)
+def test_what_the_sun_says_is_fired_by_a_worker_which_puts_the_next_one(live: Live) -> None:
+    live.start_workers(1, *POOLS["prefork"])
+    center = timeout_center(live.app)
     sun = solar("sunrise", 52.5, 13.4)
     made = center.schedules.put("sun", "e2e.tick", sun)
     assert made.next is not None and made.next_id is not None
     [second] = made.upcoming(2)[1:]
     center.run_now(made.next_id)  # it waits for the sun otherwise
-    [ran] = journal.wait_for("sun@", 1)
+    [ran] = live.journal.wait_for("sun@", 1)
     assert ran["name"] == made.next_id
     wait_until(lambda: center.schedules.get("sun").next == second)
     assert timedelta(hours=23) < second - made.next < timedelta(hours=25)
@@ -218,26 +206,24 @@ def test_what_the_sun_says_is_fired_by_a_worker_which_puts_the_next_one(
     guarded_by="tests/e2e/test_schedules.py::"
     "test_workers_that_are_killed_neither_double_a_firing_nor_miss_one"
 )
-def test_a_firing_whose_worker_was_killed_does_not_run_beside_the_next_one(
-    start_workers: StartWorkers, app: Celery, journal: Journal, toc: kombu_toc.TimeoutCenter
-) -> None:
+def test_a_firing_whose_worker_was_killed_does_not_run_beside_the_next_one(live: Live) -> None:
     """It comes back, for it is acknowledged late, and waits until the other one has ended."""
-    toc.queues.declare(
+    live.toc.queues.declare(
         "celery", visibility=2, retry_backoff=3
     )  # the next one begins before it is back
-    workers = start_workers(2, *POOLS["prefork"])
-    center = timeout_center(app)
+    workers = live.start_workers(2, *POOLS["prefork"])
+    center = timeout_center(live.app)
     period = timedelta(seconds=4)
     center.schedules.put("often", "e2e.tick_late", period, args=(3.0,), overlap="wait")
-    [first] = journal.wait_for("often@", 1)
+    [first] = live.journal.wait_for("often@", 1)
     [killed] = [
         one for one in workers if first["pid"] in {p.pid for p in one.container.processes()}
     ]
     killed.container.end()
-    journal.wait_for("done-often@", 3)
+    live.journal.wait_for("done-often@", 3)
     center.schedules.delete("often")
     wait_until(lambda: center.count("celery") == 0)
-    entries = sorted(journal.entries(), key=lambda entry: entry["by_redis"])
+    entries = sorted(live.journal.entries(), key=lambda entry: entry["by_redis"])
     names = [entry["name"] for entry in entries if "often@" in entry["name"]]
     assert names[0] == first["name"] and names.count(names[0]) == 2
     for begun, ended in zip(names[1::2], names[2::2], strict=True):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +16,7 @@ import pytest
 from kombu_toc import TimeoutCenter
 
 from ..meta.test_readme import named
-from ..support.nodes import ROOT
+from ..support import nursery
 from ..support.servers import Server
 from ..support.workers import ALONE, wait_until
 
@@ -64,8 +62,7 @@ def test_sentry_has_what_failed_in_the_trace_of_its_sender(
     shop = shop.replace("toc+redis://localhost:6379/0", server.toc_url)
     shop = shop.replace("traces_sample_rate=0.1", "traces_sample_rate=1.0")
     (tmp_path / "shop.py").write_text(shop)
-    path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, **nursery.importing(tmp_path)}
     how: dict[str, Any] = {"cwd": tmp_path, "env": environment}
     send = (
         "import sentry_sdk, shop\n"
@@ -77,20 +74,11 @@ def test_sentry_has_what_failed_in_the_trace_of_its_sender(
     def said(kind: str, of: str) -> list[dict[str, Any]]:
         return [one for type, one in list(items) if type == kind and of in json.dumps(one)]
 
-    with open(tmp_path / "worker.log", "wb") as log:
-        command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-c", "1", *ALONE]
-        worker = subprocess.Popen(command, **how, stdout=log, stderr=log)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", send], **how, capture_output=True, text=True, timeout=60
-        )
-        id = done.stdout.strip()
-        assert id, done.stderr
+    words = ("-m", "celery", "-A", "shop", "worker", "-c", "1", *ALONE)
+    with nursery.running(words, tmp_path / "worker.log", **how):
+        id = nursery.done(("-c", send), **how).stdout.strip()
         wait_until(lambda: said("event", id) and said("transaction", id), 60, lambda: items)
         wait_until(lambda: toc.failures.get(id), 20)
-    finally:
-        worker.terminate()
-        worker.wait(60)
     [event] = said("event", id)
     [exception] = event["exception"]["values"]
     assert (exception["type"], exception["value"]) == ("ValueError", "order 7 has no card")

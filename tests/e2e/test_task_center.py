@@ -18,7 +18,7 @@ from ..support.inspection import slot_keys
 from ..support.proxy import Proxy
 from ..support.tasks import make_app
 from ..support.waiting import at_once
-from ..support.workers import Journal, StartWorkers, wait_until
+from ..support.workers import Live, wait_until
 
 HOUR = 3600
 
@@ -43,30 +43,29 @@ def test_a_scheduled_task_is_seen_with_all_that_was_sent(app: Celery, center: Ta
 
 @pytest.mark.parametrize("protocol", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_task_is_found_by_its_id_in_either_protocol(
-    start_workers: StartWorkers, app: Celery, center: TaskCenter, journal: Journal, protocol: int
+    live: Live, center: TaskCenter, protocol: int
 ) -> None:
     """Y2"""
-    app.conf.task_protocol = protocol
-    start_workers(1, "-c", "1")
+    live.app.conf.task_protocol = protocol
+    live.start_workers(1, "-c", "1")
     gone, moved = (
-        app.tasks["e2e.note"].apply_async((name,), countdown=HOUR) for name in ("gone", "moved")
+        live.app.tasks["e2e.note"].apply_async((name,), countdown=HOUR)
+        for name in ("gone", "moved")
     )
     assert [center.task(one).name for one in center.get(gone.id)] == ["e2e.note"]
     assert [one.deleted for one in center.cancel(gone.id)] == [True]
     assert [one.moved for one in center.run_now(moved.id)] == [True]
-    journal.wait_for("moved", 1)
+    live.journal.wait_for("moved", 1)
     wait_until(lambda: slot_keys(center.client) == [])
-    assert journal.entries("gone") == []
+    assert live.journal.entries("gone") == []
 
 
-def test_a_task_runs_at_the_time_it_is_moved_to(
-    start_workers: StartWorkers, app: Celery, center: TaskCenter, journal: Journal
-) -> None:
+def test_a_task_runs_at_the_time_it_is_moved_to(live: Live, center: TaskCenter) -> None:
     """D5, W1: earlier or later, whatever its header says; Celery takes a time without zone for
     UTC, whatever the app's is"""
-    app.conf.timezone = "Asia/Tokyo"
-    start_workers(1, "-c", "2")
-    note = app.tasks["e2e.note"]
+    live.app.conf.timezone = "Asia/Tokyo"
+    live.start_workers(1, "-c", "2")
+    note = live.app.tasks["e2e.note"]
     later = note.apply_async(("later",), countdown=1)
     earlier = note.apply_async(("earlier",), countdown=HOUR)
     by_eta = note.apply_async(("by-eta",), countdown=HOUR)
@@ -77,23 +76,23 @@ def test_a_task_runs_at_the_time_it_is_moved_to(
     center.reschedule(by_eta.id, eta=datetime.fromtimestamp(due, timezone.utc))
     center.reschedule(naive.id, eta=datetime.fromtimestamp(due, timezone.utc).replace(tzinfo=None))
     for name in ("later", "earlier", "by-eta", "naive"):
-        [entry] = journal.wait_for(name, 1)
+        [entry] = live.journal.wait_for(name, 1)
         assert 0 <= entry["by_redis"] - due < 5
 
 
 def test_a_task_that_was_due_before_the_machine_started_waits_for_the_time_it_is_moved_to(
-    start_workers: StartWorkers, app: Celery, center: TaskCenter, journal: Journal
+    live: Live, center: TaskCenter
 ) -> None:
     """Celery itself uses no timer for such an eta."""
     long_ago = datetime.fromtimestamp(psutil.boot_time() - HOUR, timezone.utc)
-    note = app.tasks["e2e.note"]
+    note = live.app.tasks["e2e.note"]
     ids = [note.apply_async((f"moved-{i}",), eta=long_ago).id for i in range(8)]
     first = time.time() + 6  # the worker is idle by then
     for i, id in enumerate(ids):
         center.reschedule(id, eta=first + i * 0.2)
-    start_workers(1, "-c", "2")
+    live.start_workers(1, "-c", "2")
     for i in range(len(ids)):
-        [entry] = journal.wait_for(f"moved-{i}", 1)
+        [entry] = live.journal.wait_for(f"moved-{i}", 1)
         assert 0 <= entry["by_redis"] - (first + i * 0.2) < 5
 
 
@@ -153,27 +152,25 @@ def test_tasks_are_picked_by_name_arguments_and_headers(app: Celery, center: Tas
     assert len(center.scan(where=lambda task: task.headers.get("shop") == 1).messages) == 10
 
 
-def test_dead_tasks_are_replayed(
-    start_workers: StartWorkers, app: Celery, center: TaskCenter, journal: Journal
-) -> None:
+def test_dead_tasks_are_replayed(live: Live, center: TaskCenter) -> None:
     """A6: a deployment that knows the task runs what an earlier one could not"""
-    start_workers(1, "-c", "1")
-    app.tasks["e2e.refuse"].delay("no room")
-    app.send_task("e2e.unheard_of")
+    live.start_workers(1, "-c", "1")
+    live.app.tasks["e2e.refuse"].delay("no room")
+    live.app.send_task("e2e.unheard_of")
     wait_until(lambda: center.counts("celery").dead == 2)
     assert center.dead.purge(where=lambda task: task.name == "e2e.unheard_of") == 1
     assert center.dead.requeue(where=lambda task: task.name == "e2e.refuse") == 1
-    journal.wait_for("refused", 2)
+    live.journal.wait_for("refused", 2)
     wait_until(lambda: center.counts("celery").dead == 1)
     assert [one.error for one in center.scan(state=DEAD).messages] == ["no room"]
 
 
 def test_a_task_that_a_program_takes_is_run_by_no_worker_until_it_is_given_back(
-    start_workers: StartWorkers, app: Celery, center: TaskCenter, journal: Journal
+    live: Live, center: TaskCenter
 ) -> None:
     """D1: one is handled by the program, one is given back to wait for its time, one to be run"""
-    start_workers(1, "-c", "2")
-    note = app.tasks["e2e.note"]
+    live.start_workers(1, "-c", "2")
+    note = live.app.tasks["e2e.note"]
     began = time.time()
     for name, countdown in (("mine", 2), ("timely", 2), ("failed", HOUR), ("other", 1)):
         note.apply_async((name,), countdown=countdown)
@@ -188,12 +185,12 @@ def test_a_task_that_a_program_takes_is_run_by_no_worker_until_it_is_given_back(
     assert sorted(by_name) == ["failed", "mine", "timely"]
     assert center.release([by_name["timely"].receipt]) == 1
     assert center.reject(by_name["failed"].receipt, requeue=True) == WAITING
-    journal.wait_for("failed", 1)
+    live.journal.wait_for("failed", 1)
     assert time.time() - began < 60
     for name in ("other", "timely"):
-        journal.wait_for(name, 1)
+        live.journal.wait_for(name, 1)
     assert center.ack([by_name["mine"].receipt]) == 1
     wait_until(lambda: slot_keys(center.client) == [])
-    assert journal.entries("mine") == []
-    assert [len(journal.entries(name)) for name in ("failed", "other", "timely")] == [1, 1, 1]
+    assert live.journal.entries("mine") == []
+    assert [len(live.journal.entries(name)) for name in ("failed", "other", "timely")] == [1, 1, 1]
     assert time.time() - began >= 2

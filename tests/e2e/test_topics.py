@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 
-import redis
-from celery import Celery
-
 import kombu_toc
 
 from ..support.cases import each
-from ..support.workers import Journal, StartWorkers, wait_until
+from ..support.workers import Live, wait_until
 from .test_cli import Run
 
 # The fixture comes along with the commands' own tests.
@@ -20,37 +17,30 @@ from .test_cli import run as run
 KNOWN = 5.0
 
 
-def test_a_running_worker_and_a_sender_know_within_five_seconds(
-    start_workers: StartWorkers,
-    app: Celery,
-    run: Run,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    client: redis.Redis,
-) -> None:
+def test_a_running_worker_and_a_sender_know_within_five_seconds(live: Live, run: Run) -> None:
     """A lease, a retry and a back-off of the worker's; a priority of the sender's."""
-    start_workers(1, "-c", "1", task_acks_late=True, task_reject_on_worker_lost=True)
-    sent = app.tasks["e2e.note"].apply_async(("first",))
-    journal.wait_for("first", 1)
+    live.start_workers(1, "-c", "1", task_acks_late=True, task_reject_on_worker_lost=True)
+    sent = live.app.tasks["e2e.note"].apply_async(("first",))
+    live.journal.wait_for("first", 1)
     words = ("--visibility", "25", "--retries", "2", "--retry-backoff", "2m")
     said = run("topic", "set", "celery", *words, "--priority-steps", "0,5", "--json")
     began = time.time()
     assert said.json["changed"] == ["retries", "visibility", "retry_backoff", "steps"]
     time.sleep(KNOWN)  # it is known then, and not earlier for sure
-    app.tasks["e2e.told"].apply_async(("lost", -1.0), task_id="lost")  # with its process
-    journal.wait_for("lost", 1)
-    wait_until(lambda: [found.state for found in toc.get("lost")] == ["waiting"])
-    [lost] = toc.get("lost")
+    live.app.tasks["e2e.told"].apply_async(("lost", -1.0), task_id="lost")  # with its process
+    live.journal.wait_for("lost", 1)
+    wait_until(lambda: [found.state for found in live.toc.get("lost")] == ["waiting"])
+    [lost] = live.toc.get("lost")
     assert lost.retries_left == 1
     assert 100 < lost.time_us / 1e6 - began < 150
-    app.tasks["e2e.late_ack"].apply_async(("held", 2.0), task_id="held")
-    journal.wait_for("held", 1)
-    [held] = toc.get("held")
+    live.app.tasks["e2e.late_ack"].apply_async(("held", 2.0), task_id="held")
+    live.journal.wait_for("held", 1)
+    [held] = live.toc.get("held")
     assert 15 < held.time_us / 1e6 - time.time() <= 25.5
-    app.tasks["e2e.note"].apply_async(("later",), task_id="later", countdown=600, priority=9)
-    [slot] = [toc.registry.topic("celery").slot(found.slot) for found in toc.get("later")]
-    assert client.zrange(slot.store(5), 0, -1) == [b"later"]
-    assert sent.id not in {found.id for found in toc.scan("celery").messages}
+    live.app.tasks["e2e.note"].apply_async(("later",), task_id="later", countdown=600, priority=9)
+    [slot] = [live.toc.registry.topic("celery").slot(found.slot) for found in live.toc.get("later")]
+    assert live.client.zrange(slot.store(5), 0, -1) == [b"later"]
+    assert sent.id not in {found.id for found in live.toc.scan("celery").messages}
 
 
 def test_what_a_queue_is_declared_with_is_shown_set_and_deleted(run: Run) -> None:
@@ -119,11 +109,11 @@ def test_what_limits_starts_and_keys_is_set_shown_and_taken_away(run: Run) -> No
     ],
 )
 def test_what_makes_no_sense_is_one_line_and_changes_nothing(
-    run: Run, toc: kombu_toc.TimeoutCenter, words: tuple[str, ...], code: int, said: str
+    run: Run, words: tuple[str, ...], code: int, said: str
 ) -> None:
-    before = toc.registry.declared("celery")
+    before = run.toc.registry.declared("celery")
     told = run("topic", *words)
     assert (told.code, told.out) == (code, "")
     assert said in told.err
     assert told.err.count("\n") == 1
-    assert kombu_toc.TimeoutCenter(toc.client).registry.declared("celery") == before
+    assert kombu_toc.TimeoutCenter(run.toc.client).registry.declared("celery") == before

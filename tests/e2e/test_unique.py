@@ -14,7 +14,7 @@ import kombu_toc
 from celery_toc import unique
 from kombu_toc.model.delivery import trait
 
-from ..support.workers import LOOPS, POOLS, Journal, StartWorkers, wait_until
+from ..support.workers import LOOPS, POOLS, Live, wait_until
 
 
 def holder(app: Celery, key: str = "k") -> str:
@@ -39,48 +39,36 @@ def is_marked(toc: kombu_toc.TimeoutCenter, id: str) -> bool:
 
 
 @pytest.mark.parametrize("pool", LOOPS)
-def test_a_key_is_held_until_the_task_is_done_or_until_it_starts(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    pool: str,
-) -> None:
+def test_a_key_is_held_until_the_task_is_done_or_until_it_starts(live: Live, pool: str) -> None:
     """Acknowledged before it runs, or after."""
-    start_workers(1, *POOLS[pool])
+    live.start_workers(1, *POOLS[pool])
     for name in ("nap", "late_ack"):
-        task = app.tasks[f"e2e.{name}"]
+        task = live.app.tasks[f"e2e.{name}"]
         done = task.apply_async((f"done-{name}", 2), **unique("k"))
         start = task.apply_async((f"start-{name}", 2), **unique("s", until="start"))
-        journal.wait_for(f"done-{name}", 1)
-        journal.wait_for(f"start-{name}", 1)
-        assert is_held(app, toc, done.id)
-        assert holder(app, "s") != start.id
-        wait_until(lambda id=done.id: not is_held(app, toc, id))
-        toc.queues.purge("celery")
-        wait_until(lambda: toc.counts("celery")[:3] == (0, 0, 0))
+        live.journal.wait_for(f"done-{name}", 1)
+        live.journal.wait_for(f"start-{name}", 1)
+        assert is_held(live.app, live.toc, done.id)
+        assert holder(live.app, "s") != start.id
+        wait_until(lambda id=done.id: not is_held(live.app, live.toc, id))
+        live.toc.queues.purge("celery")
+        wait_until(lambda: live.toc.counts("celery")[:3] == (0, 0, 0))
 
 
 @pytest.mark.parametrize(
     "late", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["early", "late"]
 )
-def test_a_key_is_held_over_retries_until_the_last_is_done(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    late: bool,
-) -> None:
-    [worker] = start_workers(1, *POOLS["prefork"], task_acks_late=late)
-    sent = app.tasks["e2e.again"].apply_async((3, 0.3), **unique("k"))
+def test_a_key_is_held_over_retries_until_the_last_is_done(live: Live, late: bool) -> None:
+    [worker] = live.start_workers(1, *POOLS["prefork"], task_acks_late=late)
+    sent = live.app.tasks["e2e.again"].apply_async((3, 0.3), **unique("k"))
     for number in (1, 2, 3, 4):
-        journal.wait_for(f"again-{sent.id}", number)
-        held = is_held(app, toc, sent.id)
+        live.journal.wait_for(f"again-{sent.id}", number)
+        held = is_held(live.app, live.toc, sent.id)
         # The last one may have begun before it was asked.
-        assert held or len(journal.entries("again-")) == 4, worker.logs()
-    wait_until(lambda: not is_held(app, toc, sent.id), what=worker.logs)
+        assert held or len(live.journal.entries("again-")) == 4, worker.logs()
+    wait_until(lambda: not is_held(live.app, live.toc, sent.id), what=worker.logs)
     assert sent.get(timeout=10) == 3
-    assert len(journal.entries("again-")) == 4
+    assert len(live.journal.entries("again-")) == 4
 
 
 @pytest.mark.parametrize(
@@ -90,61 +78,51 @@ def test_a_key_is_held_over_retries_until_the_last_is_done(
         *(pytest.param(name, marks=pytest.mark.nightly) for name in ("fail_late", "fail_kept")),
     ],
 )
-def test_a_task_that_has_failed_does_not_hold_its_key(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    name: str,
-) -> None:
-    [worker] = start_workers(1, *POOLS["prefork"])
-    sent = app.tasks[f"e2e.{name}"].apply_async(countdown=0.3, **unique("k"))
-    assert is_held(app, toc, sent.id)
-    wait_until(lambda: not is_held(app, toc, sent.id), what=worker.logs)
+def test_a_task_that_has_failed_does_not_hold_its_key(live: Live, name: str) -> None:
+    [worker] = live.start_workers(1, *POOLS["prefork"])
+    sent = live.app.tasks[f"e2e.{name}"].apply_async(countdown=0.3, **unique("k"))
+    assert is_held(live.app, live.toc, sent.id)
+    wait_until(lambda: not is_held(live.app, live.toc, sent.id), what=worker.logs)
     if name == "fail_kept":
-        wait_until(lambda: toc.counts("celery").dead == 1, what=worker.logs)
-        assert not is_held(app, toc, sent.id)
+        wait_until(lambda: live.toc.counts("celery").dead == 1, what=worker.logs)
+        assert not is_held(live.app, live.toc, sent.id)
 
 
 def test_the_key_of_the_only_worker_is_free_when_it_is_killed(
-    start_workers: StartWorkers, app: Celery, journal: Journal, brisk: kombu_toc.TimeoutCenter
+    live: Live, brisk: kombu_toc.TimeoutCenter
 ) -> None:
     """Nobody consumes or asks until its lease has ended; then the first who asks has it."""
     options: dict[str, Any] = {"broker_transport_options": {"visibility_timeout": 1}}
-    [worker] = start_workers(1, *POOLS["prefork"], **options)
-    app.conf.update(options)
-    sent = app.tasks["e2e.nap"].apply_async(("slow", 60), **unique("k"))
-    journal.wait_for("slow", 1)
+    [worker] = live.start_workers(1, *POOLS["prefork"], **options)
+    live.app.conf.update(options)
+    sent = live.app.tasks["e2e.nap"].apply_async(("slow", 60), **unique("k"))
+    live.journal.wait_for("slow", 1)
     wait_until(lambda: is_marked(brisk, sent.id), what=worker.logs)
-    assert is_held(app, brisk, sent.id)
+    assert is_held(live.app, brisk, sent.id)
     worker.container.end()
     time.sleep(1.5)  # the lease ends
-    assert not is_held(app, brisk, sent.id)
+    assert not is_held(live.app, brisk, sent.id)
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param("nap", marks=pytest.mark.nightly), "late_ack"], ids=["early", "late"]
 )
 def test_a_killed_worker_holds_no_key_but_its_task_does_if_it_comes_back(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    brisk: kombu_toc.TimeoutCenter,
-    name: str,
+    live: Live, brisk: kombu_toc.TimeoutCenter, name: str
 ) -> None:
     options: dict[str, Any] = {"broker_transport_options": {"visibility_timeout": 1}}
-    [worker] = start_workers(1, *POOLS["prefork"], **options)
-    sent = app.tasks[f"e2e.{name}"].apply_async(("slow", 60), **unique("k"))
-    journal.wait_for("slow", 1)
+    [worker] = live.start_workers(1, *POOLS["prefork"], **options)
+    sent = live.app.tasks[f"e2e.{name}"].apply_async(("slow", 60), **unique("k"))
+    live.journal.wait_for("slow", 1)
     if name == "nap":
         wait_until(lambda: is_marked(brisk, sent.id), what=worker.logs)
-    assert is_held(app, brisk, sent.id)
+    assert is_held(live.app, brisk, sent.id)
     worker.container.end()
-    [other] = start_workers(1, *POOLS["prefork"], **options)
+    [other] = live.start_workers(1, *POOLS["prefork"], **options)
     if name == "nap":  # it was acknowledged: nothing comes back
-        wait_until(lambda: not is_held(app, brisk, sent.id), 20, what=other.logs)
-        assert len(journal.entries("slow")) == 1
+        wait_until(lambda: not is_held(live.app, brisk, sent.id), 20, what=other.logs)
+        assert len(live.journal.entries("slow")) == 1
     else:
-        [_, again] = journal.wait_for("slow", 2)
-        assert is_held(app, brisk, sent.id)
+        [_, again] = live.journal.wait_for("slow", 2)
+        assert is_held(live.app, brisk, sent.id)
         os.kill(again["pid"], signal.SIGKILL)

@@ -8,13 +8,12 @@ import lzma
 import os
 import pickle
 import re
-import subprocess
 import sys
 import textwrap
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import datetime, timezone
 from functools import reduce
 from html import unescape
@@ -92,7 +91,7 @@ def shared(folder: Path, single_server: Server) -> Iterator[HttpServer]:
         single_server.toc_url,
         *("--allow", "shop.*"),
         command=("-m", "celery", "-A", "webshop", "toc", "web"),
-        environment={"PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"},
+        environment=nursery.importing(folder),
     ) as made:
         yield made
 
@@ -117,23 +116,12 @@ def api(shared: HttpServer, app: Celery) -> HttpServer:
     return shared
 
 
-@contextmanager
-def worker(folder: Path, pool: str = "solo") -> Iterator[None]:
+def worker(folder: Path, pool: str = "solo") -> AbstractContextManager[Any]:
     """One of its own process: Celery sets up the logging of the process that it runs in."""
-    options = ("-P", pool, "-Q", "celery,mail", "-l", "WARNING")
-    process = nursery.Popen(
-        [sys.executable, "-m", "celery", "-A", "webshop", "worker", *options],
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}",
-            "C_FORCE_ROOT": "1",  # the app accepts pickle
-        },
-    )
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
+    words = ("-m", "celery", "-A", "webshop", "worker", "-P", pool, "-Q", "celery,mail")
+    # The app accepts pickle.
+    environment = {**os.environ, **nursery.importing(folder), "C_FORCE_ROOT": "1"}
+    return nursery.running(words, folder / "worker.log", env=environment)
 
 
 @each(
@@ -449,7 +437,7 @@ def test_arguments_are_hidden_from_a_token_that_only_reads(
         *("--allow", "shop.*", "--mask", "a", "--mask", "x*"),
         command=("-m", "celery", "-A", "webshop", "toc", "web"),
         environment={
-            "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}",
+            **nursery.importing(folder),
             "TOC_HTTP_TOKENS": ";".join(line for _, line in secrets.values()),
         },
     ) as made:
@@ -615,14 +603,7 @@ for line in sys.argv[1:]:
         *("dead list", "dead list --task other", "dead requeue --task other"),
         *("cancel --task other --yes", "top --count 1"),
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", commands, *lines],
-        env={**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"},
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    nursery.done(("-c", commands, *lines), execute=True, environment=nursery.importing(folder))
     center.dead.purge("mail")
     assert file is None or not file.exists()
 
@@ -664,11 +645,8 @@ def test_what_runs_is_shown_although_it_is_acknowledged_and_not_in_flight(
     api: HttpServer, app: Celery, folder: Path, tmp_path: Path
 ) -> None:
     def status(*more: str) -> str:
-        command = [sys.executable, "-m", "celery", "-A", "webshop", "toc", "status", *more]
-        paths = {"PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"}
-        done = nursery.run(command, env={**os.environ, **paths}, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        words = ("-m", "celery", "-A", "webshop", "toc", "status", *more)
+        return nursery.done(words, environment=nursery.importing(folder)).stdout
 
     person = Visitor(api)
     end = tmp_path / "end"

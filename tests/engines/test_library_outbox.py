@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from kombu_toc.library.putting import Putter
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
+from ..support import nursery
 from ..support.library import be_old, consume, end, publish, status_of
 from ..support.ports import free_port
 from ..support.waiting import wait_until
@@ -289,13 +289,9 @@ def test_it_works_with_djangos_connection_whatever_happens_after_the_commit(
 ):
     script = tmp_path / "sends.py"
     script.write_text(DJANGO)
-    done = subprocess.run(
-        [sys.executable, script, server.toc_url, url, end],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == (-9 if end == "kill" else 0), done.stderr
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    words = (script, server.toc_url, url, end)
+    nursery.done(words, code=-9 if end == "kill" else 0, execute=True, environment=paths)
     with database.connect() as connection:
         orders = connection.execute(sqlalchemy.text("SELECT id FROM orders")).all()
     assert len(orders) == (end != "roll back")

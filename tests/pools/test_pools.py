@@ -14,7 +14,6 @@ from collections import Counter
 import psutil
 import pytest
 import redis
-from celery import Celery
 
 import kombu_toc
 
@@ -22,7 +21,7 @@ from ..e2e.test_reconnect import cut_connections
 from ..support.inspection import slot_keys
 from ..support.nodes import Worker
 from ..support.proxy import Proxy
-from ..support.workers import Journal, StartWorkers, wait_until
+from ..support.workers import Journal, Live, wait_until
 
 
 def pool_of(worker: Worker) -> list[int]:
@@ -45,30 +44,22 @@ def wait_until_empty(client: redis.Redis) -> None:
 
 
 def assert_each_ran_once(journal: Journal) -> None:
-    assert Counter(entry["name"] for entry in journal.entries("sent-")) == Counter(
-        ["sent-0", "sent-0-done", "sent-1", "sent-1-done"]
-    )
+    assert journal.runs("sent-") == Counter(["sent-0", "sent-0-done", "sent-1", "sent-1-done"])
 
 
-def test_what_processes_were_sent_runs_once_although_their_worker_stops(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    client: redis.Redis,
-) -> None:
-    [worker] = start_workers(1, "-c", "2", mingle=True)
+def test_what_processes_were_sent_runs_once_although_their_worker_stops(live: Live) -> None:
+    [worker] = live.start_workers(1, "-c", "2", mingle=True)
     processes = pool_of(worker)
     send_to_all(processes, signal.SIGSTOP)
     for i in range(2):
-        app.tasks["e2e.late_ack"].delay(f"sent-{i}", 0.1)
-    wait_until_in_flight(toc, 2)
+        live.app.tasks["e2e.late_ack"].delay(f"sent-{i}", 0.1)
+    wait_until_in_flight(live.toc, 2)
     os.kill(worker.container.pid, signal.SIGTERM)
     time.sleep(0.3)  # the worker is shutting down
     send_to_all(processes, signal.SIGCONT)
     worker.teardown()
-    assert_each_ran_once(journal)
-    assert slot_keys(client) == []
+    assert_each_ran_once(live.journal)
+    assert slot_keys(live.client) == []
 
 
 @pytest.mark.parametrize(
@@ -79,106 +70,93 @@ def test_what_processes_were_sent_runs_once_although_their_worker_stops(
     ],
 )
 def test_what_processes_were_sent_runs_once_although_the_connection_is_cut(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    client: redis.Redis,
-    end: signal.Signals,
+    live: Live, end: signal.Signals
 ) -> None:
     """Killed processes have not started it; those that replace them do."""
-    [worker] = start_workers(
+    [worker] = live.start_workers(
         1, "-c", "2", mingle=True, broker_transport_options={"visibility_timeout": 2}
     )
     processes = pool_of(worker)
     send_to_all(processes, signal.SIGSTOP)
     for i in range(2):
-        app.tasks["e2e.late_ack"].delay(f"sent-{i}", 0.1)
-    wait_until_in_flight(toc, 2)
+        live.app.tasks["e2e.late_ack"].delay(f"sent-{i}", 0.1)
+    wait_until_in_flight(live.toc, 2)
     if end is signal.SIGKILL:
         send_to_all(processes, end)
     connected = worker.logs().count("Connected to")
-    cut_connections(client)
+    cut_connections(live.client)
     wait_until(lambda: worker.logs().count("Connected to") > connected, what=worker.logs)
     if end is signal.SIGCONT:
         send_to_all(processes, end)
-    journal.wait_for("sent-", 4)
-    wait_until_empty(client)
-    assert_each_ran_once(journal)
+    live.journal.wait_for("sent-", 4)
+    wait_until_empty(live.client)
+    assert_each_ran_once(live.journal)
 
 
 def test_what_a_killed_process_was_sent_runs_once_although_the_connection_is_cut(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    client: redis.Redis,
+    live: Live,
 ) -> None:
     """After a reconnect, Celery notices only within five seconds that a process was killed, and
     writes to its pipe until then."""
-    [worker] = start_workers(
+    [worker] = live.start_workers(
         1, "-c", "2", mingle=True, broker_transport_options={"visibility_timeout": 2}
     )
-    cut_connections(client)
-    app.tasks["e2e.late_ack"].delay("connected", 0)
-    journal.wait_for("connected-done", 1)
+    cut_connections(live.client)
+    live.app.tasks["e2e.late_ack"].delay("connected", 0)
+    live.journal.wait_for("connected-done", 1)
     send_to_all(pool_of(worker)[:1], signal.SIGKILL)
     for i in range(2):
-        app.tasks["e2e.late_ack"].delay(f"sent-{i}", 0.1)
+        live.app.tasks["e2e.late_ack"].delay(f"sent-{i}", 0.1)
     # What was sent to a process that lives may have been executed by now.
-    wait_until(lambda: toc.counts("celery").waiting == 0)
-    cut_connections(client)
-    journal.wait_for("sent-", 4)
-    wait_until_empty(client)
-    assert_each_ran_once(journal)
+    wait_until(lambda: live.toc.counts("celery").waiting == 0)
+    cut_connections(live.client)
+    live.journal.wait_for("sent-", 4)
+    wait_until_empty(live.client)
+    assert_each_ran_once(live.journal)
 
 
 def test_a_task_that_ends_while_the_connection_is_given_up_runs_once(
-    start_workers: StartWorkers, proxy: Proxy, app: Celery, journal: Journal, client: redis.Redis
+    live: Live, proxy: Proxy
 ) -> None:
-    [worker] = start_workers(1, "-P", "threads", "-c", "1", broker=proxy.toc_url)
-    app.tasks["e2e.late_ack"].delay("ending", 1)
-    journal.wait_for("ending", 1)
+    [worker] = live.start_workers(1, "-P", "threads", "-c", "1", broker=proxy.toc_url)
+    live.app.tasks["e2e.late_ack"].delay("ending", 1)
+    live.journal.wait_for("ending", 1)
     proxy.cut()
     proxy.freeze()  # whoever closes the connection waits for an answer
-    journal.wait_for("ending-done", 1)
+    live.journal.wait_for("ending-done", 1)
     time.sleep(0.3)  # the task has ended, for its worker too
     proxy.thaw()
-    wait_until_empty(client)
-    assert len(journal.entries("ending")) == 2
-    app.tasks["e2e.note"].delay("afterwards")
-    journal.wait_for("afterwards", 1)
+    wait_until_empty(live.client)
+    assert len(live.journal.entries("ending")) == 2
+    live.app.tasks["e2e.note"].delay("afterwards")
+    live.journal.wait_for("afterwards", 1)
     worker.teardown()  # while there is a proxy: Celery's mingle would look for it for ever
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_stopping_worker_acknowledges_what_has_ended_while_another_task_goes_on(
-    start_workers: StartWorkers,
-    app: Celery,
-    journal: Journal,
-    toc: kombu_toc.TimeoutCenter,
-    pool: str,
+    live: Live, pool: str
 ) -> None:
     """Else its lease ends, and another worker runs it again."""
-    [worker] = start_workers(
+    [worker] = live.start_workers(
         1, "-P", pool, "-c", "2", broker_transport_options={"visibility_timeout": 1}
     )
-    app.tasks["e2e.late_ack"].delay("long", 5)
-    app.tasks["e2e.late_ack"].delay("short", 1)
-    journal.wait_for("short", 1)
-    journal.wait_for("long", 1)
+    live.app.tasks["e2e.late_ack"].delay("long", 5)
+    live.app.tasks["e2e.late_ack"].delay("short", 1)
+    live.journal.wait_for("short", 1)
+    live.journal.wait_for("long", 1)
     os.kill(worker.container.pid, signal.SIGTERM)
-    journal.wait_for("short-done", 1)
+    live.journal.wait_for("short-done", 1)
     # Celery looks for results every half second then.
-    wait_until(lambda: toc.counts("celery").in_flight < 2, 3, "it is acknowledged when it ends")
-    assert journal.entries("long-done") == []
+    wait_until(
+        lambda: live.toc.counts("celery").in_flight < 2, 3, "it is acknowledged when it ends"
+    )
+    assert live.journal.entries("long-done") == []
     worker.teardown()
-    assert toc.counts("celery").in_flight == 0
+    assert live.toc.counts("celery").in_flight == 0
 
 
-def test_what_a_worker_has_loaded_is_not_looked_through_for_garbage(
-    start_workers: StartWorkers, app: Celery
-) -> None:
+def test_what_a_worker_has_loaded_is_not_looked_through_for_garbage(live: Live) -> None:
     """That holds up a due task for tens of milliseconds, now and then."""
-    start_workers(1, "-P", "threads", execute=True)
-    assert app.tasks["e2e.stamp"].delay().get(timeout=30)["kept"] > 10_000
+    live.start_workers(1, "-P", "threads", execute=True)
+    assert live.app.tasks["e2e.stamp"].delay().get(timeout=30)["kept"] > 10_000

@@ -16,6 +16,7 @@ about the start itself use subprocess.Popen. TOC_TEST_EXEC=1 has everything exec
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -35,7 +36,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,54 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+def done(
+    words: Iterable[Any],
+    *,
+    code: int = 0,
+    execute: bool = False,
+    environment: Mapping[str, str] | None = None,
+    **how: Any,
+) -> subprocess.CompletedProcess[str]:
+    """A program that has ended, with that exit code, and what it has said.
+
+    words: what follows the interpreter
+    execute: whether its start is a new program's, and not a fork's
+    environment: is added to this process's
+    how: as of subprocess.run
+    """
+    how = {"cwd": ROOT, "env": {**os.environ, **(environment or {})}, "timeout": 120, **how}
+    start = subprocess.run if execute else run
+    made = start([sys.executable, *words], capture_output=True, text=True, **how)
+    assert made.returncode == code, (made.stdout, made.stderr)
+    return made
+
+
+def importing(folder: Path) -> dict[str, str]:
+    """The environment of programs that import what is in a folder."""
+    path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
+
+
+@contextlib.contextmanager
+def running(
+    words: Iterable[Any], log: Path, *, execute: bool = False, **how: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that writes into a file, and is ended with the block.
+
+    words: what follows the interpreter
+    execute: whether its start is a new program's, and not a fork's
+    how: as of subprocess.Popen
+    """
+    with open(log, "wb") as out:
+        start = subprocess.Popen if execute else Popen
+        process = start([sys.executable, *words], stdout=out, stderr=out, **how)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 class Program:

@@ -7,8 +7,9 @@ import gc
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -79,6 +80,10 @@ class Journal:
     def entries(self, prefix: str = "") -> list[dict[str, Any]]:
         self._read += map(json.loads, self._client.lrange("log", len(self._read), -1))
         return [entry for entry in self._read if entry["name"].startswith(prefix)]
+
+    def runs(self, prefix: str = "") -> Counter[str]:
+        """How often each name was written down."""
+        return Counter(entry["name"] for entry in self.entries(prefix))
 
     def wait_for(self, prefix: str, number: int, timeout: float = 30) -> list[dict[str, Any]]:
         """The entries of that prefix as soon as there are so many."""
@@ -246,6 +251,27 @@ def app(celery_setup_app: Celery) -> Celery:
 def toc(server: Server | Cluster) -> kombu_toc.TimeoutCenter:
     """The timeout center of the broker."""
     return kombu_toc.center_for(server.toc_url)
+
+
+class Live(NamedTuple):
+    """What a test of workers works with, on an empty broker."""
+
+    start_workers: StartWorkers
+    app: Celery  #: as a producer has it
+    journal: Journal
+    toc: kombu_toc.TimeoutCenter
+    client: redis.Redis
+    server: Server
+
+
+@pytest.fixture
+def live(request: pytest.FixtureRequest) -> Live:
+    return Live(*map(request.getfixturevalue, Live._fields))
+
+
+def environment_of(app: Celery) -> dict[str, str]:
+    """What tells another process of the app."""
+    return {"E2E_BROKER": app.conf.broker_url, "E2E_BACKEND": app.conf.result_backend}
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 
 import pytest
 import redis
@@ -14,6 +12,7 @@ from kombu_toc import AsyncTimeoutCenter, ConfigurationError, TimeoutCenter
 from kombu_toc.aio.client import ReplyReader, _patience, run, wait_for
 from kombu_toc.center.center import Delegate
 
+from ..support import nursery
 from ..support.cases import each
 from ..support.loops import in_loop
 
@@ -74,9 +73,8 @@ def test_nothing_of_it_is_loaded_before_it_is_used_and_then_greenlet_is_asked_fo
         "try: kombu_toc.AsyncTimeoutCenter.from_url('toc+redis://')\n"
         "except kombu_toc.ConfigurationError as exc: print(exc)"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert found.stdout.startswith("set()\n"), found.stderr
-    assert "pip install 'celery-toc[asyncio]'" in found.stdout, found.stderr
+    said = nursery.done(("-c", program), execute=True).stdout
+    assert said.startswith("set()\n") and "pip install 'celery-toc[asyncio]'" in said
 
 
 REPLIES = [

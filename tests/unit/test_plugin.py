@@ -7,14 +7,14 @@ import ast
 import importlib
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import celery_toc
 import kombu_toc
+
+from ..support import nursery
 
 pytestmark = pytest.mark.versions
 
@@ -24,11 +24,7 @@ CELERY_TOC = Path(celery_toc.__file__).parent
 
 def python(program: str) -> str:
     """What a fresh interpreter prints that runs this program."""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return nursery.done(("-c", program), execute=True).stdout.strip()
 
 
 # -- registration

@@ -33,6 +33,7 @@ from kombu_toc.errors import KeptError
 from kombu_toc.tracing import Reception, Tracing, shown_time, tracing_of
 from kombu_toc.transport.traced import TracedChannel, traced
 
+from ..support import nursery
 from ..support.cases import each
 
 WEEK = 7 * 86_400 * 1_000_000
@@ -414,12 +415,8 @@ mine = {name for name in sys.modules if name.endswith((".tracing", ".traced"))}
 assert not {name for name in mine if name.startswith(("kombu_toc", "celery_toc"))}, mine
 Connection("toc+embedded://?toc_otel=true").transport
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-    )
-    assert "toc_otel needs the package opentelemetry-api: pip install 'celery-toc[otel]'" in (
-        done.stderr
-    )
+    said = nursery.done(("-c", program), code=1, execute=True).stderr
+    assert "toc_otel needs the package opentelemetry-api: pip install 'celery-toc[otel]'" in said
 
 
 @each(
