@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +16,8 @@ import kombu_toc
 
 from ..support.inspection import slot_keys
 from ..support.nodes import Worker
+from ..support.servers import Server
+from ..support.tasks import make_app
 from ..support.workers import ALONE, EACH_POOL, POOLS, Live, wait_until
 
 VISIBILITY = 1.0
@@ -109,6 +113,44 @@ def test_a_killed_workers_message_comes_back_to_whoever_asks_first_afterwards(li
     )
     assert time.monotonic() - looked < 3
     assert back[0].id == task.id
+
+
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_reconnect.py::"
+    "test_a_task_runs_once_although_the_server_was_away_for_longer_than_its_lease"
+)
+@pytest.mark.parametrize("how", ["frozen", "restarted"])
+def test_a_process_that_asks_first_after_the_server_was_away_takes_nothing_from_a_live_worker(
+    live: Live, tmp_path: Path, how: str
+) -> None:
+    """A5, X10: nobody but the worker has asked before, and its lease has ended meanwhile."""
+    visibility = 6.0
+    own = Server(tmp_path, "--appendonly", "yes", "--appendfsync", "always").start()
+    try:
+        options = {"broker_transport_options": {"visibility_timeout": visibility}}
+        live.start_workers(1, "-P", "solo", *ALONE, broker=own.toc_url, **options)
+        with make_app(own.toc_url, "disabled://") as app:
+            app.tasks["e2e.late_ack"].delay("once", 3 * visibility)
+        [began] = live.journal.wait_for("once", 1)
+        if how == "frozen":
+            os.kill(own.pid, signal.SIGSTOP)
+        else:
+            own.stop()
+        time.sleep(visibility + 0.5)  # the lease ends
+        if how == "frozen":
+            os.kill(own.pid, signal.SIGCONT)
+        else:
+            own.start()
+        center = kombu_toc.center_for(own.toc_url)
+        while time.time() < began["at"] + 3 * visibility:
+            assert center.pop("celery").messages == []
+            time.sleep(0.1)  # as one who looks now and then
+        live.journal.wait_for("once-done", 1)
+        wait_until(lambda: center.counts("celery").in_flight == 0)
+        assert len(live.journal.entries()) == 2
+        center.client.close()
+    finally:
+        own.stop()
 
 
 SUSPENDED = {"prefork": ("-P", "prefork", "-c", "1"), "solo": ("-P", "solo")}
