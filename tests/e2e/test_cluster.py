@@ -223,6 +223,25 @@ def test_tasks_canvas_events_and_remote_control_work(
         app.close()
 
 
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_guarantees.py::test_countdown_tasks_start_on_time_and_never_early"
+)
+@pytest.mark.alone
+def test_an_idle_worker_starts_what_comes_due_at_its_time(
+    site: Callable[..., Site], journal: Journal
+) -> None:
+    """Twenty times, each at another slot, and the worker has nothing else to do."""
+    site = site("prefork")
+    time.sleep(2)  # the worker idles
+    for i in range(20):
+        due = time.time() + 1.5 + i * 0.4
+        countdown = due - time.time()
+        site.app.tasks["e2e.note"].apply_async((f"idle-{i}", due), countdown=countdown)
+    lateness = [entry["at"] - entry["due"] for entry in journal.wait_for("idle-", 20)]
+    assert min(lateness) >= 0
+    assert max(lateness) < 0.5, lateness
+
+
 # -- slots that move
 
 
@@ -316,6 +335,20 @@ def test_nothing_is_lost_when_a_primary_dies_and_its_replica_is_promoted(
         return counts.waiting + counts.in_flight
 
     wait_until(lambda: not held(), 20, "something is left")
+
+
+@pytest.mark.nightly(
+    guarded_by="tests/e2e/test_cluster.py::"
+    "test_nothing_is_lost_when_a_primary_dies_and_its_replica_is_promoted"
+)
+@EACH_VICTIM
+def test_a_manual_failover_under_load_loses_nothing_and_runs_nothing_twice(
+    site: Callable[..., Site], victim: str
+) -> None:
+    site = site("prefork", replicas=1)
+    with site.load.flowing():
+        site.cluster.failover(VICTIMS[victim](site))
+    site.assert_once_and_timely(4)
 
 
 #: A resharder that is killed (kill -9) with the second batch that it takes from node to node,
