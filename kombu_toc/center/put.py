@@ -158,7 +158,7 @@ class PutMany(CenterPart):
             self.requests = [core.recorder.named(topic, one) for one in requests]
             pairs = zip(self._said, self.requests, strict=True)
             self._said = [(when, request.traits) for (when, _), request in pairs]
-        self._has_traits = any(traits for _, traits in self._said)
+        self._has_traits = any(map(itemgetter(1), self._said))
         #: the places of those whose id another one of the list or of the topic has, and of those
         #: that have tokens. Put one by one: a copy is recorded in a key of its id
         self._apart: list[int] = []

@@ -108,7 +108,7 @@ class StandaloneExecutor:
         """Send calls; return the raw reply to each, or the error that took its place; behind them
         that to `wait`, a command that goes in the same pipeline."""
         if self._run_packed is None or wait:
-            replies = self._pipeline([*(call.command() for call in calls), *wait])
+            replies = self._pipeline([call.command() for call in calls] + [*wait])
         else:
             replies = self._run_packed([call.packed() for call in calls])
         while unknown := _unknown(replies):
