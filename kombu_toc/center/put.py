@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from .. import errors
