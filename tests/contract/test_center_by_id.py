@@ -370,6 +370,13 @@ def test_just_the_messages_that_were_found_are_cancelled(center, client):
     assert residue(client) == []
 
 
+def test_a_message_cannot_be_cancelled_twice(center):
+    """X4"""
+    center.put("mail", "x", b"")
+    assert done(center.cancel("x", topic="mail")) == [("x", WAITING, True)]
+    assert center.cancel("x", topic="mail") == []
+
+
 def test_cancelling_reaches_the_copies_that_share_the_id(center, client):
     first = in_flight(center, "mail", "x", b"1")
     copy = center.put("mail", "x", b"2", delay=HOUR).id

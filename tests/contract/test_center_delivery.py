@@ -173,6 +173,15 @@ def test_a_put_for_sooner_is_not_held_by_the_one_for_later(one):
     assert one.queues.coming("one", [60]) == [1]
 
 
+def test_a_dead_letter_swallows_no_put(one):
+    one.put("one", "x", b"same")
+    [message] = one.pop("one").messages
+    one.reject(message, requeue=False)
+    assert one.put("one", "x", b"same").added
+    [again] = one.pop("one").messages
+    assert again.body == b"same"
+
+
 @pytest.mark.versions
 @pytest.mark.one_server("the proxy that loses replies stands before one")
 def test_a_put_that_the_client_repeats_after_a_lost_reply_is_one_message(server, client):

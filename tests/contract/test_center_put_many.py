@@ -466,6 +466,16 @@ def test_what_was_consumed_before_a_list_is_repeated_is_not_added_again(center, 
     assert len(drained(other, "mail")) == len(messages) - consumed
 
 
+def test_a_list_that_is_repeated_adds_what_was_not_added(center, full):
+    messages = numbered(30)
+    full()
+    with pytest.raises(PutManyError):
+        center.put_many("mail", messages, token="t")
+    center.client.config_set("maxmemory", "0")
+    assert all(answer.added for answer in center.put_many("mail", messages, token="t"))
+    assert len(drained(center, "mail")) == 30
+
+
 @pytest.mark.one_server("a call of one server is repeated")
 def test_a_call_of_a_list_that_the_client_repeats_adds_nothing(center):
     """As redis-py does after a lost reply: whatever has become of its messages."""

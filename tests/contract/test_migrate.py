@@ -434,3 +434,13 @@ def test_a_source_that_cannot_be_used_is_named(move: Move, server: Server) -> No
     other = Connection(server.url)
     with other, pytest.raises(kombu_toc.ConfigurationError, match="not a timeout center"):
         migrate_broker(server.url, other)
+
+
+def test_nothing_of_it_is_left_once_all_has_run(
+    old: Connect, move: Move, client: redis.Redis, center: TimeoutCenter
+) -> None:
+    for i in range(30):
+        send(old(), f"{i}")
+    move()
+    assert center.ack(center.pop("celery", 100).messages) == 30
+    assert keys_left(client, "toc:{celery:*}:*") == []

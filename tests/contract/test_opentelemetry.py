@@ -171,6 +171,16 @@ def test_what_nobody_has_handled_is_released_once(
     assert spans.names == ["receive mail", "release mail", "send mail"]
 
 
+def test_what_is_taken_back_from_a_consumer_is_released_once(
+    connection: Connection, spans: Spans
+) -> None:
+    """As a worker does with what it cannot start in time."""
+    publish(connection)
+    message = take(connection, lambda message: None)
+    connection.default_channel.qos.release(message)
+    assert len(spans.named("release mail")) == 1
+
+
 def test_who_gets_a_message_within_a_span_has_it_there(
     connection: Connection, spans: Spans
 ) -> None:

@@ -91,6 +91,15 @@ def test_a_queue_that_is_declared_is_not_bound_again_with_each_message(
 
 
 @pytest.mark.versions
+def test_a_compressed_body_arrives(connection: Connection) -> None:
+    with connection.SimpleQueue("small") as queue:
+        queue.put({"x": "y" * 500}, compression="zlib")
+        message = queue.get(timeout=5)
+        assert message.payload == {"x": "y" * 500}
+        message.ack()
+
+
+@pytest.mark.versions
 def test_acknowledging_several_at_once(connection: Connection, client: redis.Redis) -> None:
     with Inbox(connection, ack=False, prefetch_count=10) as inbox:
         for i in range(3):
@@ -309,6 +318,16 @@ def test_one_call_of_drain_events_delivers_one_event(connection: Connection) -> 
         for number in range(1, 7):
             connection.drain_events(timeout=5)
             assert len(inbox.messages) == number
+
+
+@pytest.mark.versions
+def test_one_consumer_serves_many_queues(connection: Connection) -> None:
+    queues = [Queue(f"q{i}") for i in range(5)]
+    with Inbox(connection, *queues) as inbox:
+        for i in range(5):
+            publish(connection, i, f"q{i}")
+        drain(connection)
+    assert sorted(inbox.bodies) == list(range(5))
 
 
 def test_two_messages_of_one_task_id_live_side_by_side(connection: Connection) -> None:
@@ -1375,6 +1394,13 @@ def test_what_is_not_a_redis_is_a_connection_error_and_never_a_hang(answer: byte
             threading.Thread(target=serve, daemon=True).start()
         port = listener.getsockname()[1]
         failure(Connection(f"toc+redis://127.0.0.1:{port}/0?socket_timeout=0.3"))
+
+
+@pytest.mark.versions
+def test_a_server_that_never_answers_is_a_connection_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"toc+redis://127.0.0.1:{listener.getsockname()[1]}/0?socket_timeout=0.3"
+        failure(Connection(url))
 
 
 def test_another_slot_count_is_an_error_that_names_everything(connect: Connect) -> None:

@@ -226,6 +226,19 @@ def test_topics_take_turns_and_none_starves(center: TimeoutCenter) -> None:
     assert topics == {"mail": 10, "sms": 10}
 
 
+def test_a_topic_with_a_backlog_delays_no_other(
+    center: TimeoutCenter, make: Callable[[], TimeoutCenter]
+) -> None:
+    for number in range(300):
+        center.put("mail", f"m{number}", b"")
+    other = make()
+    for number in range(20):
+        other.put("sms", f"s{number}", b"")
+        found = [m for _ in range(2) for m in center.pop(["mail", "sms"], 2, wait=1).messages]
+        assert f"s{number}" in [message.id for message in found]
+        center.ack(found)
+
+
 def test_priorities_go_first(center: TimeoutCenter) -> None:
     center.queues.declare("mail", slots=1)  # of a Cluster, one is popped after the other
     center.put("mail", "low", b"", priority=9)
