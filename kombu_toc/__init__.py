@@ -42,32 +42,7 @@ if TYPE_CHECKING:
     from .client.programs import check_installed as check_installed
     from .compat import CompatPart as CompatPart
     from .consumer.state import WorkerPolicy as WorkerPolicy
-    from .errors import ActionTimeError as ActionTimeError
-    from .errors import AlreadyThereError as AlreadyThereError
-    from .errors import CompatError as CompatError
-    from .errors import ConfigurationError as ConfigurationError
-    from .errors import ConsumersError as ConsumersError
-    from .errors import EmbeddedServerError as EmbeddedServerError
-    from .errors import EnvelopeError as EnvelopeError
-    from .errors import FailoverError as FailoverError
-    from .errors import KeptError as KeptError
-    from .errors import LibraryError as LibraryError
-    from .errors import MessageError as MessageError
-    from .errors import MigrationError as MigrationError
-    from .errors import NotPermittedError as NotPermittedError
-    from .errors import PartialError as PartialError
-    from .errors import PriorityStepsError as PriorityStepsError
-    from .errors import PutManyError as PutManyError
-    from .errors import RateLimitedError as RateLimitedError
-    from .errors import ReceiptError as ReceiptError
-    from .errors import ReplicationError as ReplicationError
-    from .errors import ReshardError as ReshardError
-    from .errors import ServerError as ServerError
-    from .errors import SlotCountError as SlotCountError
-    from .errors import TocError as TocError
-    from .errors import TraitError as TraitError
-    from .errors import UniqueError as UniqueError
-    from .errors import UnknownTopicError as UnknownTopicError
+    from .errors import *  # noqa: F403 - what it defines is what can go wrong, all of it public
     from .library.opening import center_for as center_for
     from .library.outbox import outbox as outbox
     from .metrics import Lateness as Lateness

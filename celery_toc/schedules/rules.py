@@ -289,8 +289,8 @@ class Sun:
 
     def after(self, us: int) -> int | None:
         moment = to_datetime(us)
-        left = _solar(self.event, self.latitude, self.longitude, moment).remaining_estimate(moment)
-        found = us + left // MICROSECOND
+        event = solar(self.event, self.latitude, self.longitude, nowfun=lambda: moment)
+        found = us + event.remaining_estimate(moment) // MICROSECOND
         # What it finds is rounded, and may be the event that has just been.
         return found if found > us else self.after(us + 60 * SECOND_US)
 
@@ -300,10 +300,6 @@ class Sun:
 
     def to_json(self) -> dict[str, Any]:
         return {"sun": [self.event, self.latitude, self.longitude]}
-
-
-def _solar(event: str, latitude: float, longitude: float, now: datetime) -> Any:
-    return solar(event, latitude, longitude, nowfun=lambda: now)
 
 
 def timing_of(said: dict[str, Any]) -> Timing:

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from celery.backends.base import DisabledBackend
@@ -397,14 +397,11 @@ def api_for_app(
     url, ssl, options = broker_of(app)
     allowed = over_http.Allowed(app, allow)
 
-    async def close() -> None:
-        await aio.aclose(app)
-
     return http.api_for(
         url,
         tokens=tokens,
         operations=(*over_http.TASKS, *over_http.SCHEDULES),
-        on_close=(close,),
+        on_close=(partial(aio.aclose, app),),
         check_message=allowed.check_message,
         names=names,
         keep_answers=keep_answers,

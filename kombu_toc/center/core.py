@@ -72,15 +72,10 @@ class SharedNotes(CenterPart):
         seconds: for how long
         """
         every = list(dict.fromkeys(ids))
-        calls = [
-            ScriptCall(
-                load("cancelled"),
-                (self._keys.cancelled,),
-                (most, int(seconds * 1000), *some),
-                int,
-            )
-            for some in parts_of(every, REMEMBERED_PER_CALL)
-        ]
+        script, keys = load("cancelled"), (self._keys.cancelled,)
+        bounds = most, int(seconds * 1000)
+        parts = parts_of(every, REMEMBERED_PER_CALL)
+        calls = [ScriptCall(script, keys, (*bounds, *some), int) for some in parts]
         self._runner.run_all(calls)
 
     def cancelled_lately(self, seconds: float) -> list[str]:

@@ -494,9 +494,8 @@ class _InThreads(AwaitedPart):
 
     def __init__(self, center: TimeoutCenter) -> None:
         super().__init__(center, asyncio.to_thread)
-        self.queues = AwaitedPart(center.queues, asyncio.to_thread)
-        self.dead = AwaitedPart(center.dead, asyncio.to_thread)
-        self.failures = AwaitedPart(center.failures, asyncio.to_thread)
+        parts = center.queues, center.dead, center.failures
+        self.queues, self.dead, self.failures = (AwaitedPart(p, asyncio.to_thread) for p in parts)
 
 
 async def _has_gone(request: asgi.Request) -> bool:

@@ -279,7 +279,9 @@ class Keeper:
 
     def _put_claimed(self, rows: Sequence[Row]) -> int:
         try:
-            far = {row.key for row in rows if self._is_far(row)}
+            # What stays in the library: who has sent it did not know its queue.
+            queue = self._putter.topic
+            far = {row.key for row in rows if is_far(queue(row.topic).declaration, row.action_us)}
             if far:
                 self._store.place(list(far), statuses.FAR)
                 rows = [row for row in rows if row.key not in far]
@@ -290,10 +292,6 @@ class Keeper:
         except BaseException:
             self._store.place([row.key for row in rows], statuses.NOT_PUT)
             raise
-
-    def _is_far(self, row: Row) -> bool:
-        """Whether it stays in the library: who has sent it did not know its queue."""
-        return is_far(self._putter.topic(row.topic).declaration, row.action_us)
 
     def close(self) -> None:
         """Close its connections to Redis."""

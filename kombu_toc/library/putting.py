@@ -89,11 +89,6 @@ def putting(center: TimeoutCenter, topic: Topic, row: records.Row, *, counted: b
     ).call
 
 
-def is_anothers(row: records.Row, result: Any) -> bool:
-    """Whether another message has the key of one that was to be put."""
-    return isinstance(result, Conflict) and result.base != row.id
-
-
 # -- puts the messages of rows into Redis, many at once
 #
 # Between the look at a row and the put of its message, anything may happen to it: just before, what
@@ -195,7 +190,8 @@ class Putter:
         calls = [putting(self.center, topics[row.topic], row, counted=counted) for row in rows]
         results = self.center.runner.run_puts(calls)
         pairs = list(zip(rows, results, strict=True))
-        self.store.take_over([row for row, result in pairs if is_anothers(row, result)])
+        refused = ((row, result.base) for row, result in pairs if isinstance(result, Conflict))
+        self.store.take_over([row for row, base in refused if base != row.id])
         return sum(bool(result.added) for _, result in pairs)
 
     def put_missing(self, rows: Sequence[records.Row]) -> Returned:

@@ -56,10 +56,6 @@ class Name(TypeDecorator[str]):
     impl = sa.String
     cache_ok = True
 
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.length = length
-
     def load_dialect_impl(self, dialect: Any) -> Any:
         return dialect.type_descriptor(mysql.VARBINARY(4 * self.length))
 
