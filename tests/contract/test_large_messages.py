@@ -76,6 +76,7 @@ def test_what_is_smaller_does_not_overtake_what_does_not_fit(client: redis.Redis
     check_slots(center, "mail")
 
 
+@pytest.mark.usefixtures("client")
 def test_what_redis_does_not_take_is_refused_before_it_is_sent(server: Server) -> None:
     """With both sizes, and by each way."""
     body = bytes((512 << 20) + 1)

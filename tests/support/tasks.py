@@ -87,10 +87,14 @@ def make_app(broker: str, backend: str, **settings: Any) -> Celery:
     return app
 
 
+#: The name of the connections over which tasks write down what they saw.
+LOG = "log-of-tasks"
+
+
 @functools.cache
 def log() -> redis.Redis:
     """Where tasks write down what they saw."""
-    return redis.Redis.from_url(os.environ["E2E_LOG"])
+    return redis.Redis.from_url(os.environ["E2E_LOG"], client_name=LOG)
 
 
 def redis_time() -> float:
