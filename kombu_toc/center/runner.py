@@ -171,9 +171,9 @@ class ClusterExecutor:
             for i, reply, waits in zip(unknown, *client.run_keyed(whole, wait), strict=True):
                 replies[i], waited[i] = reply, waits
         announced = [
-            again
+            told
             for call, reply in zip(calls, replies, strict=True)
-            if not isinstance(reply, Exception) and (again := call.announcing(reply)) is not None
+            if not isinstance(reply, Exception) and (told := call.announcing(reply)) is not None
         ]
         if announced:
             self.on_announced(announced)
