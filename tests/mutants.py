@@ -94,6 +94,14 @@ MUTANTS = [
         "tests/unit/test_topics.py::test_crc_32_of_the_basis_picks_the_slot",
     ),
     Mutant(
+        "who pops takes a clock that was set forward for time that has passed",
+        "kombu_toc/center/upkeep.py",
+        "may = MAY if self.grace == 0 else self._watch(topic, group[0]).may(now, visibility)",
+        "may = MAY",
+        "tests/contract/test_upkeep.py::"
+        "test_after_a_clock_was_set_forward_who_holds_a_long_lease_has_the_time_to_renew_it",
+    ),
+    Mutant(
         "a lease that ended costs no retry",
         f"{SCRIPTS}/recover.lua",
         "due_ms * 1000 + retries - 1, id)",

@@ -96,8 +96,6 @@ CLOCK_WINDOW = 5.0
 SILENCE = 60.0
 
 
-#: Seconds by which a server's clock must have gone back to be told of.
-
 #: Seconds for which it is known what a server's clock has shown.
 REMEMBERED = 600.0
 

@@ -201,6 +201,21 @@ def test_a_clock_that_is_set_forward_takes_nothing_from_who_lives(
     assert center.ack(living.held) == 1
 
 
+def test_after_a_clock_was_set_forward_who_holds_a_long_lease_has_the_time_to_renew_it(
+    stepped: SteppedServer, process: Make
+) -> None:
+    """X10: that is done when a third of it has passed, however soon somebody looks."""
+    center, visibility = process(stepped).center, 3 * VISIBILITY
+    center.queues.declare("mail", visibility=visibility)
+    center.put("mail", "m", BODY)
+    messages = center.pop("mail").messages
+    watch(center, "mail", 2.5)  # it knows by now what the clock shows
+    stepped.step(2 * visibility)
+    assert watch(center, "mail", visibility / 3) == []
+    assert center.extend(messages, visibility) == []
+    assert center.ack(messages) == 1
+
+
 @pytest.mark.parametrize("way", ["center", "drain_events", night("basic_get")])
 def test_after_a_restart_nobody_takes_from_who_lives(own: Server, process: Make, way: str) -> None:
     """Nor does one that has just connected; but from who died meanwhile."""
