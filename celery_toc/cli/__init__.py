@@ -18,27 +18,34 @@ from .session import Group
 control.add_commands()
 configured.watch()
 
-#: The commands in the order of the help, and the module of each. To add one, write a function and
-#: add a line here.
+#: The commands in the order of the help, and the module of each. A new one needs a line here.
 COMMANDS = {
-    name: f"celery_toc.cli.{module}"
-    for module, names in (
-        ("status", "status"),
-        ("messages", "list show"),
-        ("actions", "cancel reschedule run dead"),
-        ("library", "failures"),
-        ("topic", "pause resume purge delete topic"),
-        ("status", "limits"),
-        ("messages", "find history"),
-        ("library", "library"),
-        ("schedule", "schedule"),
-        ("status", "check repair top"),
-        ("topic", "reshard"),
-        ("migrate", "migrate"),
-        ("status", "metrics"),
-        ("web", "web notify"),
-    )
-    for name in names.split()
+    "status": "celery_toc.cli.status",
+    "list": "celery_toc.cli.messages",
+    "show": "celery_toc.cli.messages",
+    "cancel": "celery_toc.cli.actions",
+    "reschedule": "celery_toc.cli.actions",
+    "run": "celery_toc.cli.actions",
+    "dead": "celery_toc.cli.actions",
+    "failures": "celery_toc.cli.library",
+    "pause": "celery_toc.cli.topic",
+    "resume": "celery_toc.cli.topic",
+    "purge": "celery_toc.cli.topic",
+    "delete": "celery_toc.cli.topic",
+    "topic": "celery_toc.cli.topic",
+    "limits": "celery_toc.cli.status",
+    "find": "celery_toc.cli.messages",
+    "history": "celery_toc.cli.messages",
+    "library": "celery_toc.cli.library",
+    "schedule": "celery_toc.cli.schedule",
+    "check": "celery_toc.cli.status",
+    "repair": "celery_toc.cli.status",
+    "top": "celery_toc.cli.status",
+    "reshard": "celery_toc.cli.topic",
+    "migrate": "celery_toc.cli.migrate",
+    "metrics": "celery_toc.cli.status",
+    "web": "celery_toc.cli.web",
+    "notify": "celery_toc.cli.web",
 }
 
 

@@ -90,10 +90,15 @@ class LeaseKeeper:
         self.reset()
 
     @classmethod
-    def of(cls, identity: Hashable, *args: Any) -> LeaseKeeper:
-        """The one of this process for a server; args: of a new one"""
+    def of(
+        cls,
+        identity: Hashable,
+        make_center: Callable[[], TimeoutCenter],
+        metrics: Metrics | None = None,
+    ) -> LeaseKeeper:
+        """The one of this process for a server."""
         found = _keepers.get(identity)
-        return found or _keepers.setdefault(identity, cls(*args))
+        return found or _keepers.setdefault(identity, cls(make_center, metrics))
 
     def reset(self) -> None:
         """Hold nothing, owe nothing, and have no thread."""
