@@ -73,14 +73,14 @@ MUTANTS = [
     # -- deliveries
     Mutant(
         "an acknowledgement leaves the message in prepare",
-        f"{SCRIPTS}/ack.lua",
+        f"{SCRIPTS}/operations/ack.lua",
         "call('ZREM', keys[before + 2], unpack(args, from, to)) == to - from + 1",
         "call('ZCARD', keys[before + 2]) >= to - from + 1",
         "tests/contract/test_center_delivery.py::test_an_acknowledged_message_is_gone",
     ),
     Mutant(
         "an acknowledgement counts for another message of the id",
-        f"{SCRIPTS}/redelivered.lua",
+        f"{SCRIPTS}/lib/redelivered.lua",
         "if not is_of(token, mine) then return 0 end",
         "if not token then return 0 end",
         "tests/contract/test_identity.py::"
@@ -103,7 +103,7 @@ MUTANTS = [
     ),
     Mutant(
         "a lease that ended costs no retry",
-        f"{SCRIPTS}/recover.lua",
+        f"{SCRIPTS}/lib/recover.lua",
         "due_ms * 1000 + retries - 1, id)",
         "due_ms * 1000 + retries, id)",
         "tests/contract/test_center_delivery.py::"
@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         "a failure costs no retry",
-        f"{SCRIPTS}/reject.lua",
+        f"{SCRIPTS}/operations/reject.lua",
         "due_ms * 1000 + retries - 1, id)",
         "due_ms * 1000 + retries, id)",
         "tests/contract/test_center_delivery.py::"
@@ -119,21 +119,21 @@ MUTANTS = [
     ),
     Mutant(
         "a lease ends a millisecond early",
-        f"{SCRIPTS}/pop.lua",
+        f"{SCRIPTS}/operations/pop.lua",
         "lease = args[16], now_ms + visibility",
         "lease = args[16], now_ms + visibility - 1",
         f"{CENTER}_delivery.py::test_a_lease_lasts_for_the_visibility_timeout_to_the_millisecond",
     ),
     Mutant(
         "renewing a lease does nothing",
-        f"{SCRIPTS}/extend.lua",
+        f"{SCRIPTS}/operations/extend.lua",
         "redis.call('ZADD', KEYS[1], ends * 1000 + tonumber(score) % 1000, ARGV[i])",
         "redis.call('ZADD', KEYS[1], score, ARGV[i])",
         "tests/contract/test_center_delivery.py::test_a_renewed_lease_ends_later",
     ),
     Mutant(
         "a message is delivered 20 milliseconds early",
-        f"{SCRIPTS}/pop.lua",
+        f"{SCRIPTS}/operations/pop.lua",
         "local passed = soon > 0 and now + args[4]",
         "local passed = soon > 0 and now + 20000 + args[4]",
         "tests/contract/test_center_delivery.py::"
@@ -141,7 +141,7 @@ MUTANTS = [
     ),
     Mutant(
         "messages of one millisecond change their order",
-        f"{SCRIPTS}/put.lua",
+        f"{SCRIPTS}/operations/put.lua",
         "score = last + 1\n",
         "score = last + 0\n",
         "tests/contract/test_center_delivery.py::"
@@ -149,7 +149,7 @@ MUTANTS = [
     ),
     Mutant(
         "the wait after a failure does not grow",
-        f"{SCRIPTS}/failure.lua",
+        f"{SCRIPTS}/lib/failure.lua",
         "first_ms * 2 ^ math.max(math.min(failures - 1, 40), 0)",
         "first_ms",
         "tests/contract/test_center_failures.py::"
@@ -157,7 +157,7 @@ MUTANTS = [
     ),
     Mutant(
         "a dead letter is dropped",
-        f"{SCRIPTS}/failure.lua",
+        f"{SCRIPTS}/lib/failure.lua",
         "  redis.call('ZADD', dead, score, id)\n",
         "",
         "tests/contract/test_center_delivery.py::"
@@ -165,21 +165,21 @@ MUTANTS = [
     ),
     Mutant(
         "a dead letter that is requeued loses its error",
-        f"{SCRIPTS}/requeue.lua",
+        f"{SCRIPTS}/operations/requeue.lua",
         "redis.call('HSET', KEYS[5], id, '\\n' .. err)",
         "redis.call('HDEL', KEYS[5], id)",
         f"{CENTER}_failures.py::{REPLAYED}",
     ),
     Mutant(
         "a dead letter that is requeued has no retries",
-        f"{SCRIPTS}/requeue.lua",
+        f"{SCRIPTS}/operations/requeue.lua",
         "now_ms * 1000 + tonumber(ARGV[3]), id)",
         "now_ms * 1000, id)",
         f"{CENTER}_failures.py::{REPLAYED}",
     ),
     Mutant(
         "what is in flight is cancelled as if it waited",
-        f"{SCRIPTS}/cancel.lua",
+        f"{SCRIPTS}/operations/cancel.lua",
         "local wanted = {ARGV[3] == '1', ARGV[4] == '1', ARGV[5] == '1'}",
         "local wanted = {ARGV[3] == '1', ARGV[3] == '1', ARGV[5] == '1'}",
         "tests/contract/test_center_by_id.py::"
@@ -187,14 +187,14 @@ MUTANTS = [
     ),
     Mutant(
         "what must be new is added beside what is there",
-        f"{SCRIPTS}/put_special.lua",
+        f"{SCRIPTS}/operations/put_special.lua",
         "  if redis.call('HEXISTS', body, id) == 1 then return there(3) end\n",
         "",
         f"{CENTER}_by_id.py::test_a_message_is_ensured_once_whatever_state_it_is_in",
     ),
     Mutant(
         "equal bytes under an id are one message",
-        f"{SCRIPTS}/put.lua",
+        f"{SCRIPTS}/operations/put.lua",
         "not ARGV[6] and redis.call('HGET', body, id) == envelope",
         "redis.call('HGET', body, id) == envelope",
         f"{CENTER}_delivery.py::"
@@ -202,7 +202,7 @@ MUTANTS = [
     ),
     Mutant(
         "a put whose reply was lost is another message",
-        f"{SCRIPTS}/put.lua",
+        f"{SCRIPTS}/operations/put.lua",
         "redis.pcall('SET', KEYS[5], name, 'EX', '60', 'GET')",
         "redis.pcall('SET', KEYS[5], name, 'EX', '60', 'GET') and false",
         f"{CENTER}_delivery.py::"
@@ -210,7 +210,7 @@ MUTANTS = [
     ),
     Mutant(
         "what a consumer was handed comes back as if nobody had had it",
-        f"{SCRIPTS}/release.lua",
+        f"{SCRIPTS}/operations/release.lua",
         "    if ARGV[3] == '1' then kept = given_back(kept, requeues_of(kept)) end\n",
         "",
         "tests/contract/test_transport.py::"
@@ -218,7 +218,7 @@ MUTANTS = [
     ),
     Mutant(
         "to put a message off costs a retry",
-        f"{SCRIPTS}/reject.lua",
+        f"{SCRIPTS}/operations/reject.lua",
         "      retries = retries + 1\n",
         "",
         "tests/contract/test_transport.py::"
@@ -233,7 +233,7 @@ MUTANTS = [
     ),
     Mutant(
         "a clock that is set back makes leases longer",
-        f"{SCRIPTS}/upkeep.lua",
+        f"{SCRIPTS}/operations/upkeep.lua",
         "    if ends < score then redis.call('ZADD', prepare, ends, late[i]) end\n",
         "",
         "tests/contract/test_clock_steps.py::"
@@ -241,14 +241,14 @@ MUTANTS = [
     ),
     Mutant(
         "a purge leaves the bodies",
-        f"{SCRIPTS}/purge.lua",
+        f"{SCRIPTS}/operations/purge.lua",
         "      redis.call('HDEL', KEYS[2], unpack(ids))\n",
         "",
         "tests/contract/test_center_topics.py::test_purging_deletes_what_waits_and_nothing_else",
     ),
     Mutant(
         "an earlier time is not announced",
-        f"{SCRIPTS}/put.lua",
+        f"{SCRIPTS}/operations/put.lua",
         "if announced and announced <= us then",
         "if announced then",
         "tests/contract/test_center_topics.py::"
@@ -256,7 +256,7 @@ MUTANTS = [
     ),
     Mutant(
         "what a dead consumer had claimed is not announced again",
-        f"{SCRIPTS}/put.lua",
+        f"{SCRIPTS}/operations/put.lua",
         "announced < now - 100000 and string",
         "false and string",
         "tests/contract/test_center_topics.py::"
@@ -264,7 +264,7 @@ MUTANTS = [
     ),
     Mutant(
         "a message that has expired is delivered",
-        f"{SCRIPTS}/deliver.lua",
+        f"{SCRIPTS}/lib/deliver.lua",
         "if expires and expires < now_ms then return nil end",
         "",
         "tests/contract/test_traits.py::"
@@ -272,7 +272,7 @@ MUTANTS = [
     ),
     Mutant(
         "a delivery is renewed beyond its max lease",
-        f"{SCRIPTS}/lease.lua",
+        f"{SCRIPTS}/lib/lease.lua",
         "return last and math.min(ends, last) or ends",
         "return ends",
         "tests/contract/test_traits.py::"
@@ -281,21 +281,21 @@ MUTANTS = [
     # -- limits, keys, unique keys, schedules
     Mutant(
         "one more of a key runs than may",
-        f"{SCRIPTS}/lanes.lua",
+        f"{SCRIPTS}/lib/lanes.lua",
         "running_of(slot, key, gates) >= gates.key_most",
         "running_of(slot, key, gates) > gates.key_most",
         "tests/contract/test_limits.py::test_who_frees_a_place_announces_what_may_start_instead",
     ),
     Mutant(
         "one more of a queue runs than may",
-        f"{SCRIPTS}/choose.lua",
+        f"{SCRIPTS}/lib/choose.lua",
         "if not head or running >= whole_most or",
         "if not head or running > whole_most or",
         "tests/contract/test_limits.py",
     ),
     Mutant(
         "one more is put than the rate allows",
-        f"{SCRIPTS}/toll.lua",
+        f"{SCRIPTS}/lib/toll.lua",
         "local wait = math.ceil(used - now - us * (burst - 1) - 1)",
         "local wait = math.ceil(used - now - us * burst - 1)",
         "tests/contract/test_put_rates.py::"
@@ -303,7 +303,7 @@ MUTANTS = [
     ),
     Mutant(
         "a unique key is not released when its message is done",
-        f"{SCRIPTS}/claim.lua",
+        f"{SCRIPTS}/lib/claim.lua",
         "    return lasts and 2 or nil -- it is done, and perhaps its id is another's by now",
         "    return 2",
         "tests/contract/test_unique.py::"
@@ -311,7 +311,7 @@ MUTANTS = [
     ),
     Mutant(
         "a unique key that holds until the start holds until the end",
-        f"{SCRIPTS}/claim.lua",
+        f"{SCRIPTS}/lib/claim.lua",
         "return claim.mode ~= '0' and 2 or nil",
         "return 2",
         "tests/contract/test_unique.py::"
@@ -319,7 +319,7 @@ MUTANTS = [
     ),
     Mutant(
         "a schedule fires twice",
-        f"{SCRIPTS}/recur.lua",
+        f"{SCRIPTS}/operations/recur.lua",
         "if standing ~= ARGV[4] then return",
         "if false then return",
         "tests/contract/test_schedules.py::"

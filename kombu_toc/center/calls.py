@@ -400,7 +400,7 @@ def _refused(topic: Topic, wait_us: int, kind: bytes) -> RateLimitedError:
 # A log says which messages to look at; whoever reads it is given these as they are by then. So its
 # entries may be read twice, late, or by two at a time.
 
-#: What an entry says has happened: see ``scripts/log.lua``.
+#: What an entry says has happened: see ``log.lua``.
 PUT, MOVE, CANCEL, FULL = "p", "m", "c", "full"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 # -- tells when a server's clock is set
 #
 # Scripts look at leases by the server's clock, and keep there since when they were looked at
-# without a gap (``scripts/upkeep.lua``). A clock that is set forward looks to them like a gap, but
+# without a gap (``upkeep.lua``). A clock that is set forward looks to them like a gap, but
 # it takes longer until all leases are renewed: their holders may not have noticed. A process that
 # has watched the clock beside its own knows. One that was not answered knows that the gap was the
 # server's, and not that nobody was there to look.
@@ -22,7 +22,7 @@ RENEWED = 2.0
 #: Seconds for which a process says that the server was away.
 TELL = 5.0
 
-#: What a process knows when it looks at leases, as ``scripts/upkeep.lua`` is told: that nothing
+#: What a process knows when it looks at leases, as ``upkeep.lua`` is told: that nothing
 #: keeps it from rolling back what has ended; that it must not; that the server was away just now.
 MAY, MAY_NOT, WAS_AWAY = -1, -2, -3
 

@@ -694,7 +694,7 @@ class Upkeep:
 
 # -- looks at leases, and rolls back those that have ended
 #
-# Scripts decide which (``scripts/upkeep.lua``): they keep on the server since when a slot has been
+# Scripts decide which (``upkeep.lua``): they keep on the server since when a slot has been
 # looked at, so it does not matter who looks.
 
 

@@ -25,7 +25,7 @@ from .threads import DeferredLog, WakeEvent, unpatched_threading
 # Nothing here waits or asks the server; times are monotonic seconds.
 
 #: Seconds for which a process is elected unless it is again. The others try when that has passed:
-#: with the time between two passes it is no gap to who watches leases (``scripts/upkeep.lua``).
+#: with the time between two passes it is no gap to who watches leases (``upkeep.lua``).
 LEASE = 2.0
 
 #: Seconds between attempts, at most.

@@ -26,7 +26,7 @@ letter     what it says
 =========  ==============================================================================
 
 Behind a ``!``, at its end, the token of a delivery with a max lease says when that has passed, in
-milliseconds since the epoch. ``scripts/token.lua`` has the same for the scripts.
+milliseconds since the epoch. ``token.lua`` has the same for the scripts.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def with_trait(entry: str, letter: str, number: int) -> str:
 
 def is_still(token: str, score: int) -> bool:
     """Whether a token is of the message that waits with this score, and was not left by another
-    one of its id; as in ``scripts/token.lua``."""
+    one of its id; as in ``token.lua``."""
     return score % 1000 < 32 or token.endswith("@") or token.startswith(";")
 
 

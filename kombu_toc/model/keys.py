@@ -190,7 +190,7 @@ class Slot:
         #: passed
         self.announced_times = stem + "armed"
         #: string: since when its leases are looked at without a gap, when they were last, and when
-        #: one was first seen to have ended: see ``scripts/upkeep.lua``
+        #: one was first seen to have ended: see ``upkeep.lua``
         self.watch = stem + "watch"
         #: hash: schedule -> its record
         self.schedules = stem + "schedules"
@@ -237,7 +237,7 @@ class Slot:
         self.holders = stem + "holders"
         #: hash: key -> how many of it run; under the empty key, all of the slot
         self.busy = stem + "busy"
-        #: the keys of its lanes, in the order in which scripts take them (``scripts/lanes.lua``):
+        #: the keys of its lanes, in the order in which scripts take them (``lanes.lua``):
         #: of a topic that limits what may start
         self.lane_keys = (
             #: sorted set without scores: key, priority step, score and id of what waits in a lane

@@ -298,7 +298,7 @@ def decode_key(encoded: str) -> str:
 
 # -- unique keys
 #
-# Which message has a key is kept in the slot's hash ``claims`` (``scripts/claim.lua``). The message
+# Which message has a key is kept in the slot's hash ``claims`` (``claim.lua``). The message
 # itself has the key among its traits (:mod:`.delivery`), as ``u1.invoice-42``: a digit says how
 # long the claim holds, and behind the dot is the key, encoded.
 

@@ -20,7 +20,7 @@ the StoreQueue it came from.
 The order within the millisecond is the action time's own microseconds, so a due message is
 recognised to about two microseconds and never too early: an action time is rounded up, the
 present is rounded down. Two messages with the same action time are told apart by the put
-script, which gives the later one the next higher score. ``scripts/clock.lua`` holds the same
+script, which gives the later one the next higher score. ``clock.lua`` holds the same
 arithmetic for the scripts.
 
 Times are integers: microseconds (``us``) or milliseconds (``ms``) since the epoch.
@@ -100,7 +100,7 @@ def read_lease(score: int) -> Lease:
 
 
 def plain(score: int) -> int:
-    """A StoreQueue score as it was before the message came to a lane (``scripts/sorted.lua``)."""
+    """A StoreQueue score as it was before the message came to a lane (``sorted.lua``)."""
     if score >= 0:
         return score
     return -score if score < -TRIED - 1 else -score - 1

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from ..model.message import DICTIONARY
 from ..version import __version__
-from . import call
-from .call import has_limited_form, load, source
+from .call import has_limited_form, load, names, source
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,11 +73,6 @@ class Head(NamedTuple):
     arguments: list[str]
     returns: str
     notes: list[str]
-
-
-def names() -> list[str]:
-    """The scripts that are operations; a fragment is a part of others."""
-    return sorted(name for name in call.names() if not _lines(name)[0].startswith("Fragment:"))
 
 
 @cache

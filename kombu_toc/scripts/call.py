@@ -19,7 +19,7 @@ from ..model import scores
 
 T = TypeVar("T")
 
-# -- the Lua scripts, one file per operation, and their loader
+# -- the Lua scripts: operations/ has one file per call, lib/ the fragments that several need
 #
 # A script's first comment is its documentation. The line ``--@ clock wake`` names the fragments
 # that go before it. The line ``--< put`` stands for the text of that script, which runs there, with
@@ -38,10 +38,13 @@ class Script(NamedTuple):
 
 def source(name: str) -> str:
     """The text of a script or a fragment, with its comments."""
-    file = files(__package__).joinpath(f"{name}.lua")
+    for folder in ("operations", "lib"):
+        file = files(__package__).joinpath(f"{folder}/{name}.lua")
+        if file.is_file():
+            return file.read_text(encoding="ascii")
     plain = name.removesuffix("_limited")
-    if plain == name or file.is_file():
-        return file.read_text(encoding="ascii")
+    if plain == name:
+        raise FileNotFoundError(f"there is no script {name!r}")
     return source(plain).replace("unlimited", "sorted lanes limited", 1)
 
 
@@ -51,10 +54,10 @@ def has_limited_form(name: str) -> bool:
 
 
 def names() -> list[str]:
-    """The scripts and the fragments."""
-    found = (file.name for file in files(__package__).iterdir())
-    plain = sorted(name.removesuffix(".lua") for name in found if name.endswith(".lua"))
-    return plain + [f"{name}_limited" for name in filter(has_limited_form, plain)]
+    """The scripts that are operations; a fragment is a part of others."""
+    found = (file.name for file in files(__package__).joinpath("operations").iterdir())
+    plain = [name.removesuffix(".lua") for name in found if name.endswith(".lua")]
+    return sorted(plain + [f"{name}_limited" for name in filter(has_limited_form, plain)])
 
 
 def _named(text: str, mark: str) -> list[str]:

@@ -116,7 +116,7 @@ def test_an_action_time_beyond_2255_is_refused_and_nothing_kept(one, client, whe
 @pytest.mark.versions
 def test_the_scripts_and_the_python_codec_compute_the_same_scores(client):
     """A6"""
-    clock = files("kombu_toc.scripts").joinpath("clock.lua").read_text()
+    clock = files("kombu_toc.scripts").joinpath("lib/clock.lua").read_text()
     loop = """
 local out = {}
 for i = 1, #ARGV do

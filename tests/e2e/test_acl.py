@@ -46,7 +46,7 @@ WORKER = PRODUCER | CONSUMER | LIMITED | {"edition", "elect", "mark", "upkeep"}
 SCRIPTS = {
     "producer": PRODUCER,
     "worker": WORKER,
-    "operator": {path.stem for path in (ROOT / "kombu_toc" / "scripts").glob("*.lua")}
+    "operator": {path.stem for path in (ROOT / "kombu_toc/scripts/operations").glob("*.lua")}
     # The others are run where unique tasks are sent and consumed, and where the task library is
     # behind, by users with some rights more.
     - {"allowed", "put_unique", "sweep_claims", "logged", "written"},

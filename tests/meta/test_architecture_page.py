@@ -18,12 +18,13 @@ def test_every_file_that_the_page_names_is_there() -> None:
         re.findall(r"`([\w/.*-]*\w\.(?:py|lua|md)|(?:kombu_toc|celery_toc|tests)/\w+)`", PAGE)
     )
     assert len(named) > 50
-    named.remove("kombu_toc/scripts/peek.lua")  # an example
+    named.remove("kombu_toc/scripts/operations/peek.lua")  # an example
     assert [name for name in sorted(named) if not is_there(name)] == []
 
 
 def is_there(name: str) -> bool:
-    inside = ("", "kombu_toc", "kombu_toc/scripts", "kombu_toc/center", "tests", "docs")
+    scripts = ("kombu_toc/scripts/operations", "kombu_toc/scripts/lib")
+    inside = ("", "kombu_toc", *scripts, "kombu_toc/center", "tests", "docs")
     anywhere = (ROOT / "tests").rglob(name) if "/" not in name else ()
     return any(any((ROOT / folder).glob(name)) for folder in inside) or any(anywhere)
 

@@ -65,20 +65,25 @@ def test_the_page_is_of_this_protocol() -> None:
 
 
 def test_each_file_is_an_operation_or_a_fragment_of_one() -> None:
-    files = {file.stem for file in SCRIPTS.glob("*.lua")}
-    fragments = {
+    operations, fragments = (
+        {file.stem: file.read_text() for file in SCRIPTS.glob(f"{folder}/*.lua")}
+        for folder in ("operations", "lib")
+    )
+    assert not operations.keys() & fragments.keys()
+    assert {name for name, text in fragments.items() if text.startswith("-- Fragment:")} == {
+        *fragments
+    }
+    named = {
         name
-        for file in SCRIPTS.glob("*.lua")
-        for line in file.read_text().splitlines()
+        for text in [*operations.values(), *fragments.values()]
+        for line in text.splitlines()
         if line.startswith("--@")
         for name in line[3:].split()
     }
-    fragments |= {  # what is taken in at one place, and is no operation
-        name for name in files if (SCRIPTS / f"{name}.lua").read_text().startswith("-- Fragment")
-    }
-    limited = {name for name in names() if name not in files}
-    assert {name.removesuffix("_limited") for name in limited} <= files - fragments
-    assert set(names()) == (files - fragments) | limited
+    assert named <= fragments.keys()
+    limited = {name for name in names() if name not in operations}
+    assert {name.removesuffix("_limited") for name in limited} <= operations.keys()
+    assert set(names()) == operations.keys() | limited
     assert {*PRODUCERS, *CONSUMERS} <= set(names())
 
 

@@ -65,7 +65,7 @@ def test_a_database_that_is_not_there_is_a_wrong_configuration() -> None:
     [
         ("this user has no permissions to run the 'ZADD' command", r"ACL SETUSER ann \+zadd;"),
         ("No permissions to access a key", r"ACL SETUSER ann ~app:toc:\*;"),
-        (f"ACL failure in script: f_{load('token').sha} ...", r"run all commands of .*'token'"),
+        (f"ACL failure in script: f_{load('bury').sha} ...", r"run all commands of .*'bury'"),
     ],
 )
 def test_what_an_acl_refuses_is_told_with_the_rule_to_add(said: str, rule: str) -> None:
