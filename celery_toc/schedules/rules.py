@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone, tzinfo
@@ -48,6 +48,7 @@ class UnknownScheduleError(ScheduleError):
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 MICROSECOND = timedelta(microseconds=1)
 SECOND_US = 1_000_000
+MINUTE_US = 60 * SECOND_US
 
 #: The last moment for which a message can wait: in the year 2255.
 LAST_US = (2**53 - 1000) // 1000 * 1000
@@ -144,11 +145,8 @@ class Cron:
         day = (to_datetime(us).astimezone(zone)).date() - DAY
         with suppress(OverflowError):  # the year 9999
             for _ in range(MAX_DAYS):
-                if self._on(day):
-                    instants = self._instants(day, zone)
-                    at = bisect_right(instants, us)
-                    if at < len(instants):
-                        return instants[at] if instants[at] <= LAST_US else None
+                if self._on(day) and (found := self._after_on(day, us, zone)) is not None:
+                    return found if found <= LAST_US else None
                 day += DAY
         return None
 
@@ -159,12 +157,14 @@ class Cron:
             in_month or in_week if either else in_month and in_week
         )
 
-    def _instants(self, day: date, zone: tzinfo) -> Sequence[int]:
-        """When it fires on a day of its zone, in order."""
+    def _after_on(self, day: date, us: int, zone: tzinfo) -> int | None:
+        """The first firing after a time on a day of its zone."""
         begin, is_regular = _begin(day, zone)
-        if is_regular:
-            return _Regular(to_us(begin), self.hours, self.minutes)
-        return sorted(set(self._on_change(begin, zone)))
+        if not is_regular:
+            return min((at for at in self._on_change(begin, zone) if at > us), default=None)
+        begin_us, minutes = to_us(begin), _minutes_of_day(self.hours, self.minutes)
+        at = bisect_right(minutes, (us - begin_us) // MINUTE_US)
+        return begin_us + MINUTE_US * minutes[at] if at < len(minutes) else None
 
     def _on_change(self, begin: datetime, zone: tzinfo) -> Iterator[int]:
         """When it fires on a day on which the clock is put forward or back."""
@@ -212,19 +212,10 @@ def _begin(day: date, zone: tzinfo) -> tuple[datetime, bool]:
     return begin, begin.utcoffset() == (begin + DAY).utcoffset()  # of the wall clock
 
 
-class _Regular(Sequence[int]):
-    """The firings of a day on which the clock is not changed, without a list of them all."""
-
-    def __init__(self, begin_us: int, hours: tuple[int, ...], minutes: tuple[int, ...]) -> None:
-        self._begin, self._hours, self._minutes = begin_us, hours, minutes
-
-    def __len__(self) -> int:
-        return len(self._hours) * len(self._minutes)
-
-    def __getitem__(self, at: Any) -> Any:
-        hour, minute = divmod(at, len(self._minutes))
-        minutes = 60 * self._hours[hour] + self._minutes[minute]
-        return self._begin + 60 * SECOND_US * minutes
+@lru_cache(maxsize=256)
+def _minutes_of_day(hours: tuple[int, ...], minutes: tuple[int, ...]) -> tuple[int, ...]:
+    """The minutes of a day on which the clock is not changed at which a crontab fires."""
+    return tuple(60 * hour + minute for hour in hours for minute in minutes)
 
 
 def _jump(before_us: int, after_us: int, zone: tzinfo) -> int:
@@ -270,13 +261,7 @@ def _field(numbers: tuple[int, ...], within: tuple[int, int]) -> str:
 @lru_cache(maxsize=1024)
 def _numbers(field: str, within: tuple[int, int]) -> tuple[int, ...]:
     first, last = within
-    if field.startswith("*"):
-        return tuple(range(first, last + 1, int(field[2:] or 1)))
-    found: list[int] = []
-    for part in field.split(","):
-        low, _, high = part.partition("-")
-        found += range(int(low), int(high or low) + 1)
-    return tuple(found)
+    return tuple(sorted(schedules.crontab_parser(last - first + 1, first).parse(field)))
 
 
 @dataclass(frozen=True)
@@ -292,7 +277,7 @@ class Sun:
         event = solar(self.event, self.latitude, self.longitude, nowfun=lambda: moment)
         found = us + event.remaining_estimate(moment) // MICROSECOND
         # What it finds is rounded, and may be the event that has just been.
-        return found if found > us else self.after(us + 60 * SECOND_US)
+        return found if found > us else self.after(us + MINUTE_US)
 
     @property
     def text(self) -> str:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
@@ -294,30 +295,24 @@ class Schedules:
         limit: how many at most
         after: goes on behind a former page, as its `after` says
         """
+        found = [*islice(self._in_order(queue, after, min(limit, PAGE)), limit)]
+        more = found and len(found) == limit
+        return state.Listed([*map(self._shown, found)], _write_after(found[-1]) if more else None)
+
+    def _in_order(
+        self, queue: str | None, after: str | None = None, together: int = PAGE
+    ) -> Iterator[kombu_toc.Scheduled]:
+        """What there is of a queue, or of all, behind a position; so much is read at a time."""
         topic, begin = ("", None) if after is None else _read_after(after)
-        if queue is None:
-            queues = self._queues_from(topic)
-        else:
-            queues = iter([queue])
-            if topic != queue:
-                begin = None
-        shown: builtins.list[state.Schedule] = []
-        last = None
-        for one in queues:
-            while len(shown) < limit:
-                wanted = min(limit - len(shown), PAGE)
-                _, page, _ = self._recurring.page(one, wanted, begin, template=True)
-                if not page:
+        if queue is not None and topic != queue:
+            begin = None
+        for one in self._queues_from(topic) if queue is None else [queue]:
+            while page := self._recurring.page(one, together, begin, template=True)[1]:
+                yield from page
+                if len(page) < together:
                     break
                 begin = kombu_toc.schedule_position(page[-1])
-                last = (one, begin)
-                shown += map(self._shown, page)
-                if len(page) < wanted:
-                    break
             begin = None
-            if len(shown) >= limit:
-                return state.Listed(shown, None if last is None else _write_after(*last))
-        return state.Listed(shown, None)
 
     def _queues_from(self, first: str) -> Iterator[str]:
         """That queue, if it is one, and then those behind it; read when they are needed."""
@@ -356,13 +351,7 @@ class Schedules:
 
     def each(self, *, queue: str | None = None) -> Iterator[state.Schedule]:
         """Yield all schedules, as :meth:`list` reads them."""
-        after = None
-        while True:
-            page = self.list(queue=queue, limit=PAGE, after=after)
-            yield from page.schedules
-            after = page.after
-            if after is None:
-                return
+        return map(self._shown, self._in_order(queue))
 
     def count(self, *, queue: str | None = None) -> int:
         """How many schedules there are."""
@@ -402,12 +391,7 @@ class Schedules:
     def run_now(self, name: str) -> str:
         """Send its task once, now, beside its firings; return the id of the task. It counts among
         no runs."""
-        for _ in range(ATTEMPTS):
-            now, found = self._find(name, template=True)
-            if not found:
-                raise _unknown(name)
-            one = found[0]
-            record = state.Record.of_text(one.record)
+        for now, one, record in self._attempts(name):
             made = firing_of(
                 *(name, one.template, now, now, record.priority, record.expires_us),
                 by_hand=True,
@@ -421,6 +405,15 @@ class Schedules:
             if self._recurring.change(one.topic, change).done:
                 return made.id
         raise _contended(name)
+
+    def _attempts(self, name: str) -> Iterator[tuple[int, kombu_toc.Scheduled, state.Record]]:
+        """Read a schedule, and again while somebody else changes it: the time, what is kept, and
+        what that says. Raises UnknownScheduleError."""
+        for _ in range(ATTEMPTS):
+            now, found = self._find(name, template=True)
+            if not found:
+                raise _unknown(name)
+            yield now, found[0], state.Record.of_text(found[0].record)
 
     def backfill(
         self,
@@ -449,14 +442,11 @@ class Schedules:
         if not (type(limit) is int and 0 < limit <= MAX_FILLED):
             raise ScheduleError(f"schedule {name!r}: limit={limit!r} is not 1 to {MAX_FILLED}")
         ids: builtins.list[str] = []
-        began = left = tries = 0
+        began = left = 0
         paused = False
-        while tries < ATTEMPTS:
-            tries += 1
-            now, found = self._find(name, template=True)
-            if not found:
-                raise _unknown(name)
-            one, record = found[0], state.Record.of_text(found[0].record)
+        attempts = self._attempts(name)
+        while (read := next(attempts, None)) is not None:
+            now, one, record = read
             if not began:
                 began, paused = now, record.paused
                 first = read_time(name, "start", start, record.zone) or 0
@@ -484,7 +474,7 @@ class Schedules:
             )
             if self._recurring.change(one.topic, change).done:
                 ids += [firing.id for firing in firings]
-                left, tries = left - len(times), 0
+                left, attempts = left - len(times), self._attempts(name)
                 on_progress(len(ids), len(ids) + left)
         raise _contended(name)
 
@@ -516,12 +506,7 @@ class Schedules:
     def _change(
         self, name: str, what: str, event: Callable[[state.Record, int], state.Step]
     ) -> state.Schedule:
-        for _ in range(ATTEMPTS):
-            now, found = self._find(name, template=True)
-            if not found:
-                raise _unknown(name)
-            one = found[0]
-            record = state.Record.of_text(one.record)
+        for now, one, record in self._attempts(name):
             if self._lose(name, one, now):
                 continue
             if record.moving:  # whoever has moved it died before it was there
@@ -662,8 +647,9 @@ def _contended(name: str) -> ScheduleError:
     )
 
 
-def _write_after(queue: str, position: tuple[str, str]) -> str:
-    return ":".join(quote(part, safe="") for part in (queue, *position))
+def _write_after(one: kombu_toc.Scheduled) -> str:
+    parts = (one.topic, *kombu_toc.schedule_position(one))
+    return ":".join(quote(part, safe="") for part in parts)
 
 
 def _read_after(after: str) -> tuple[str, tuple[str, str]]:
