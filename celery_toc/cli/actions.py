@@ -208,8 +208,7 @@ def _cancel_ids(
     center = session.center
     found, there = look_up(session, ids, queue)
     if not found:
-        if session.as_json:
-            session.json({"results": [], "schedules": []})
+        session.json({"results": [], "schedules": []})
         return
     before = {_place(one): messages.state_of(session, one) for one in found}
     if not session.yes:
@@ -240,7 +239,7 @@ def _tell_cancelled(
     revoked = each.deleted and results.mark(each)
     if not each.deleted:
         session.complain(f"too late: {each.id!r} is {each.state}", cli.TOO_LATE)
-    elif not session.as_json:
+    else:
         result = " Its result is REVOKED." if revoked and more else ""
         session.screen.say(f"Cancelled {each.id} in {each.topic!r}{more}.{result}")
     done = {"state": state, "cancelled": each.deleted, "revoked": revoked}
@@ -258,8 +257,7 @@ def _cancel_business(
             session.confirm(f"Cancel {counted(number, 'message')} of {biz_id!r}?")
     done = library.cancel(biz_id=biz_id, biz_type=biz_type)
     shown = [_tell_cancelled(session, each, each.state.replace(" ", "-"), results) for each in done]
-    if session.as_json:
-        session.screen.json({"results": shown})
+    session.json({"results": shown})
     if not done:
         session.complain(f"nothing is pending of business id {biz_id!r}", cli.NOT_FOUND)
 
@@ -315,7 +313,7 @@ class _Results:
             remember_revoked(self._session.center, self.marked)
         if self._failed is not None:
             self._session.complain(f"results are not marked REVOKED: {self._failed}", cli.FAILED)
-        elif self._why and not self._session.as_json:
+        elif self._why:
             self._session.screen.say(f"Results are not marked: {self._why}.", "dim")
 
 
@@ -392,11 +390,10 @@ def _move_ids(
         results.append({**cli.document(each, "id topic moved time_us"), "state": state})
         if not each.moved:
             session.complain(f"too late: {each.id!r} is {each.state}", cli.TOO_LATE)
-        elif not session.as_json:
+        else:
             at = cli.local_iso(each.time_us / 1e6, session.zone) if each.time_us and when else "now"
             session.screen.say(f"{each.id} in {each.topic!r} is due {at}.")
-    if session.as_json:
-        session.screen.json({"results": results})
+    session.json({"results": results})
 
 
 def _move_matching(session: Session, question: str, to: float | None, **filters: Any) -> None:

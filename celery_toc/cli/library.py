@@ -67,22 +67,14 @@ def status(session: Session) -> None:
     databases = session.library.status()
     usable = not any(database.problem for database in databases)
     counts = session.library.counts() if usable else {}
-    if session.as_json:
-        session.screen.json(
-            {
-                "databases": [
-                    {**cli.document(one, "url version"), "problem": one.problem or None}
-                    for one in databases
-                ],
-                "counts": {name.replace(" ", "_"): number for name, number in counts.items()},
-            }
-        )
-    else:
-        rows = [
-            [database.url, database.version, database.problem or None] for database in databases
-        ]
-        session.screen.table(COLUMNS, rows)
-        session.screen.fields((name, number) for name, number in counts.items())
+    described = [
+        {**cli.document(database, "url version"), "problem": database.problem or None}
+        for database in databases
+    ]
+    numbers = {name.replace(" ", "_"): number for name, number in counts.items()}
+    shown = {"databases": described, "counts": numbers}
+    session.show(shown, COLUMNS, [[*database.values()] for database in described])
+    session.screen.fields(counts.items())
     if not usable:
         session.exit_code = cli.FAILED
 
@@ -100,13 +92,12 @@ def check(session: Session, fix: bool) -> None:
     celery -A shop toc library check --fix --json
     """
     found = session.center.library.check(fix=fix)
-    rows = [[one.kind, one.id, one.topic] for one in found]
-    if not session.as_json:
-        session.screen.table(DIFFERENCES, rows, "The library and Redis agree.")
-    session.tell(
-        {"fixed": fix, "disagreements": [cli.document(one, "kind id topic") for one in found]},
-        f"Mended {counted(len(found), 'disagreement')}." if fix and found else "",
-    )
+    shown = [cli.document(one, "kind id topic") for one in found]
+    rows = [[*one.values()] for one in shown]
+    document = {"fixed": fix, "disagreements": shown}
+    session.show(document, DIFFERENCES, rows, "The library and Redis agree.")
+    if fix and found:
+        session.screen.say(f"Mended {counted(len(found), 'disagreement')}.")
     if found:
         session.exit_code = cli.FAULTS
 
@@ -275,10 +266,8 @@ def show(session: Session, id: str, queue: str | None) -> None:
     celery -A shop toc failures show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
     """
     found = session.ask(session.center.failures.get, id, topic=session.queue(queue))
-    if session.as_json:
-        session.json({"failures": list(map(described_failure, found))})
-    else:
-        show_parts(session, (failure_fields(session, one) for one in found))
+    session.json({"failures": list(map(described_failure, found))})
+    show_parts(session, (failure_fields(session, one) for one in found))
     if not found:
         session.complain(f"no failure of {id!r} is kept", cli.NOT_FOUND)
 

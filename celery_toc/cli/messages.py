@@ -468,8 +468,6 @@ def show_page(
     ]
     shown = {"messages": messages, "after": page.after}
     left_out = session.show(shown, columns, rows, "No messages match.")
-    if session.as_json:
-        return
     if left_out:
         session.screen.say(f"No room for {' and '.join(left_out)}.", "dim")
     if rows and session.screen.is_terminal and not {"time", "died"} & set(left_out):
@@ -528,29 +526,27 @@ def show_all(
     sources = [] if found else sources_of(session.app, session.center, id)
     messages = [describe(session, session.center.task(each), whole=True) for each in found]
     knows = [(one.name, one.said) for one in sources if one.said]
-    if session.as_json:
-        more: dict[str, Any] = {
-            "records": [described(one) for one in records],
-            "failures": [described_failure(one) for one in failed],
-            "sources": [one._asdict() for one in sources],
-        }
-        more = {name: value for name, value in more.items() if value}
-        session.json({"id": id, "messages": messages, **more})
-    else:
-        errors = {one.error for one in failed}  # each is shown once
-        parts = [
-            *(
-                _fields(session, message, each.time_us / 1e6)
-                for each, message in zip(found, messages, strict=True)
-            ),
-            *(
-                _recorded(session, one._replace(error="") if one.error in errors else one)
-                for one in records
-            ),
-            *(failure_fields(session, failure) for failure in failed),
-        ]
-        show_parts(session, parts)
-        session.screen.fields(knows)
+    more: dict[str, Any] = {
+        "records": [described(one) for one in records],
+        "failures": [described_failure(one) for one in failed],
+        "sources": [one._asdict() for one in sources],
+    }
+    more = {name: value for name, value in more.items() if value}
+    session.json({"id": id, "messages": messages, **more})
+    errors = {one.error for one in failed}  # each is shown once
+    parts = [
+        *(
+            _fields(session, message, each.time_us / 1e6)
+            for each, message in zip(found, messages, strict=True)
+        ),
+        *(
+            _recorded(session, one._replace(error="") if one.error in errors else one)
+            for one in records
+        ),
+        *(failure_fields(session, failure) for failure in failed),
+    ]
+    show_parts(session, parts)
+    session.screen.fields(knows)
     if not (found or records or failed or knows):
         asked = ["the failures", *(["the task library"] if library is not None else [])]
         asked += [one.name for one in sources if not one.error]

@@ -127,39 +127,36 @@ def _say_schedules(session: Session, schedules: list[Schedule]) -> None:
 
 
 def _report(session: Session, result: Any, dry_run: bool, schedules: list[Schedule]) -> None:
-    if session.as_json:
-        session.screen.json(
-            {
-                **document(result, "queues unacknowledged scheduled staying skipped unknown dead"),
-                "dry_run": dry_run,
-                "moved": 0 if dry_run else result.moved,
-                "found": result.moved,
-                "named": [
-                    {"place": one.place, "message": one.what, "reason": one.reason}
-                    for one in result.named
-                ],
-                "refused": result.refused or None,
-                "schedules": [document(one, "name queue beat_entry") for one in schedules],
-            }
+    session.json(
+        {
+            **document(result, "queues unacknowledged scheduled staying skipped unknown dead"),
+            "dry_run": dry_run,
+            "moved": 0 if dry_run else result.moved,
+            "found": result.moved,
+            "named": [
+                {"place": one.place, "message": one.what, "reason": one.reason}
+                for one in result.named
+            ],
+            "refused": result.refused or None,
+            "schedules": [document(one, "name queue beat_entry") for one in schedules],
+        }
+    )
+    if result.queues:
+        session.screen.table(QUEUES, sorted(result.queues.items()))
+    moved = "no messages"
+    if result.moved:
+        moved = f"{counted(result.moved, 'message')}: {_parts(result)}"
+    session.screen.say(f"{'Would move' if dry_run else 'Moved'} {moved}.")
+    if result.dead:
+        session.screen.say(
+            f"{counted(result.dead, 'dead letter', 'stay')} in the timeout center; "
+            "'celery toc dead requeue' makes them messages again."
         )
-    else:
-        if result.queues:
-            session.screen.table(QUEUES, sorted(result.queues.items()))
-        verb = "Would move" if dry_run else "Moved"
-        moved = "no messages"
-        if result.moved:
-            moved = f"{counted(result.moved, 'message')}: {_parts(result)}"
-        session.screen.say(f"{verb} {moved}.")
-        if result.dead:
-            session.screen.say(
-                f"{counted(result.dead, 'dead letter', 'stay')} in the timeout center; "
-                "'celery toc dead requeue' makes them messages again."
-            )
-        for key, reason in result.skipped.items():
-            session.screen.say(f"Left {key!r}: {reason}.")
-        if result.named:
-            session.screen.table(STAYING, [list(one) for one in result.named])
-        _say_schedules(session, schedules)
+    for key, reason in result.skipped.items():
+        session.screen.say(f"Left {key!r}: {reason}.")
+    if result.named:
+        session.screen.table(STAYING, [list(one) for one in result.named])
+    _say_schedules(session, schedules)
     if result.staying:
         where = "where it is" if result.staying == 1 else "where they are"
         session.complain(f"{counted(result.staying, 'message', 'stay')} {where}", FAILED)

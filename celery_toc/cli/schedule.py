@@ -98,12 +98,12 @@ def list_(
         after = page.after
         if after is None:
             break
-    if found and session.screen.is_terminal and not session.as_json:
+    if found and session.screen.is_terminal:
         session.screen.say(f"Times are in {session.zone_name}.", "dim")
     shown = {"schedules": list(map(described, found)), "after": after}
     lines = [_line(session, one) for one in found]
     session.show(shown, COLUMNS, lines, "There are no such schedules.")
-    if found and after is not None and not session.as_json:
+    if found and after is not None:
         session.screen.say(f"There may be more: --after {after}", "dim")
 
 
@@ -129,19 +129,17 @@ def show(session: Session, name: str) -> None:
         raise unknown(session, name)
     coming = found.upcoming(UPCOMING)
     history = session.center.schedules.history(name)
-    if session.as_json:
-        session.screen.json(
-            {
-                **described(found),
-                "upcoming": [cli.iso(moment.timestamp()) for moment in coming],
-                "history": [_firing(one) for one in history],
-                "edits": [
-                    {"time": cli.iso(one.at.timestamp()), "by": one.by, "what": one.what}
-                    for one in found.edits
-                ],
-            }
-        )
-        return
+    session.json(
+        {
+            **described(found),
+            "upcoming": [cli.iso(moment.timestamp()) for moment in coming],
+            "history": [_firing(one) for one in history],
+            "edits": [
+                {"time": cli.iso(one.at.timestamp()), "by": one.by, "what": one.what}
+                for one in found.edits
+            ],
+        }
+    )
     show_fields(session, found, coming)
     if history:
         session.screen.say()
@@ -193,10 +191,8 @@ def _each(
                 session.complain(unknown(session, name).format_message(), cli.NOT_FOUND)
                 continue
             results.append(result)
-            if not session.as_json:
-                session.screen.say(told)
-        if session.as_json:
-            session.screen.json({"schedules": results})
+            session.screen.say(told)
+        session.json({"schedules": results})
 
     return _names(run)
 
@@ -480,9 +476,7 @@ def put(
     except (TypeError, KombuError) as exc:  # arguments that the task or its serializer refuses
         raise cli.Failure(f"task {task!r} cannot be sent so: {exc}", cli.USAGE) from exc
     changed = before is None or before.fingerprint != found.fingerprint
-    if session.as_json:
-        session.screen.json({**described(found), "is_new": before is None, "has_changed": changed})
-        return
+    session.json({**described(found), "is_new": before is None, "has_changed": changed})
     show_fields(session, found, found.upcoming(3))
     if not changed:
         session.screen.say("It was there already, just so.", "dim")
@@ -585,7 +579,6 @@ def _report(
     session.tell({**shown, "refused": [one._asdict() for one in refused]}, *lines)
     if refused:
         session.exit_code = cli.FAILED
-    if refused and not session.as_json:
         session.screen.say(f"Not taken, {counted(len(refused), 'entry')}:", "yellow")
         session.screen.table(REFUSED, refused)
 

@@ -213,15 +213,22 @@ class Screen:
     """Standard output: with colours and for its width if it is a terminal, otherwise plain text.
 
     no_color: as ``celery --no-color``; the environment's NO_COLOR does the same
+    hidden: whether nothing is shown but JSON
     """
 
-    def __init__(self, *, no_color: bool = False) -> None:
+    def __init__(self, *, no_color: bool = False, hidden: bool = False) -> None:
         self.colors = not (no_color or os.environ.get("NO_COLOR"))
+        self.hidden = hidden
 
     @property
     def is_terminal(self) -> bool:
         """Whether it is a terminal, whose screen can be redrawn."""
-        return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        on_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        return on_terminal and not self.hidden
+
+    def _echo(self, text: str) -> None:
+        if not self.hidden:
+            click.echo(text)
 
     def _styled(self, text: str, style: str) -> str:
         return styled(text, style, self.colors) if self.is_terminal else text
@@ -238,11 +245,11 @@ class Screen:
             self.say(otherwise)
             return []
         if not self.is_terminal:
-            click.echo(plain_table(columns, rows))
+            self._echo(plain_table(columns, rows))
             return []
         table = fitted(columns, rows, shutil.get_terminal_size().columns)
         for text in itertools.chain(*drawn_table(table, colors=self.colors)):
-            click.echo(text)
+            self._echo(text)
         return [column.name for column in columns if column not in table.columns]
 
     def fields(self, pairs: Iterable[tuple[str, Any]]) -> None:
@@ -251,11 +258,11 @@ class Screen:
         width = max((len(name) for name, _ in pairs), default=0)
         for name, value in pairs:
             text, style = _shown(value) if self.is_terminal else (_plain(value), "")
-            click.echo(f"{self._styled(name.ljust(width), 'bold')}  {self._styled(text, style)}")
+            self._echo(f"{self._styled(name.ljust(width), 'bold')}  {self._styled(text, style)}")
 
     def say(self, text: str = "", style: str = "") -> None:
         """A line."""
-        click.echo(self._styled(clean(text), style))
+        self._echo(self._styled(clean(text), style))
 
     @staticmethod
     def json(document: Any) -> None:

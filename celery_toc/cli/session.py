@@ -44,7 +44,8 @@ class Session:
         self.as_json = as_json
         #: whether nothing is asked
         self.yes = yes
-        self.screen = Screen(no_color=ctx.obj.no_color)
+        #: shows nothing with ``--json``, which is what :meth:`json` shows
+        self.screen = Screen(no_color=ctx.obj.no_color, hidden=as_json)
         self.exit_code = DONE
         #: slots that did not answer, for their nodes of a Cluster are away
         self.missing: list[kombu_toc.Missing] = []
@@ -153,9 +154,7 @@ class Session:
 
         notes: further lines, to which attention is drawn
         """
-        if self.as_json:
-            self.json(document)
-            return
+        self.json(document)
         for line in filter(None, lines):
             self.screen.say(line)
         for note in filter(None, notes):
@@ -169,14 +168,12 @@ class Session:
         otherwise: str = "",
     ) -> list[str]:
         """Show one JSON document, or a table; return the columns for which there was no room."""
-        if self.as_json:
-            self.json(document)
-            return []
+        self.json(document)
         return self.screen.table(columns, rows, otherwise)
 
     def say_more(self, after: str | None) -> None:
-        """Say how to go on behind a page, if that is not in its JSON."""
-        if after is not None and not self.as_json:
+        """Say how to go on behind a page."""
+        if after is not None:
             self.screen.say(f"There are more: --after {after}", "dim")
 
     def progress(self, label: str, total: int = 0) -> Progress:
@@ -209,7 +206,9 @@ class Session:
             yield look
 
     def json(self, document: dict[str, Any]) -> None:
-        """Show one JSON document, with what is missing in it, if anything is."""
+        """With ``--json``, show one JSON document, with what is missing in it, if anything is."""
+        if not self.as_json:
+            return
         if self.missing:
             fields = ("queue", "slots", "server", "error")
             missing = [dict(zip(fields, slots, strict=True)) for slots in self.missing]

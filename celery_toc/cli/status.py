@@ -80,10 +80,8 @@ def status(session: Session, queues: tuple[str, ...], every: bool, running: bool
         *stopped(rows),
     ]
     told = _running(session) if running else None
-    if session.as_json:
-        shown = {"broker": session.broker, "server": server, "topics": rows, "warnings": warnings}
-        session.json(shown if told is None else {**shown, "running": told})
-        return
+    shown = {"broker": session.broker, "server": server, "topics": rows, "warnings": warnings}
+    session.json(shown if told is None else {**shown, "running": told})
     session.screen.say(title(session, server), "bold")
     far = any("far" in row for row in rows)
     columns = list(COLUMNS)
@@ -620,7 +618,7 @@ def top(
     if not span:
         raise click.UsageError("--span must be more than 0")
     snapshots = _Snapshots(session, queues, span)
-    show = _live if session.screen.is_terminal and not session.as_json else _lines
+    show = _live if session.screen.is_terminal else _lines
     with suppress(KeyboardInterrupt):  # the way to end it
         show(session, snapshots, max(interval, 0.1), count)
 

@@ -208,9 +208,7 @@ def set_(session: Session, queue: str, **limits: Any) -> None:
     center.queues.alter(queue, **wanted)
     after = session.ask(center.queues.describe, queue)
     changed = [name for name in wanted if before.limits[name] != after.limits[name]]
-    if session.as_json:
-        session.json({**described(after), "changed": changed})
-        return
+    session.json({**described(after), "changed": changed})
     for name in changed:
         was, now = (_shown(name, one.limits[name]) for one in (before, after))
         session.screen.say(f"{name.replace('_', ' ')} of {queue!r}: {now}; it was {was}.")
@@ -243,9 +241,7 @@ def described(description: kombu_toc.Description) -> dict[str, Any]:
 
 
 def _show(session: Session, description: kombu_toc.Description) -> None:
-    if session.as_json:
-        session.json(described(description))
-        return
+    session.json(described(description))
     expires, closed = description.expires_ms, ",".join(map(str, description.closed_steps))
     consumers = sorted(consumer.name for consumer in description.consumers)
     session.screen.fields(
@@ -467,10 +463,9 @@ def reshard(session: Session, queue: str, slots: int, wait: float, settle: float
     before = declared.slots
     if before != slots:
         session.confirm(f"Give {queue!r} {slots} slots instead of {before}?")
-        if not session.as_json:
-            session.screen.say(
-                f"Waiting until the producers of {queue!r} know of {slots} slots.", "dim"
-            )
+        session.screen.say(
+            f"Waiting until the producers of {queue!r} know of {slots} slots.", "dim"
+        )
     try:
         with session.progress("Moving") as bar:
             result = kombu_toc.reshard_topic(
