@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
@@ -964,6 +964,26 @@ def divide_evenly(total: int, among: Sequence[int]) -> list[tuple[int, int]]:
     """Divide a number of things: (who, how many), without those who get none."""
     each, rest = divmod(total, len(among))
     return [(who, each + (at < rest)) for at, who in enumerate(among) if each or at < rest]
+
+
+def batches_within(
+    items: Iterable[T], most: Sequence[int], weigh: Callable[[T], Sequence[int]]
+) -> Iterator[list[T]]:
+    """Items in their order, as many together as weigh no more than `most`; one weighs anything.
+
+    weigh: what one counts for, of each kind that has a bound
+    """
+    batch: list[T] = []
+    total: Sequence[int] = [0] * len(most)
+    for item in items:
+        weight = weigh(item)
+        total = [former + own for former, own in zip(total, weight, strict=True)]
+        if batch and any(one > bound for one, bound in zip(total, most, strict=True)):
+            yield batch
+            batch, total = [], weight
+        batch.append(item)
+    if batch:
+        yield batch
 
 
 @lru_cache(maxsize=1024)

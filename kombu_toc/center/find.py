@@ -28,6 +28,7 @@ from ..model.results import STATES, WAITING, Cancelled, Found, Page, Rescheduled
 from ..model.topic import Topic, base_of
 from ..scripts.call import Countdown, ScriptCall, microseconds, parts_of, when_of
 from .admin_commands import CancelReply, Place, Position, SlotPage
+from .calls import batches_within
 from .core import CenterPart, Core
 from .runner import Away
 from .schedules import Recurring
@@ -164,22 +165,10 @@ class Lookup(CenterPart):
         # What lies on one server is asked for by one call: most places have nothing, and a call
         # costs more than to look into some.
         ids_per_call = 1 if self._runner.clustered else IDS_PER_CALL
-
-        def calls() -> Iterator[ScriptCall]:
-            batch: list[Place] = []
-            number = 0
-            for place in places:
-                number += len(place.ids)
-                if batch and number > ids_per_call:
-                    yield self._admin.get(batch)
-                    batch, number = [], len(place.ids)
-                batch.append(place)
-            if batch:
-                yield self._admin.get(batch)
-
+        batches = batches_within(places, (ids_per_call,), lambda place: (len(place.ids),))
+        calls = map(self._admin.get, batches)
         messages: list[Found] = []
-        waiting = calls()
-        while together := list(itertools.islice(waiting, CALLS_TOGETHER)):
+        while together := list(itertools.islice(calls, CALLS_TOGETHER)):
             for part in self._runner.run_there(together, away):
                 messages += part or ()
         self._runner.send_counters()

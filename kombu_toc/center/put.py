@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from .. import errors
 from ..errors import ConfigurationError, MessageError, ReplicationError, UniqueError
@@ -37,6 +38,7 @@ from .calls import (
     Context,
     NewMessage,
     PutRequest,
+    batches_within,
     named_by,
     pace_key,
     read_limited_put_many,
@@ -65,6 +67,7 @@ _FIELDS = frozenset(NewMessage._fields)
 _NONE = (None, None, None, None)
 
 
+@dataclass(slots=True)
 class _Batch:
     """Messages that one call adds.
 
@@ -74,12 +77,11 @@ class _Batch:
     bytes: how long their bodies are together
     """
 
-    __slots__ = ("bytes", "flat", "numbers", "slot", "step")
-
-    def __init__(self, slot: int, step: int) -> None:
-        self.slot, self.step, self.bytes = slot, step, 0
-        self.numbers: list[int] = []
-        self.flat: list[Any] = []
+    slot: int
+    step: int
+    numbers: list[int] = field(default_factory=list)
+    flat: list[Any] = field(default_factory=list)
+    bytes: int = 0
 
 
 T = TypeVar("T")
@@ -164,12 +166,8 @@ class PutMany(CenterPart):
         #: that have tokens. Put one by one: a copy is recorded in a key of its id
         self._apart: list[int] = []
         self._left_out: Collection[int] = ()
-        self._batches: Iterator[_Batch] | None = None
-        self._ahead: _Batch | None = None
-        self._sent: list[list[int]] = []  #: the messages of each call that is on its way
         self._error: Exception | None = None
         self._shortage: Exception | None = None
-        self._refused: list[errors.RateLimitedError] = []
 
     @cached_property
     def _tokens(self) -> list[str | None]:
@@ -209,11 +207,18 @@ class PutMany(CenterPart):
                 self.results[place] = Put(self._messages[place].id, ADDED)
             if near := self._near(self.requests):
                 rows = [*recorder.putting(self._topic, near)]
-        while calls := self._next_calls():
-            try:
-                self._take(*self._runner.run_each_put(calls))
-            except BROKEN as exc:  # they may have run or not
-                self._take([exc] * len(calls))
+        for batches in batches_within(
+            self._divided(),
+            (MESSAGES_TOGETHER, BYTES_TOGETHER),
+            lambda batch: (len(batch.numbers), batch.bytes),
+        ):
+            self._send([(batch.numbers, self._call(batch)) for batch in batches])
+        for numbers in batches_within(
+            sorted(self._apart),
+            (MESSAGES_PER_CALL, BYTES_TOGETHER),
+            lambda number: (1, len(self._messages[number].body)),
+        ):
+            self._send([([one], self._call_apart(at, one)) for at, one in enumerate(numbers)])
         self._runner.send_counters()
         if recorder is not None and rows:
             # What was refused goes; what perhaps was not put follows.
@@ -229,27 +234,8 @@ class PutMany(CenterPart):
         """Of the messages those that are not kept elsewhere."""
         return [one for place, one in enumerate(of) if place not in self._left_out]
 
-    def _next_calls(self) -> list[ScriptCall]:
-        """The calls that are to be sent next, together."""
-        if self._error is not None:
-            return []
-        if self._batches is None:
-            self._batches = iter(self._divided())
-        calls: list[ScriptCall] = []
-        messages = bytes = 0
-        while (batch := self._ahead or next(self._batches, None)) is not None:
-            self._ahead = batch
-            messages += len(batch.numbers)
-            bytes += batch.bytes
-            if calls and (messages > MESSAGES_TOGETHER or bytes > BYTES_TOGETHER):
-                return calls
-            self._ahead = None
-            calls.append(self._call(batch))
-        return calls or self._next_apart()
-
     def _call(self, batch: _Batch) -> ScriptCall:
         topic, flat, width = self._topic, batch.flat, 3
-        self._sent.append(batch.numbers)
         traits = [self._said[number][1] for number in batch.numbers] if self._has_traits else []
         if any(traits) or topic.declaration.put_gates:
             traits = traits or [""] * len(batch.numbers)
@@ -258,33 +244,28 @@ class PutMany(CenterPart):
         slot, publish = topic.slot(batch.slot), publish_of(self._names.next())
         return put_many_call(self._context, topic, slot, batch.step, flat, width, publish)
 
-    def _next_apart(self) -> list[ScriptCall]:
-        calls: list[ScriptCall] = []
-        bytes = 0
-        self._apart.sort(reverse=True)
-        while self._apart and len(calls) < MESSAGES_PER_CALL:
-            number = self._apart[-1]
-            bytes += len(self._messages[number].body)
-            if calls and bytes > BYTES_TOGETHER:
-                break
-            producer, name = publish_of(self._names.next())
-            request = self._request(number, (f"{producer}+{len(calls)}", name))
-            if self.requests:
-                own = self.requests[number]
-                request = request._replace(token=own.token, traits=own.traits)
-            self._sent.append([number])
-            calls.append(self._commands.put(self._topic, request))
-            self._apart.pop()
-        return calls
+    def _call_apart(self, at: int, number: int) -> ScriptCall:
+        """The call for a message that is put alone; at: its place among those sent with it."""
+        producer, name = publish_of(self._names.next())
+        request = self._request(number, (f"{producer}+{at}", name))
+        if self.requests:
+            own = self.requests[number]
+            request = request._replace(token=own.token, traits=own.traits)
+        return self._commands.put(self._topic, request)
 
-    def _take(self, results: Iterable[Any], shortage: Exception | None = None) -> None:
-        """The results of the calls that were sent last, or the errors that took their places.
-
-        shortage: too few replicas have what they added
-        """
-        self._shortage = self._shortage or shortage
+    def _send(self, calls: Sequence[tuple[list[int], ScriptCall]]) -> None:
+        """Run calls, each given with the messages that it is about, unless an earlier one has
+        failed; note what has become of these."""
+        if self._error is not None:
+            return
+        results: Sequence[Any]
+        try:
+            results, shortage = self._runner.run_each_put([call for _, call in calls])
+            self._shortage = self._shortage or shortage
+        except BROKEN as exc:  # they may have run or not
+            results = [exc] * len(calls)
         put, messages = self.results, self._messages
-        for numbers, result in zip(self._sent, results, strict=True):
+        for (numbers, _), result in zip(calls, results, strict=True):
             if isinstance(result, PutTogether):
                 now = result.now_us
                 for number in numbers:
@@ -292,63 +273,50 @@ class PutMany(CenterPart):
                 for place in result.there:
                     put[numbers[place]] = Put(messages[numbers[place]].id, ADDED)
                 for place, refused in result.refused.items():
-                    self._refuse(numbers[place], refused)
+                    put[numbers[place]] = refused
                 for place in result.taken:
                     put[numbers[place]] = None
                     self._apart.append(numbers[place])
-            elif isinstance(result, errors.RateLimitedError):
-                self._refuse(numbers[0], result)
-            else:
-                for number in numbers:
-                    put[number] = result
-                    if isinstance(result, Put) and self._tokens[number] is None:
-                        put[number] = result.by_this_put
-                if isinstance(result, Exception):
-                    self._error = self._error or result
-        self._sent = []
-
-    def _refuse(self, number: int, error: Exception) -> None:
-        """A message was not put because of a rate; others may be, of other keys."""
-        self.results[number] = error
-        self._refused.append(cast(errors.RateLimitedError, error))
+                continue
+            for number in numbers:
+                put[number] = result
+                if isinstance(result, Put) and self._tokens[number] is None:
+                    put[number] = result.by_this_put
+            if isinstance(result, Exception) and not isinstance(result, errors.RateLimitedError):
+                self._error = self._error or result
 
     def _finish(self) -> list[Put]:
-        found = self.results
         if self._error is not None:
-            raise self._not_all()
-        if self._refused:
-            raise self._too_many()
+            raise self._not_all(self._error) from self._error
+        if refused := [one for one in self.results if isinstance(one, errors.RateLimitedError)]:
+            raise self._too_many(refused)
         if self._shortage is not None:
             if isinstance(self._shortage, errors.ReplicationError):
-                self._shortage.results = found
+                self._shortage.results = self.results
             raise self._shortage
-        return found
+        return self.results
 
-    def _not_all(self) -> errors.PutManyError:
-        results, error = self.results, cast(Exception, self._error)
+    def _not_all(self, error: Exception) -> errors.PutManyError:
         unsent = errors.ServerError(
             f"it was not sent, because another message was refused: {error}"
         )
-        results = [unsent if result is None else result for result in results]
+        results = [unsent if result is None else result for result in self.results]
         failed = [at for at, result in enumerate(results) if isinstance(result, Exception)]
-        not_put = errors.PutManyError(
+        return errors.PutManyError(
             f"{len(failed)} of {len(results)} messages were not put, or perhaps not; the first is "
             f"number {failed[0]} ({self._messages[failed[0]].id!r}): {error}. The error's results "
             "say which; a list with a token may be put again, and adds none twice",
             results,
         )
-        not_put.__cause__ = error
-        return not_put
 
-    def _too_many(self) -> errors.RateLimitedError:
-        found, refused = self.results, self._refused
+    def _too_many(self, refused: Sequence[errors.RateLimitedError]) -> errors.RateLimitedError:
         soonest = min(refused, key=lambda error: error.retry_after)
         return errors.RateLimitedError(
-            f"{len(refused)} of {len(found)} messages were not put: {soonest}. The error's results "
-            "say which; a list with a token may be put again, and adds none twice",
+            f"{len(refused)} of {len(self.results)} messages were not put: {soonest}. The error's "
+            "results say which; a list with a token may be put again, and adds none twice",
             soonest.limit,
             soonest.retry_after,
-            found,
+            self.results,
         )
 
     def _divided(self) -> list[_Batch]:

@@ -30,7 +30,7 @@ from ..scripts.call import (
     rows,
     text,
 )
-from .calls import RECOVER, Context, terms_of
+from .calls import RECOVER, Context, batches_within, terms_of
 from .clock import MAY, MAY_NOT, Watch
 from .core import CenterPart, Core
 from .registry import MAX_KNOWN, Registry
@@ -545,7 +545,10 @@ class Upkeep:
         self.refused = {}
         if now >= self._read_at:
             self._read_topics(now)
-        for parts in self._batches(self._due()):
+        # By one call on one server; on a Cluster, by one call each, all nodes side by side.
+        for parts in batches_within(
+            self._due(), (SLOTS_PER_CALL,), lambda part: (len(part.numbers),)
+        ):
             if not goes_on():
                 return
             for _ in range(MAX_REPEATS):
@@ -606,20 +609,6 @@ class Upkeep:
             slots += len(part.numbers)
             due.append(part)
         return due
-
-    def _batches(self, parts: Iterable[Part]) -> Iterable[list[Part]]:
-        """Parts that are asked together: by one call on one server; on a Cluster, by one call each,
-        all nodes side by side."""
-        batch: list[Part] = []
-        slots = 0
-        for part in parts:
-            if batch and slots + len(part.numbers) > SLOTS_PER_CALL:
-                yield batch
-                batch, slots = [], 0
-            batch.append(part)
-            slots += len(part.numbers)
-        if batch:
-            yield batch
 
     def _keep(self, parts: list[Part]) -> bool:
         """Keep these parts in order; return whether there is more to do at once."""
