@@ -13,7 +13,6 @@ from typing import Any
 from ..client.connection import pipelined
 from ..errors import ConfigurationError, PriorityStepsError, ServerError, SlotCountError
 from ..model.keys import Keys, check_name
-from ..model.library import check_horizon
 from ..model.limits import (
     LIBRARY_TERMS,
     LIMITS,
@@ -21,7 +20,6 @@ from ..model.limits import (
     PRIORITY_STEPS,
     TERMS,
     WHOLE_QUEUE,
-    check_gates,
     check_steps,
     same,
 )
@@ -429,9 +427,9 @@ class Registry:
             if self.retries != MAX_RETRIES:
                 given = {**given, "retries": self.retries}
         wanted = replace(Declaration.of(name, **limits), bases=False)
-        check_horizon(name, wanted)
+        wanted.check_horizon(name)
         if not given.keys().isdisjoint(TERMS):
-            check_gates(name, wanted, clustered=self._runner.clustered)
+            wanted.check_gates(name, clustered=self._runner.clustered)
         if wanted.expires:
             wanted = replace(wanted, named=False, kept=kept)
         call = self.declare_call(name, wanted)

@@ -15,7 +15,7 @@ from ..errors import EnvelopeError, ReshardError
 from ..model import message
 from ..model.delivery import encoded_key_in, trait
 from ..model.keys import Slot
-from ..model.limits import MAX_SLOTS, check_one_slot
+from ..model.limits import MAX_SLOTS
 from ..model.message import decode_key, encode_key, is_hashed, key_of
 from ..model.results import OnProgress, tell_nobody
 from ..model.topic import Topic, base_of, check_slots, slot_of
@@ -249,7 +249,7 @@ def _switch(center: TimeoutCenter, name: str, slots: int) -> Topic:
                 f"queue {name!r} goes away by itself when nobody uses it; its slots stay"
             )
         if center.clustered and slots != 1:
-            check_one_slot(name, old, slots)
+            old.check_one_slot(name, slots)
         was = {*old.draining_counts, *_counts_in_use(center, topic), old.slots} - {slots}
         wanted = replace(
             old,

@@ -20,7 +20,6 @@ from ..client.connection import pipelined
 from ..model import limits as terms
 from ..model import results
 from ..model.keys import check_name
-from ..model.library import check_horizon
 from ..model.topic import Declaration, Topic, base_of
 from ..scripts.call import ScriptCall, as_bytes, load, microseconds, texts
 from .admin_commands import PURGE_STEP
@@ -256,9 +255,9 @@ class Queues(CenterPart):
             fields["target_stopped"] = None
         changed = replace(topic.declaration, **fields).with_lanes()
         if not fields.keys().isdisjoint(terms.LIBRARY_TERMS):
-            check_horizon(topic.name, changed)
+            changed.check_horizon(topic.name)
         if not fields.keys().isdisjoint(terms.TERMS):
-            terms.check_gates(topic.name, changed, clustered=self._context.clustered)
+            changed.check_gates(topic.name, clustered=self._context.clustered)
         return changed
 
     @staticmethod

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-from ..errors import ConfigurationError
+from typing import NamedTuple
 
 #: What may have become of a message: it waits, a worker has it, or one of the ways to end. In the
 #: order of their numbers (kombu_toc/library/statuses.py).
@@ -135,15 +133,3 @@ LOG_LEAST = 1_000
 def log_bound(slots: int) -> int:
     """Entries that the log of one slot may have."""
     return max(LOG_ENTRIES // slots, LOG_LEAST)
-
-
-def check_horizon(topic: str, said: Any) -> None:
-    """Raise ConfigurationError, naming the topic, if it has a horizon and no rows.
-
-    said: its :class:`.topic.Declaration`
-    """
-    if said.horizon is not None and said.library == OFF:
-        raise ConfigurationError(
-            f"queue {topic!r}: horizon keeps rows in the task library, and library={OFF} keeps "
-            "none: leave one of them out"
-        )

@@ -17,14 +17,18 @@ from .library import BEHIND, OFF, log_bound
 from .limits import (
     CLUSTER_SLOTS,
     LIMITS,
+    NEEDS,
     PRIORITIES,
     PRIORITY_STEPS,
+    WHOLE_QUEUE,
     Limits,
     check_limits,
     check_steps,
-    gates_of,
-    put_gates_of,
+    count_of,
+    interval_us,
+    spacing_us,
 )
+from .message import encode_key
 from .scores import MAX_RETRIES
 
 _crc32: Callable[[bytes], int] = crcmod.predefined.mkPredefinedCrcFun("crc-32")
@@ -140,8 +144,24 @@ class Declaration:
 
     @cached_property
     def gates(self) -> str:
-        """The limits on its starts, as text for scripts; empty without any."""
-        return gates_of(self)
+        """The limits on its starts, as text for scripts (:mod:`.limits`); empty without any."""
+        gates = []
+        if self.rate:
+            gates.append(f"r{spacing_us(self.rate):.3f}:{self.rate_burst or 1}")
+        if self.concurrency:
+            gates.append(f"c{self.concurrency}")
+        if self.key_rate:
+            gates.append(f"R{spacing_us(self.key_rate):.3f}:{self.key_burst or 1}")
+        if self.key_concurrency:
+            gates.append(f"C{self.key_concurrency}")
+        if self.key_order == "serial":
+            gates.append("S")
+            if self.key_retry == "later":
+                gates.append("L")
+        if self.key_fair:
+            gates.append("F")
+            gates += [f"w{encode_key(key)}={weight:.15g}" for key, weight in self.key_weights or ()]
+        return "".join(f"{one}," for one in gates)
 
     @cached_property
     def paced(self) -> bool:
@@ -150,8 +170,12 @@ class Declaration:
 
     @cached_property
     def put_gates(self) -> str:
-        """The limits on its puts, as text for scripts; empty without any."""
-        return put_gates_of(self)
+        """The limits on its puts, as text for scripts; empty without any. As many as the rate says
+        may come at once: 100 of ``100/s``."""
+        rates = (("p", self.put_rate), ("P", self.key_put_rate))
+        return "".join(
+            f"{name}{interval_us(rate):.3f}:{count_of(rate)}," for name, rate in rates if rate
+        )
 
     @cached_property
     def logs(self) -> int:
@@ -195,6 +219,38 @@ class Declaration:
         if (lanes, far) == (bool(self.lanes), bool(self.far)):
             return self
         return replace(self, lanes=lanes or None, far=far or None)
+
+    def check_gates(self, topic: str, *, clustered: bool) -> None:
+        """Raise ConfigurationError, naming the topic, if limits do not go together."""
+        for name, needed in NEEDS.items():
+            if getattr(self, name) and not getattr(self, needed):
+                raise ConfigurationError(
+                    f"queue {topic!r}: {name} says nothing without {needed}; set {needed}, or "
+                    f"leave {name} out"
+                )
+        if clustered:
+            self.check_one_slot(topic, self.slots)
+
+    def check_one_slot(self, topic: str, slots: int) -> None:
+        """Raise ConfigurationError for a queue on a Cluster that something counts as a whole, if it
+        is to have other slots than one."""
+        limit = next((name for name in WHOLE_QUEUE if getattr(self, name)), None)
+        if limit and (slots != 1 or self.draining_counts):
+            former = " and former ones" if slots == 1 else ""
+            raise ConfigurationError(
+                f"queue {topic!r}: {limit} counts the whole queue, and on a Cluster the slots of a "
+                f"queue are on several nodes: it needs one slot, not {slots}{former}; "
+                f"'celery toc reshard {topic} --slots 1' changes that, or limit each key instead: "
+                f"key_{limit}"
+            )
+
+    def check_horizon(self, topic: str) -> None:
+        """Raise ConfigurationError, naming the topic, if it has a horizon and no rows."""
+        if self.horizon is not None and self.library == OFF:
+            raise ConfigurationError(
+                f"queue {topic!r}: horizon keeps rows in the task library, and library={OFF} keeps "
+                "none: leave one of them out"
+            )
 
     @cached_property
     def _limits(self) -> dict[Limits, Limits]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kombu_toc import LIMITS, TERMS, ConfigurationError, Put, RateLimitedError, TraitError
 from kombu_toc.center.registry import shown
-from kombu_toc.model.limits import check_gates, interval_us, same
+from kombu_toc.model.limits import interval_us, same
 from kombu_toc.model.message import MAX_ENCODED, decode_key, encode_key, key_of
 from kombu_toc.model.topic import Declaration
 
@@ -160,22 +160,22 @@ def test_what_makes_no_sense_is_refused(limits: dict[str, Any], said: str) -> No
 )
 def test_a_limit_that_says_nothing_is_refused(limits: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=f"queue 'mail': {said}"):
-        check_gates("mail", declared(**limits), clustered=False)
+        declared(**limits).check_gates("mail", clustered=False)
 
 
 @each("limits", [{"rate": 1}, {"concurrency": 1}, {"put_rate": 1}])
 def test_what_counts_the_whole_queue_needs_one_slot_on_a_cluster(limits: dict[str, Any]) -> None:
     many, one = declared(slots=4, **limits), declared(slots=1, **limits)
-    check_gates("mail", many, clustered=False)
-    check_gates("mail", one, clustered=True)
+    many.check_gates("mail", clustered=False)
+    one.check_gates("mail", clustered=True)
     for said in (many, Declaration(1, draining_counts=(4,), **dict.fromkeys(limits, "1/s"))):
         with pytest.raises(ConfigurationError, match=r"needs one slot.*reshard mail --slots 1"):
-            check_gates("mail", said, clustered=True)
+            said.check_gates("mail", clustered=True)
 
 
 @each("limits", [{"key_rate": 1}, {"key_order": "serial"}, {"key_put_rate": 1}])
 def test_what_counts_each_key_needs_nothing_on_a_cluster(limits: dict[str, Any]) -> None:
-    check_gates("mail", declared(slots=8, **limits), clustered=True)
+    declared(slots=8, **limits).check_gates("mail", clustered=True)
 
 
 @each(
