@@ -88,18 +88,22 @@ class Keeper:
         self._reconciler = Reconciler(self._putter)
         self._loader = Loader(FarStore(self._store), self._putter, self._reconciler.watch)
         self._behind = Behind(self._store, self.center)
-        #: monotonic seconds until which nobody else is elected
+        #: monotonic seconds until which this process is elected, whatever becomes of attempts
         self._until = 0.0
         #: monotonic seconds of the next attempt to be elected, turn and look
         self._next_attempt = self._next_turn = self._next_look = 0.0
         #: the same of what is done once a second, whatever is left of the turn
         self._next_second = 0.0
-        self._elected = False
         #: by the number of a shard, of what may have been put and is not in Redis: its row, as key
         #: and time of the last change, and since when it is missing
         self._missing: dict[int, dict[tuple[Key, int], int]] = {}
         #: whether some were left out that are looked at again, and whether there are more to be put
         self.doubts = self.has_more = False
+
+    @property
+    def is_elected(self) -> bool:
+        """Whether it is this process that looks after the library."""
+        return time.monotonic() < self._until
 
     def turn(self) -> bool:
         """Do what is due, if no other process does; return whether there is more to do at once.
@@ -112,9 +116,9 @@ class Keeper:
             if now >= self._next_attempt:
                 self._next_attempt = now + ATTEMPT_INTERVAL
                 speaks_for = self.center.notes.speaks_for
-                self._elected = bool(speaks_for([self._speaker], self._name, ELECTED))
-                self._until = now + ELECTED - MARGIN
-            if not (self._elected and self.is_restored()):
+                mine = speaks_for([self._speaker], self._name, ELECTED)
+                self._until = now + ELECTED - MARGIN if mine else 0.0
+            if not (self.is_elected and self.is_restored()):
                 return False
             for turn in (partial(self._loader.turn, self._until), self._behind.turn):
                 with asking:

@@ -389,6 +389,9 @@ LONGEST_PAUSE = 5.0
 #: Seconds after which it is said again that a message is taken.
 TOUCH_INTERVAL = 15.0
 
+#: Seconds for which a process that ends waits for what is written.
+CLOSING = 10.0
+
 #: Seconds for which a row is looked for that was written in a caller's transaction, and between two
 #: looks. A worker finds what is committed later.
 EXPECTED = 60.0
@@ -652,14 +655,10 @@ class Recorder:
             return
         for end in list(self.running.values()):
             end(True)
-        self._stopping = True
-        self._bell.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(10)
-        # One that waits for a database ends when it has an answer.
-        self._stopping = thread is not None and thread.is_alive()
-        self._thread = None
+        if (thread := self._thread) is not None:
+            self._stopping = True
+            self._bell.set()
+            thread.join(CLOSING)  # one that waits for a database ends when it has an answer
         atexit.unregister(self.close)
 
     def _run(self) -> None:
@@ -705,6 +704,7 @@ class Recorder:
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.close()
+        self._stopping, self._thread = False, None
 
     def _turn(self) -> None:
         """Do what is due. Each part is done whatever another one's database does; raises

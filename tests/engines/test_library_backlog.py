@@ -6,9 +6,11 @@ from __future__ import annotations
 import gc
 import logging
 import re
+import threading
 import time
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ from kombu_toc.library.store import Store
 
 from ..support.databases import MariaDB, PostgreSQL
 from ..support.library import close_libraries, consume, fill, publish, status_of
+from ..support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -268,6 +271,32 @@ def test_a_process_that_ends_while_the_library_is_away_says_what_is_not_recorded
     assert "1 messages or their ends are not recorded: this process ends" in caplog.text
 
 
+def test_a_process_that_goes_on_after_a_database_stood_still_at_its_close_records_again(
+    broker, recorder, store, monkeypatch
+):
+    monkeypatch.setattr("kombu_toc.library.recorder.CLOSING", 0.1)
+    publish(broker, "order-1")
+    reached, answers = threading.Event(), threading.Event()
+    write = recorder.store.record
+
+    def stand_still(events: Any) -> None:
+        reached.set()
+        assert answers.wait(20)
+        write(events)
+
+    monkeypatch.setattr(recorder.store, "record", stand_still)
+    [row] = store.of_ids(["order-1"])
+    note(recorder, row.key, statuses.TAKEN)
+    assert reached.wait(10)
+    recorder.close()
+    publish(broker, "order-2")
+    answers.set()
+    [row] = store.of_ids(["order-2"])
+    for status in (statuses.TAKEN, statuses.DONE):
+        note(recorder, row.key, status)
+        wait_until(lambda: status_of(store, "order-2") == [statuses.NAMES[status]])
+
+
 # -- one of two databases away
 
 
@@ -393,7 +422,31 @@ def test_two_processes_of_one_name_are_two(center, broker, store, monkeypatch):
     assert store.claim(store.shards.of(row.id), [row.key]) == []
     for keeper in (one, other):
         keeper.turn()
-    assert [one._elected, other._elected] == [True, False]
+    assert [one.is_elected, other.is_elected] == [True, False]
+
+
+def test_who_cannot_be_elected_again_leaves_the_library_to_others(
+    center, store, monkeypatch
+):
+    """It is elected for twelve seconds, if no attempt to stay so gets an answer."""
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("kombu_toc.library.keeper.time", clock)
+    now = 1000.0
+    keeper = Keeper(store, center, "web-1:1", 86_400)
+    keeper.turn()
+    assert keeper.is_elected
+
+    def broken(*_: Any) -> Any:
+        raise ConnectionError("the node of this key is away")
+
+    monkeypatch.setattr(center.notes, "speaks_for", broken)
+    for now in (1004.0, 1008.0, 1012.0):
+        with pytest.raises(ConnectionError):
+            keeper.turn()
+    now = 1012.5
+    monkeypatch.setattr(keeper, "put_missing", lambda _: pytest.fail("it is not elected"))
+    keeper.turn()
+    assert not keeper.is_elected
 
 
 # -- rows of messages that had none
