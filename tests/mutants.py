@@ -247,6 +247,30 @@ MUTANTS = [
         "tests/contract/test_center_topics.py::test_purging_deletes_what_waits_and_nothing_else",
     ),
     Mutant(
+        "a queue that was declared to stay expires if a former one did",
+        f"{SCRIPTS}/use.lua",
+        "if standing and not string.find",
+        "if false and not string.find",
+        "tests/contract/test_expiring_queues.py::"
+        "test_one_that_is_deleted_and_declared_to_stay_stays_whoever_has_used_the_former",
+    ),
+    Mutant(
+        "the keys of a queue that stays go with the time of a former one",
+        "kombu_toc/center/topics.py",
+        "if not standing.declaration.expires:",
+        "if standing.declaration.kept and not standing.declaration.expires:",
+        "tests/contract/test_expiring_queues.py::"
+        "test_one_that_is_deleted_and_declared_to_stay_stays_whoever_has_used_the_former",
+    ),
+    Mutant(
+        "who waits claims of the first queue that it names before all others",
+        "kombu_toc/center/waiting.py",
+        "_rotated(self._topics, next(self._shared.listens))",
+        "list(self._topics)",
+        "tests/contract/test_waiting.py::"
+        "test_a_topic_of_which_many_times_are_claimed_delays_the_claims_of_no_other",
+    ),
+    Mutant(
         "an earlier time is not announced",
         f"{SCRIPTS}/operations/put.lua",
         "if announced and announced <= us then",

@@ -505,9 +505,9 @@ class LeaseKeeper:
             for call in center.commands.extend(deliveries, visibility)
         ]
         lost: list[Delivery] = []
-        overran = leases.take_overran()
         failed: dict[holdings.Place, Exception] = {}
         results = center.runner.run_each([call for _, call in calls])
+        overran = leases.take_overran()  # not before: this is told once, when the server is back
         for (place, _), result in zip(calls, results, strict=True):
             if isinstance(result, Exception):
                 failed.setdefault(place, result)
@@ -529,7 +529,7 @@ class LeaseKeeper:
                 named(lost),
             )
         for delivery in overran:
-            center.context.counts(center.registry.topic(delivery.topic)).overran += 1
+            center.context.counts(center.registry.topic_of(delivery)).overran += 1
             self._log.log(
                 logging.WARNING,
                 "message %s: its max lease has passed although its consumer lives (max_lease, "

@@ -260,3 +260,24 @@ def test_what_is_kept_by_its_consumers_is_told_apart_in_its_declaration() -> Non
         2000,
         0,
     )
+
+
+@pytest.mark.cluster
+def test_one_that_is_deleted_and_declared_to_stay_stays_whoever_has_used_the_former(
+    connect: Connect, client: redis.Redis
+) -> None:
+    """K6: a process that has not read that yet is told of it when it next says what it uses."""
+    old, other = connect(), TimeoutCenter(client)
+    with Inbox(old, Queue("brief", expires=EXPIRES)):
+        drain(old, timeout=0.1)
+        expiring, before = TimeoutCenter(client).expiring, other.registry.declared("brief")
+        assert before is not None
+        other.queues.delete("brief")
+        other.queues.declare("brief", slots=before.slots)
+        other.put("brief", "kept", b"", delay=60)
+        for still_uses in (expiring.touch, expiring.hold, expiring.leave):
+            still_uses(before)
+            keys = [key for slot in before.all_slots() for key in slot.all()]
+            assert {client.pttl(key) for key in keys} == {-1, -2}
+    assert client.zrange("toc:{toc}:expiring", 0, -1) == []
+    assert [one.id for one in other.get("kept")] == ["kept"]

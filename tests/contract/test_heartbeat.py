@@ -23,6 +23,7 @@ from kombu_toc.model.topic import slot_of
 from ..support import nursery
 from ..support.cases import night
 from ..support.cluster import Cluster
+from ..support.ports import free_port
 from ..support.proxy import Proxy
 from ..support.servers import Server
 from ..support.waiting import wait_until
@@ -107,6 +108,24 @@ def test_a_thousand_leases_that_ended_make_one_warning(
     [record] = [record for record in caplog.records if again in record.getMessage()]
     assert record.levelno == logging.WARNING
     assert record.getMessage().endswith("and 990 more")
+
+
+def test_that_a_max_lease_has_passed_is_told_and_counted_when_the_server_is_back(
+    center: TimeoutCenter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """X9: of a message that was delivered here again before that was noticed."""
+    keeper, now = LeaseKeeper(lambda: center), time.monotonic()
+    [first] = deliver(center, "mail", 60)
+    center.release([first])
+    [again] = center.pop("mail").messages
+    keeper.leases.hold(first, 60, now - 2, ends=now - 1)
+    keeper.leases.hold(again, 60, now)
+    with pytest.raises(redis.ConnectionError):
+        keeper.beat(TimeoutCenter(redis.Redis(port=free_port())), now)
+    for _ in range(2):
+        keeper.beat(center, now)
+    assert caplog.text.count("its max lease has passed") == 1
+    assert center.metrics.counts(center.registry.topic("mail")).overran == 1
 
 
 def test_thousands_of_leases_are_renewed_in_calls_of_bounded_length(center: TimeoutCenter) -> None:

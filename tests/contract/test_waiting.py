@@ -29,6 +29,7 @@ from ..support.inspection import (
     blocked,
     calls_of,
     check_slots,
+    commands_run,
     now_us,
     put_some,
     time_passes,
@@ -224,6 +225,19 @@ def test_topics_take_turns_and_none_starves(center: TimeoutCenter) -> None:
     put_some(center, "sms", 20, "t")
     topics = Counter(one.topic for one in center.pop(["mail", "sms"], 20, wait=1).messages)
     assert topics == {"mail": 10, "sms": 10}
+
+
+def test_a_topic_of_which_many_times_are_claimed_delays_the_claims_of_no_other(
+    quiet: Server,
+) -> None:
+    """X8: Redis gives of the first index that has a time, and it is another one each time."""
+    with quiet.client() as client, commands_run(quiet) as run:
+        center = TimeoutCenter(client, grace=0)
+        for _ in range(2):
+            center.pop(["mail", "sms"], wait=0.05)
+    heard = [command[1:3] for command in run if command[0] == "BZPOPMIN"]
+    indexes = [center.keys.wake(queue) for queue in ("mail", "sms")]
+    assert sorted(heard) == sorted([indexes, indexes[::-1]])
 
 
 def test_a_topic_with_a_backlog_delays_no_other(

@@ -5,7 +5,7 @@
 -- ARGV[3] milliseconds after which the topic expires when nobody uses it
 -- ARGV[4] the process   ARGV[5] milliseconds for which it uses the topic, unless it says so again;
 --         0: it uses it no more, and nothing is declared
--- Returns the declaration that stands, or false if there is none.
+-- Returns the declaration that stands, or false if there is none. A topic that was declared to stay does.
 --@ clock
 
 local now = math.floor(clock() / 1000)
@@ -14,6 +14,9 @@ local now = math.floor(clock() / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now)
 local standing = redis.call('HGET', KEYS[1], ARGV[1])
 local hold = tonumber(ARGV[5])
+if standing and not string.find(standing, '"expires": ?%d') then
+  return standing -- somebody has deleted it, and declared it to stay
+end
 if hold > 0 then
   standing = standing or ARGV[2]
   if redis.call('HSETNX', KEYS[1], ARGV[1], standing) == 1 then redis.call('ZADD', KEYS[4], 0, ARGV[1]) end
