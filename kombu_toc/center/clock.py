@@ -128,68 +128,51 @@ class Steps:
 
 
 class ServerClock:
-    """Redis's clock as seen by who waits for a time: never ahead of it."""
+    """Redis's clock as seen by who waits for a time: never ahead of it. Of several servers, whose
+    clocks may differ, it is never ahead of any."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque()
+        #: server -> monotonic seconds, and by how much its clock was ahead of them then
+        self._samples: dict[Hashable, deque[tuple[float, int]]] = {}
         self._ahead: int | None = None
 
     def sample(self, server_us: int, monotonic: float, where: Hashable = None) -> None:
-        """Learn that the server's clock had shown `server_us` by `monotonic`."""
+        """Learn that a server's clock had shown `server_us` by `monotonic`.
+
+        where: which server it is
+        """
         ahead = server_us - int(monotonic * 1_000_000)
-        samples = self._samples
+        samples = self._samples.get(where) or self._samples.setdefault(where, deque())
         while samples and (samples[0][0] < monotonic - CLOCK_WINDOW or samples[0][1] <= ahead):
             samples.popleft()
         while samples and samples[-1][1] <= ahead:
             samples.pop()
         samples.append((monotonic, ahead))
-        self._ahead = samples[0][1]
+        slowest = samples[0][1]
+        if len(self._samples) > 1:
+            for other, lately in list(self._samples.items()):
+                if lately[-1][0] < monotonic - SILENCE:
+                    del self._samples[other]
+                else:
+                    slowest = min(slowest, lately[0][1])
+        self._ahead = slowest
 
     def forget(self, where: Hashable = None) -> None:
         """Another server may answer from now on, or its clock was set."""
-        self._samples.clear()
-        self._ahead = None
+        self._samples.pop(where, None)
+        self._ahead = min((lately[0][1] for lately in self._samples.values()), default=None)
 
     @property
     def known(self) -> bool:
         return self._ahead is not None
 
     def at(self, monotonic: float) -> int:
-        """Microseconds since the epoch by the server's clock, at the latest."""
+        """Microseconds since the epoch by the slowest of the clocks, at the latest."""
         return int(monotonic * 1_000_000) + (self._ahead or 0)
 
     def until(self, server_us: int, monotonic: float) -> float:
-        """Seconds from `monotonic` until the server's clock shows `server_us`."""
+        """Seconds from `monotonic` until the clock shows `server_us`."""
         return (server_us - self.at(monotonic)) / 1_000_000
-
-
-class ServerClocks(ServerClock):
-    """The clock of several servers, which may differ: never ahead of any of them."""
-
-    def __init__(self) -> None:
-        #: server -> its clock, and monotonic seconds when it was last heard of
-        self._clocks: dict[Hashable, tuple[ServerClock, float]] = {}
-
-    def sample(self, server_us: int, monotonic: float, where: Hashable = None) -> None:
-        """As of one server; where: which it is"""
-        clock = self._clocks.get(where, (ServerClock(), 0.0))[0]
-        clock.sample(server_us, monotonic)
-        self._clocks[where] = (clock, monotonic)
-        for other, (_, heard) in list(self._clocks.items()):
-            if heard < monotonic - SILENCE:
-                del self._clocks[other]
-
-    def forget(self, where: Hashable = None) -> None:
-        self._clocks.pop(where, None)
-
-    @property
-    def known(self) -> bool:
-        return bool(self._clocks)
-
-    def at(self, monotonic: float) -> int:
-        """Microseconds since the epoch by the slowest of the clocks, at the latest."""
-        times = [clock.at(monotonic) for clock, _ in self._clocks.values()]
-        return min(times, default=int(monotonic * 1_000_000))
 
 
 class SendersClock:

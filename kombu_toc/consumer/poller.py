@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from ..center.clock import ServerClock, ServerClocks
+from ..center.clock import ServerClock
 from ..model.results import Delivery, Popped
 from ..scripts.call import texts
 from .blocking import STREAM_BLOCK, WAKE_BLOCK, BroadcastReader, WakeListener
@@ -152,7 +152,7 @@ class Poller:
         self.center = center
         self.settings = settings
         self.leases = leases
-        self.clock = ServerClocks() if center.clustered else ServerClock()
+        self.clock = ServerClock()
         #: what the server's clock showed, and when, after it was set forward: not heard of yet
         self._stepped: tuple[int, float] | None = None
         #: the consumers, by the channels that they deliver to

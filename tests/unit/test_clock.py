@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kombu_toc.center.clock import CLOCK_WINDOW, SendersClock, ServerClock, ServerClocks
+from kombu_toc.center.clock import CLOCK_WINDOW, SendersClock, ServerClock
 
 #: seconds of a round trip: until the server reads its clock, and until the reply is here
 TRIPS = st.lists(
@@ -70,7 +70,7 @@ def test_another_server_is_asked_anew():
 
 def test_of_several_servers_the_slowest_clock_counts_as_long_as_it_is_heard_of():
     """A3: a message is not early by the clock of the node that has it"""
-    clocks = ServerClocks()
+    clocks = ServerClock()
     assert not clocks.known
     clocks.sample(5_000_000, 1.0, "fast")
     clocks.sample(3_000_000, 1.0, "slow")
