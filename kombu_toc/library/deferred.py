@@ -42,7 +42,6 @@ from .records import (
     Key,
     Row,
     dead_row,
-    event_of,
     identity_of,
     ids_of,
     now_us,
@@ -305,9 +304,7 @@ class Behind:
             DeadLetters(self._store).go_on(self._center, list(rows.values()))
         for row in moved:
             self._store.set_time([(row.id, row.topic, row.token)], row.action_us)
-        events = self._cancelled(cancelled)
-        if events:
-            self._store.record(events)
+        self._store.note(self._cancelled(cancelled), statuses.CANCELLED)
         if dead:
             self._bury(dead)
         self._delete(part, written, dead)
@@ -370,16 +367,15 @@ class Behind:
                 logger.error("message %.80r in queue %s has no row: %s", row.id, row.topic, exc)
         return False
 
-    def _cancelled(self, ids: dict[str, set[str]]) -> list[Event]:
-        """That rows have ended whose messages were cancelled, and are gone."""
+    def _cancelled(self, ids: dict[str, set[str]]) -> list[Key]:
+        """The keys of rows whose messages were cancelled, and are gone."""
         wanted = [id for some in ids.values() for id in some]
         rows = [
             row
             for row in self._store.of_ids(wanted)
             if row.id in ids.get(row.topic, ()) and row.place == statuses.IN_REDIS
         ]
-        gone = missing_of(self._center, rows)
-        return [event_of(row.key, statuses.CANCELLED) for row in gone]
+        return [row.key for row in missing_of(self._center, rows)]
 
     # -- what is not logged
 

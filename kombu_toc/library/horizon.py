@@ -315,19 +315,20 @@ class Loader:
     ) -> list[Row]:
         """Put some rows; return them."""
         put: list[Row] = []
+        expired: set[Key] = set()
 
         def putting(rows: Sequence[Row]) -> None:
             if time.monotonic() >= until:
                 raise LibraryError("what is far ahead was not put in time; others do it")
             put.extend(rows)
-            self._putter.put(rows)
+            expired.update(self._putter.put(rows)[1])
 
         try:
             rows = self._far.put_ahead(shard, topic, ahead, bound, putting)
         except BaseException:
             self._doubtful(put)
             raise
-        self._putter.note_expired()
+        self._far.store.note(expired, statuses.EXPIRED)
         self.loaded += len(rows)
         return rows
 
@@ -411,8 +412,7 @@ class FarStore:
                 wanted = wanted.where(table.c.action_us <= until_us)
             if limit is not None:
                 wanted = wanted.limit(limit)
-            counted = select(func.count().label("many")).select_from(wanted.subquery())
-            number += int(shard.database.read(counted)[0]["many"])
+            number += shard.database.count(wanted.subquery())
         return number
 
     def ahead(

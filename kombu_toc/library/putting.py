@@ -116,8 +116,6 @@ class Putter:
 
     def __init__(self, store: Store, center: TimeoutCenter) -> None:
         self.store, self.center = store, center
-        #: rows that were not put, because they have expired: whoever has them put records that
-        self.expired: list[records.Row] = []
 
     def topic(self, name: str) -> Topic:
         """The topic of that name; if Redis has none, it is declared as it was."""
@@ -131,13 +129,16 @@ class Putter:
         declared: Topic = self.center.runner.run(registry.declare_call(name, declaration))
         return declared
 
-    def put(self, rows: Iterable[records.Row], *, counted: bool = False) -> int:
+    def put(
+        self, rows: Iterable[records.Row], *, counted: bool = False
+    ) -> tuple[int, set[records.Key]]:
         """Put the messages of these rows, those that are due first in the order of the list;
-        return how many were not there. Those that have expired are left out.
+        return how many were not there, and the keys of those that have expired: they are left out,
+        and whoever has them put records that.
 
         counted: whether they are put for the first time, and count among what may be put
         """
-        now = records.now_us()
+        now, expired = records.now_us(), set[records.Key]()
         by_place: dict[tuple[str, int, int], list[records.Row]] = defaultdict(list)
         topics: dict[str, Topic] = {}
         unique: list[records.Row] = []
@@ -148,7 +149,7 @@ class Putter:
             ttl_ms = topic.declaration.limits(self.center.limits).message_ttl
             timely = records.as_of(row, ttl_ms, now)
             if timely is None:
-                self.expired.append(row)
+                expired.add(row.key)
                 continue
             row = timely
             if is_unique(row):
@@ -181,7 +182,7 @@ class Putter:
                 apart.append(self.center.commands.put(topic, records.request_of(batch[number])))
         if apart:
             added += sum(one.added for one in self.center.runner.run_puts(apart))
-        return added + (self._put_unique(unique, topics, counted) if unique else 0)
+        return added + self._put_unique(unique, topics, counted), expired
 
     def _put_unique(
         self, rows: Sequence[records.Row], topics: Mapping[str, Topic], counted: bool
@@ -191,7 +192,7 @@ class Putter:
         results = self.center.runner.run_puts(calls)
         pairs = list(zip(rows, results, strict=True))
         refused = ((row, result.base) for row, result in pairs if isinstance(result, Conflict))
-        self.store.take_over([row for row, base in refused if base != row.id])
+        self.store.take_over(row for row, base in refused if base != row.id)
         return sum(bool(result.added) for _, result in pairs)
 
     def put_missing(self, rows: Sequence[records.Row]) -> Returned:
@@ -204,7 +205,7 @@ class Putter:
         over |= {row.key for row in rows if row.topic in off}
         self.store.forget([row.key for row in rows if row.key in over])
         wanted = self._counted([row for row in rows if row.key not in over])
-        self.store.record([records.event_of(row.key, statuses.PENDING) for row in wanted])
+        self.store.note([row.key for row in wanted], statuses.PENDING)
         return self.put_back(wanted)
 
     def _counted(self, rows: Sequence[records.Row]) -> list[records.Row]:
@@ -236,21 +237,14 @@ class Putter:
 
         counted: as for :meth:`put`
         """
-        number = self.put(rows, counted=counted)
-        late = {row.key for row in self.expired}
-        expired = self.note_expired()
-        put = [row for row in rows if row.key not in late] if late else list(rows)
+        number, expired = self.put(rows, counted=counted)
+        self.store.note(expired, statuses.EXPIRED)
+        put = [row for row in rows if row.key not in expired]
         over = ended_since(self.store, put)
         if over:
             number -= withdraw(self.center, [row for row in put if row.key in over])
             put = [row for row in put if row.key not in over]
-        return Returned(max(number, 0), put, expired)
-
-    def note_expired(self) -> int:
-        """Record what was not put because it has expired; return how many that were."""
-        expired, self.expired = self.expired, []
-        self.store.record([records.event_of(row.key, statuses.EXPIRED) for row in expired])
-        return len(expired)
+        return Returned(max(number, 0), put, len(expired))
 
 
 def _batches(rows: Sequence[records.Row]) -> Iterable[Sequence[records.Row]]:
@@ -407,17 +401,14 @@ class DeadLetters:
             for chunk in chunks(some):
                 which = are(table, [row.key for row in chunk])
                 which &= table.c.place == statuses.IN_DEAD_QUEUE
-                said: dict[Any, tuple[Any, ...]] = {}
-                for found in shard.database.read(select(*names).where(which)):
-                    at = tuple(found.values())
-                    said[at[:3]] = at
+                said = shard.database.keyed(table, table.c.modified_us, which)
                 # Redis is asked after that: what waits there now has not died before.
                 dead = [row for row in chunk if row.key in said]
                 states = states_in_redis(center, dead)
                 alive = [row.key for row, one in zip(dead, states, strict=True) if one != DEAD]
                 if alive:
                     which &= table.c.id.in_([key[0] for key in alive])
-                    which &= tuple_(*names).in_([said[key] for key in alive])
+                    which &= tuple_(*names).in_([(*key, said[key]) for key in alive])
                     shard.database.execute(update(table).where(which).values(**values))
 
     def forget(self, topic: str) -> None:
@@ -436,7 +427,7 @@ class DeadLetters:
         table: Table = shard.tables.pending
         dead = table.c.place == statuses.IN_DEAD_QUEUE
         # A few at a time: however many there are, no statement takes long.
-        while keys := shard.database.keys(table, dead, condition, limit=CHUNK):
+        while keys := shard.database.keyed(table, table.c.token, dead, condition, limit=CHUNK):
             shard.database.execute(delete(table).where(dead, are(table, keys)))
             yield len(keys)
         yield 0

@@ -32,7 +32,7 @@ from .guard import ended_rows, over_of
 from .putting import Schedules
 from .records import now_us
 from .schema import LAYOUT
-from .shards import CHUNK, Asking, Database, Shard, chunks, each_asked
+from .shards import CHUNK, Asking, Database, Shard, each_asked
 from .store import Store, together, was_tried
 
 T = TypeVar("T")
@@ -317,8 +317,6 @@ class Rebuild:
         number, expired = 0, 0
         there: list[records.Row] = []
         for database, some in self._by_database(rows):
-            # What one that is away was to be told is not told to the next.
-            self._putter.expired = []
             with self._noting(database):
                 put = self._put_of_one(some)
                 number, expired = number + put.number, expired + put.expired
@@ -340,8 +338,7 @@ class Rebuild:
     def _claim(self, rows: Sequence[records.Row]) -> list[records.Row]:
         found: list[records.Row] = []
         for shard, some in self._store.shards.divided(rows, attrgetter("key")).items():
-            for chunk in chunks(some):
-                found += self._store.claim(shard, [row.key for row in chunk])
+            found += self._store.claim(shard, [row.key for row in some])
         return found
 
     def _wanted(self, batch: list[records.Row]) -> _Batch:
@@ -535,18 +532,19 @@ class Reconciler:
     def _judge(self, shard: Shard, rows: Sequence[records.Row]) -> int:
         now, limits = now_us(), self._center.limits
         rows = [row for row in rows if not records.has_worker(row, limits, now)]
-        events: list[records.Event] = []
+        dead: list[records.Key] = []
         confirmed: list[records.Row] = []
         for row, state in zip(rows, putting.states_in_redis(self._center, rows), strict=True):
             if state == putting.THERE:
                 continue
             if state == putting.DEAD:
-                events.append(records.event_of(row.key, statuses.DEAD))
+                dead.append(row.key)
             elif self._is_confirmed(shard, row):
                 confirmed.append(row)
-        if events:
-            self._store.record(events)
-        return self._put(confirmed)
+        self._store.note(dead, statuses.DEAD)
+        put = self._putter.put_missing(confirmed)
+        self.watch(put.rows)
+        return put.number
 
     def _is_confirmed(self, shard: Shard, row: records.Row) -> bool:
         """Whether it was missing before, and nothing has become of it since."""
@@ -558,11 +556,6 @@ class Reconciler:
             return True
         self._seen[shard.number][row.key] = suspect
         return False
-
-    def _put(self, rows: Sequence[records.Row]) -> int:
-        put = self._putter.put_missing(rows)
-        self.watch(put.rows)
-        return put.number
 
     def watch(self, rows: Iterable[records.Row]) -> None:
         """These were put, and it is not known what has become of them."""
@@ -674,7 +667,7 @@ class Comparison:
         over: set[records.Key],
     ) -> None:
         self._putter.put_missing(missing)
-        self._store.record([records.event_of(row.key, statuses.DEAD) for row in dead])
+        self._store.note((row.key for row in dead), statuses.DEAD)
         new = [records.row_of_message(one, key) for one, key in messages if key not in over]
         if new:
             self._store.insert(new)

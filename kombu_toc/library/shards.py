@@ -673,11 +673,19 @@ class Database:
         """The rows that a SELECT finds."""
         return self.run_single(lambda one: one.execute(statement, values).mappings().all())
 
-    def keys(self, table: Table, *where: Any, limit: int | None = None) -> list[Key]:
-        """The keys of the rows of a table for which this holds."""
-        columns = (table.c.id, table.c.token, table.c.topic)
-        found = self.read(sa.select(*columns).where(*where).limit(limit))
-        return [(row["id"], row["token"], row["topic"]) for row in found]
+    def keyed(
+        self, table: Table, value: Any, *where: Any, limit: int | None = None
+    ) -> dict[Key, Any]:
+        """A column of the rows of a table for which this holds, by their keys."""
+        columns = (table.c.id, table.c.token, table.c.topic, value)
+        statement = sa.select(*columns).where(*where).limit(limit)
+        found = self.run_single(lambda connection: connection.execute(statement).all())
+        return {(id, token, topic): said for id, token, topic, said in found}
+
+    def count(self, table: Any, *where: Any) -> int:
+        """How many rows there are for which this holds."""
+        counting = sa.select(sa.func.count()).select_from(table).where(*where)
+        return int(self.run_single(lambda connection: connection.execute(counting).scalar_one()))
 
     def pages(self, reading: Any, *key: Any, size: int) -> Iterator[Sequence[sa.RowMapping]]:
         """The rows that a SELECT finds, in the order of these columns, so many at a time. A row

@@ -60,21 +60,15 @@ def read(
 def _with_bodies(shard: Shard, rows: Sequence[Row], large: Sequence[Key]) -> tuple[list[Row], bool]:
     """The same rows with the bodies that were left out, as far as these may be in memory together,
     but for rows that are there no more; and whether that is all of them."""
-    table = shard.tables.pending
-    key = (table.c.id, table.c.token, table.c.topic)
-
-    def read(value: Any, keys: Sequence[Key]) -> dict[Key, Any]:
-        found = shard.database.read(sa.select(*key, value.label("value")).where(are(table, keys)))
-        return {(row["id"], row["token"], row["topic"]): row["value"] for row in found}
-
-    sizes = read(sa.func.length(table.c.body), large)
+    table, keyed = shard.tables.pending, shard.database.keyed
+    sizes = keyed(table, sa.func.length(table.c.body), are(table, large))
     total, kept = 0, 0
     for one in large:
         total += sizes.get(one, 0)
         if kept and total > BYTES:
             break
         kept += 1
-    bodies = read(table.c.body, large[:kept])
+    bodies = keyed(table, table.c.body, are(table, large[:kept]))
     left = set(large[kept:])
     filled: list[Row] = []
     for row in rows:
@@ -217,8 +211,8 @@ class Store:
             # To read waits for nobody, where to write may wait for the caller's transaction.
             waiting = are(table, chunk) & (table.c.place == statuses.NOT_PUT)
             waiting &= table.c.modified_us == table.c.created_us
-            if there := shard.database.keys(table, waiting):
-                found += self.claim(shard, there)
+            if there := shard.database.keyed(table, table.c.modified_us, waiting):
+                found += self.claim(shard, list(there))
         return found
 
     def _insert(self, shard: Shard) -> Any:
@@ -244,9 +238,7 @@ class Store:
         found: dict[Key, int] = {}
         for shard, chunk in self.shards.parts_of(keys):
             table = shard.tables.pending
-            columns = (table.c.id, table.c.token, table.c.topic, table.c.modified_us)
-            for row in shard.database.read(sa.select(*columns).where(are(table, chunk))):
-                found[row["id"], row["token"], row["topic"]] = row["modified_us"]
+            found |= shard.database.keyed(table, table.c.modified_us, are(table, chunk))
         return found
 
     def forget(self, keys: Sequence[Key]) -> None:
@@ -255,9 +247,9 @@ class Store:
             forget = shard.database.dialect.outcomes.forget
             shard.database.run_single(partial(forget, shard.tables.pending.name, chunk))
 
-    def take_over(self, rows: Sequence[Row]) -> None:
+    def take_over(self, rows: Iterable[Row]) -> None:
         """Other messages have the places of these by now: they have ended."""
-        self.record([event_of(row.key, statuses.CANCELLED, TAKEN_OVER) for row in rows])
+        self.note((row.key for row in rows), statuses.CANCELLED, TAKEN_OVER)
 
     def set_traits(self, rows: Sequence[Row]) -> None:
         """Keep the traits that these rows have now."""
@@ -301,8 +293,8 @@ class Store:
         """
         self.mover.bring_home(shard, keys)
         found: list[Row] = []
-        for home, some in self.shards.of_keys(keys).items():
-            found += self._claim(home, some)
+        for home, chunk in self.shards.parts_of(keys):
+            found += self._claim(home, chunk)
         return found
 
     def _claim(self, shard: Shard, keys: Sequence[Key]) -> list[Row]:
@@ -330,6 +322,10 @@ class Store:
         return {name: kept.declared for name, kept in self.declarations.all().items()}
 
     # -- what becomes of it
+
+    def note(self, keys: Iterable[Key], status: int, error: str = "") -> None:
+        """Write that messages have a status from now on."""
+        self.record([event_of(key, status, error) for key in keys])
 
     def record(self, events: Sequence[Event]) -> None:
         """Write what has happened to messages: for each of them the latest event only."""
@@ -549,14 +545,14 @@ class Store:
 
         ends: says so, between two tables
         """
-        many, number = sa.func.count().label("many"), 0
+        number = 0
         for database, shards in self.patiently():
             for shard in shards:
                 if ends():
                     return None
                 table = shard.tables.pending
                 near = table.c.place.in_((statuses.IN_REDIS, statuses.NOT_PUT))
-                number += database.read(sa.select(many).select_from(table).where(near))[0]["many"]
+                number += database.count(table, near)
         return number
 
     def patiently(self) -> Iterator[tuple[Database, list[Shard]]]:
@@ -595,11 +591,9 @@ class Store:
                 counting = counting.where(_is_not_dead(pending))
             for row in database.read(counting):
                 found[statuses.NAMES[row["status"]]] += row["many"]
-        unplaced = sa.select(many).where(pending.c.place == statuses.NOT_PUT)
-        found["not put"] += database.read(unplaced)[0]["many"]
-        far = database.read(sa.select(many).select_from(pending).where(sa.text(IS_FAR)))
-        if far[0]["many"]:
-            found["far"] += far[0]["many"]
+        found["not put"] += database.count(pending, pending.c.place == statuses.NOT_PUT)
+        if far := database.count(pending, sa.text(IS_FAR)):
+            found["far"] += far
 
     def history(self, id: str, known: Iterable[Key] = ()) -> list[Record]:
         """Everything that is known of an id, the oldest first; known: as in :meth:`of_ids`."""

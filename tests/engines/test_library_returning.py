@@ -293,7 +293,7 @@ def put_in_the_middle(
     def put_back(self: Store, *given: Any) -> list[Row]:
         found = of_ids(self, *given)
         monkeypatch.setattr(Store, "of_ids", of_ids)
-        assert Putter(store, center).put([row]) == 1
+        assert Putter(store, center).put([row]) == (1, set())
         return found
 
     monkeypatch.setattr(Store, "of_ids", put_back)
@@ -340,7 +340,7 @@ def test_a_purge_ends_what_had_come_back_from_a_lost_worker(broker, store, cente
     [held] = center.pop("mail").messages
     [other] = store.of_ids(["order-2"])
     store.record([Event(other.key, statuses.TAKEN, long_ago, 1, "w:1", "", ({}, 0))])
-    assert Putter(store, center).put([row]) == 1
+    assert Putter(store, center).put([row]) == (1, set())
     assert recorded.queues.purge("mail") == 1
     assert status_of(store, "order-1") == ["cancelled"]
     assert status_of(store, "order-2") == ["taken"], "it is in flight"
