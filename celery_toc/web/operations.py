@@ -321,10 +321,9 @@ TASKS = http.Operations("tasks", problems=("not-found",))
 async def run_send(api: Any, request: http.Request, app: str) -> http.Answer:
     allowed: Allowed = api.extras.allowed
     allowed.check_app(app)
-    fields = request.fields()
-    name = fields["task"]
+    name = request.asked["task"]
     allowed.check(name)
-    id, queue = await send(allowed.app, fields, request.token, request)
+    id, queue = await send(allowed.app, request.asked, request.token, request)
     path = f"apps/{quote(allowed.name, safe='')}/tasks/{quote(id, safe='')}"
     return http.answer({"name": path, "id": id, "task": name, "queue": queue}, 201)
 
@@ -557,14 +556,12 @@ SCHEDULES = http.Operations("schedules", problems=("not-found",))
     problems=(),
 )
 async def list_all(api: Any, request: http.Request) -> http.Answer:
-    asked = request.asked
-    queue = asked.get("queue")
+    queue = request.asked.get("queue")
     if queue is not None and not request.token.sees(queue):
         detail = f"this needs a token with the role read of queue {queue!r}"
         raise http.Problem("forbidden", detail)
-    limit, after = asked.get("limit", 100), asked.get("after", "")
     page, more = await page_of_schedules(
-        api.extras.allowed.recurring, request.token, limit, after, queue
+        api.extras.allowed.recurring, request.token, **request.asked
     )
     hides = api.masking_for(request.token)
     return http.answer({"schedules": [shown(one, hides) for one in page], "nextPageToken": more})
@@ -620,7 +617,7 @@ async def history(api: Any, request: http.Request, name: str) -> http.Answer:
     problems=("conflict",),
 )
 async def put(api: Any, request: http.Request, name: str) -> http.Answer:
-    fields = request.fields()
+    fields = request.asked
     api.extras.allowed.check(fields["task"])
     before = await api.extras.allowed.recurring.get(name)
     found = await keep(_signed(api, request), name, fields, when_of(fields), before)
@@ -637,11 +634,10 @@ async def put(api: Any, request: http.Request, name: str) -> http.Answer:
     problems=("not-found", "conflict"),
 )
 async def backfill(api: Any, request: http.Request, name: str) -> http.Answer:
-    fields = request.fields()
-    bounds = fields["startTime"], fields.get("endTime")
-    rates = {option: fields[option] for option in ("rate", "limit") if option in fields}
+    asked = request.asked
+    bounds = asked.pop("startTime"), asked.pop("endTime", None)
     with refusals(name):
-        return http.answer({"ids": await _signed(api, request).backfill(name, *bounds, **rates)})
+        return http.answer({"ids": await _signed(api, request).backfill(name, *bounds, **asked)})
 
 
 async def change(method: str, api: Any, request: http.Request, name: str) -> http.Answer:

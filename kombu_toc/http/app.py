@@ -26,7 +26,7 @@ from ..model.results import Found
 from ..version import __version__
 from . import fields, library, pull, queues, tasks
 from . import request as asgi
-from .messages import DecompressionBudget, shown_found, shown_masked
+from .messages import DecompressionBudget, is_event, shown_found, shown_masked
 from .page import Mask, Page, PageExtras
 from .pull import LongPolls
 from .request import Answer, Request
@@ -419,8 +419,6 @@ class HttpApi:
         operation = request.operation
         if request.method in WITH_BODY and not operation.reads:
             await request.read_body(MAX_BODY)
-            if operation.is_shown and operation.request is None:
-                request.fields()
         if b"idempotency-key" in request.headers and operation.idempotent_by_key:
             made = await self._idempotency.run(request, partial(self._run, request))
             if operation.again is not None and REPLAYED in made.headers and made.status == 200:
@@ -430,8 +428,12 @@ class HttpApi:
 
     async def _run(self, request: asgi.Request) -> asgi.Answer:
         """Do it, and note what was done if that is for the audit log."""
-        act, asked = request.operation.act, (self, request, *request.segments)
-        run: Callable[[], Awaitable[Answer]] = partial(request.operation.run, *asked)
+        operation, act = request.operation, request.operation.act
+        if operation.is_shown and not (operation.media and is_event(request)):
+            request.asked = {**operation.defaults, **request.asked, **request.fields()}
+        run: Callable[[], Awaitable[Answer]] = partial(
+            operation.run, self, request, *request.segments
+        )
         if not act:
             return await run()
         who, queue = _name_of(request.token), _queue_of(request) or ""

@@ -85,11 +85,9 @@ async def find(api: Any, request: Request) -> Answer:
     """Find records, in the order of their action times."""
     asked = request.asked
     which = _filters(asked, read_attributes(asked.get("attributes", "")))
-    limit, after = asked.get("limit", 100), asked.get("after")
+    which |= {"status": asked.get("status"), "limit": asked["limit"]}
     with schema.going_on():
-        page = await api.ask_library(
-            "find", status=asked.get("status"), limit=limit, after=after, **which
-        )
+        page = await api.ask_library("find", after=asked.get("after"), **which)
     mask = api.masking_for(request.token)
     shown = [shown_record(one, mask) for one in page.records]
     return answer({"tasks": shown, "nextPageToken": page.after, "away": len(page.away)})
@@ -146,7 +144,7 @@ def _checked(attributes: dict[str, str]) -> dict[str, str]:
 )
 async def retry(api: Any, request: Request) -> Answer:
     """Send again what has failed or is dead."""
-    asked = request.fields()
+    asked = request.asked
     which = _filters(asked, _checked(asked.get("attributes") or {}))
     done = await api.ask_library("retry", status=asked["status"], limit=asked.get("limit"), **which)
     return answer({"retried": done.number, "notKept": done.not_kept}, number=done.number)
@@ -313,10 +311,9 @@ async def list_failures(api: Any, request: Request, queue: str) -> Answer:
     await api.known_queue(queue)
     masking = api.masking_for(request.token, queue)
     tools = api.page.tools
-    which = {"limit": 100, **request.asked}
     with schema.going_on():
         page, missing = await tools.as_far(
-            api.center.failures.find(queue, messages=masking is not None, **which)
+            api.center.failures.find(queue, messages=masking is not None, **request.asked)
         )
     shown = await shown_failures(page.failures, masking, tools.reader)
     said = {"missing": missing} if missing else {}
@@ -351,7 +348,7 @@ async def show_failure(api: Any, request: Request, queue: str, id: str) -> Answe
 async def retry_failures(api: Any, request: Request, queue: str) -> Answer:
     """Run failed tasks again, under their ids, each once."""
     await api.known_queue(queue)
-    done = await api.acting.failures.retry(queue, **request.fields())
+    done = await api.acting.failures.retry(queue, **request.asked)
     said = {"retried": done.number, "notKept": done.not_kept, **done._asdict()}
     return answer({name: said[name] for name in _RETRIED["properties"]}, number=done.number)
 
@@ -367,5 +364,5 @@ async def retry_failures(api: Any, request: Request, queue: str) -> Answer:
 async def forget(api: Any, request: Request, queue: str) -> Answer:
     """Forget failed tasks; dead letters stay."""
     await api.known_queue(queue)
-    number = await api.center.failures.delete(queue, **request.fields())
+    number = await api.center.failures.delete(queue, **request.asked)
     return answer({"deleted": number}, number=number)

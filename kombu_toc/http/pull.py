@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
@@ -105,16 +105,11 @@ async def lease_again(api: Any, made: Answer, queue: str) -> Answer:
 )
 async def lease(api: Any, request: Request, queue: str) -> Answer:
     """Lease messages that are due; wait for some if there are none."""
-    fields = request.fields()
-    long_polls = api.long_polls
-    asked = (
-        *(queue, fields.get("limit", 1), fields.get("wait", 0), fields.get("visibility")),
-        request.token.name,
-    )
-    if not asked[2]:
-        messages = await long_polls.lease(*asked)
-    else:
-        messages = await _unless_gone(request, long_polls, asked)
+    long_polls, visibility = api.long_polls, request.asked.get("visibility")
+    leasing = long_polls.lease(queue, **request.asked, who=request.token.name)
+    if request.asked["wait"]:
+        leasing = _unless_gone(request, long_polls, leasing)
+    messages = await leasing
     if not api.tokens.has(request.token):
         await long_polls.give_back(messages)
         raise schema.Problem("unauthorized", "this token was removed", "authorization")
@@ -125,7 +120,7 @@ async def lease(api: Any, request: Request, queue: str) -> Answer:
         document = {"tasks": [shown_delivery(one, budget) for one in messages]}
         keep, kept = KEEP_LEASES, None
         if b"idempotency-key" in request.headers:
-            keep = min(keep, await _shortest(api, queue, messages, asked[3]))
+            keep = min(keep, await _shortest(api, queue, messages, visibility))
             bare = [
                 {name: said for name, said in one.items() if name not in CONTENT}
                 for one in document["tasks"]
@@ -152,14 +147,16 @@ async def _shortest(
     return min(found)
 
 
-async def _unless_gone(request: Request, long_polls: Any, asked: tuple[Any, ...]) -> Any:
+async def _unless_gone(
+    request: Request, long_polls: LongPolls, leasing: Awaitable[list[Delivery]]
+) -> list[Delivery]:
     """Lease for a client that may go away while it waits. Raises Gone."""
     leaving = [asyncio.ensure_future(request.wait_until_gone())]
     connection = current()
     if connection is not None:
         connection.hold()
         leaving.append(asyncio.ensure_future(connection.lost.wait()))
-    waiting = asyncio.ensure_future(long_polls.lease(*asked))
+    waiting = asyncio.ensure_future(leasing)
     try:
         await asyncio.wait({waiting, *leaving}, return_when=asyncio.FIRST_COMPLETED)
         if any(one.done() for one in leaving):
@@ -189,7 +186,7 @@ def receipts_of(fields: dict[str, Any], queue: str) -> list[str]:
 
 async def _settle(verb: str, done: str, api: Any, request: Request, queue: str) -> Answer:
     """Acknowledge messages, or give them back unhandled, which spends no retry."""
-    receipts = receipts_of(request.fields(), queue)
+    receipts = receipts_of(request.asked, queue)
     settled = await getattr(api.center, verb)(receipts)
     return answer({done: int(settled), "stale": list(settled.stale)})
 
@@ -216,9 +213,8 @@ for _verb, _done, _summary, _returns, _about in (
 )
 async def extend(api: Any, request: Request, queue: str) -> Answer:
     """Extend leases: they end that long from now."""
-    fields = request.fields()
-    receipts = receipts_of(fields, queue)
-    stale = await api.center.extend(receipts, fields.get("visibility"))
+    receipts = receipts_of(request.asked, queue)
+    stale = await api.center.extend(receipts, request.asked.get("visibility"))
     return answer({"extended": len(receipts) - len(stale), "stale": list(stale)})
 
 
@@ -238,17 +234,12 @@ async def extend(api: Any, request: Request, queue: str) -> Answer:
 )
 async def reject(api: Any, request: Request, queue: str) -> Answer:
     """Give messages back after a failure: one retry less, after the queue's back-off."""
-    fields = request.fields()
-    receipts = receipts_of(fields, queue)
-    how = {
-        "requeue": not fields.get("dead", False),
-        "reason": fields.get("reason", ""),
-        "error": fields.get("error", ""),
-        "backoff": fields.get("backoff"),
-    }
+    asked = request.asked
+    receipts = receipts_of(asked, queue)
+    how = {name: asked[name] for name in ("reason", "error", "backoff") if name in asked}
     # What tasks of a loop ask for in one turn leaves together.
     states: Iterable[str | None] = await asyncio.gather(
-        *(api.center.reject(receipt, **how) for receipt in receipts)
+        *(api.center.reject(receipt, requeue=not asked["dead"], **how) for receipt in receipts)
     )
     states = list(states)
     return answer(
@@ -354,7 +345,7 @@ class LongPolls:
         return len(self._lines)
 
     async def lease(
-        self, queue: str, limit: int, wait: float, visibility: float | None, who: str = ""
+        self, queue: str, limit: int, wait: float, visibility: float | None = None, who: str = ""
     ) -> list[Delivery]:
         """Messages that are due; if there are none, wait for some.
 

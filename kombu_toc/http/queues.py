@@ -171,9 +171,8 @@ def shown_counts(counts: Counts) -> dict[str, int]:
 )
 async def list_queues(api: Any, request: Request) -> Answer:
     """The queues that the caller may see, by name, with what they hold."""
-    asked = request.asked
-    limit, after = asked.get("limit", 100), asked.get("after", "")
-    page, more = await page_of_names(api.center.queues.names, request.token, after, limit)
+    asked = {"after": "", **request.asked}
+    page, more = await page_of_names(api.center.queues.names, request.token, **asked)
     found = await asyncio.gather(*(api.center.queues.summary(name) for name in page))
     queues = [
         {
@@ -209,7 +208,7 @@ async def _described(api: Any, queue: str) -> dict[str, Any]:
 
 async def _limit(verb: str, api: Any, request: Request, queue: str) -> Answer:
     """Declare a queue; or change its limits while it is in use, where null means the default."""
-    fields, alters = request.fields(), verb == "alter"
+    fields, alters = request.asked, verb == "alter"
     if alters and not fields:
         raise invalid("", f"say what to change; there are {', '.join(ALTER.fields)}")
     given = {_LIMITS_BY[name]: said for name, said in fields.items() if alters or said is not None}
@@ -261,8 +260,7 @@ def _meant(error: str, queue: str, fields: Mapping[str, Any]) -> str:
 async def delete(api: Any, request: Request, queue: str) -> Answer:
     """Delete a queue with everything in it."""
     await api.known_queue(queue)
-    if_empty = request.asked.get("ifEmpty", False)
-    deleted = await api.acting.queues.delete(queue, if_empty=if_empty)
+    deleted = await api.acting.queues.delete(queue, if_empty=request.asked["ifEmpty"])
     return answer({"deleted": deleted}, number=-1 if deleted else 0)
 
 
@@ -369,7 +367,7 @@ async def purge(api: Any, request: Request, queue: str) -> Answer:
 async def list_dead(api: Any, request: Request, queue: str) -> Answer:
     """Dead messages, the oldest first."""
     await api.known_queue(queue)
-    page = await read_page(api.center, queue, state=DEAD, **{"limit": 100, **request.asked})
+    page = await read_page(api.center, queue, state=DEAD, **request.asked)
     return answer(await shown_page(api, request, page))
 
 
@@ -377,7 +375,7 @@ async def _change_dead(verb: str, done: str, api: Any, request: Request, queue: 
     """Deliver dead messages again, or delete them: those that a request names, or the oldest. What
     is meant is said in the body: one that got lost on the way means nothing."""
     await api.known_queue(queue)
-    fields, more = request.fields(), False
+    fields, more = request.asked, False
     ids = list(dict.fromkeys(fields.get("ids", ())))
     if not ids:
         page = await read_page(api.center, queue, state=DEAD, limit=fields["limit"])

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_to_bytes
 
@@ -73,7 +74,7 @@ class Request:
 
     segments: the parts of its path, decoded
     query: its parameters; of several with one name, the last
-    asked: its parameters as its operation uses them
+    asked: its parameters and the fields of its body, as its operation uses them
     root: where the application is mounted, such as ``/toc``; empty if it is not
     token: who asks: see :mod:`.tokens`
     operation: what is asked for
@@ -424,6 +425,13 @@ class Operation:
     @property
     def idempotent_by_key(self) -> bool:
         return self.is_shown and self.method == "POST"
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """What is asked for where a request does not say it."""
+        kinds = {**self.query, **({} if self.request is None else self.request.fields)}
+        defaults = {name: getattr(kind, "default", None) for name, kind in kinds.items()}
+        return {name: default for name, default in defaults.items() if default is not None}
 
 
 class Operations(list[Operation]):

@@ -76,9 +76,8 @@ async def put(api: Any, request: Request, queue: str) -> Answer:
         arguments = messages.arguments_of_event(request)
         unique = None
     else:
-        task = request.fields()
-        arguments = messages.arguments_of(task, request)
-        unique = messages.unique_of(task)
+        arguments = messages.arguments_of(request.asked, request)
+        unique = messages.unique_of(request.asked)
     _check(api, [arguments])
     made = await api.center.put(queue, unique=unique, **arguments)
     return answer(messages.shown_put(queue, made.id, outcome=made.outcome), 201)
@@ -100,8 +99,7 @@ async def put(api: Any, request: Request, queue: str) -> Answer:
 )
 async def replace(api: Any, request: Request, queue: str, id: str) -> Answer:
     """Put a message in the place of the one of its id that waits."""
-    task = request.fields()
-    arguments = messages.arguments_of({**task, "id": id}, request)
+    arguments = messages.arguments_of({**request.asked, "id": id}, request)
     _check(api, [arguments])
     try:
         made = await api.center.put(queue, if_exists="replace", **arguments)
@@ -132,7 +130,7 @@ def _check(api: Any, given: Sequence[dict[str, Any]]) -> None:
 )
 async def put_batch(api: Any, request: Request, queue: str) -> Answer:
     """Put many messages, with an answer for each."""
-    tasks = request.fields()["tasks"]
+    tasks = request.asked["tasks"]
     given = [messages.arguments_of(task, request, place) for place, task in enumerate(tasks)]
     _check(api, given)
     for one in given:
@@ -205,9 +203,9 @@ async def get(api: Any, request: Request, queue: str, id: str) -> Answer:
 async def list_tasks(api: Any, request: Request, queue: str) -> Answer:
     """Read messages by state and time, in the order of their times."""
     await api.known_queue(queue)
-    asked = {"limit": 100, "bodies": True, **request.asked}
-    with_body, state = asked.pop("bodies"), STATES.get(asked.pop("state", ""))
-    page = await messages.read_page(api.center, queue, state=state, **asked)
+    asked = {**request.asked, "state": STATES.get(request.asked.get("state", ""))}
+    with_body = asked.pop("bodies")
+    page = await messages.read_page(api.center, queue, **asked)
     return answer(await shown_page(api, request, page, with_body=with_body))
 
 
@@ -222,8 +220,7 @@ async def shown_page(
 
 async def cancel(api: Any, request: Request, queue: str, id: str) -> Answer:
     """Delete a message; one that is in flight only if that is asked for."""
-    in_flight = request.asked.get("inFlight", False)
-    found = await api.acting.cancel(id, topic=queue, in_flight=in_flight)
+    found = await api.acting.cancel(id, topic=queue, in_flight=request.asked["inFlight"])
     if not found:
         raise not_found(f"queue {queue!r} has no message {id!r}: it is done, or was never there")
     if not any(one.deleted for one in found):
@@ -257,10 +254,8 @@ for _address in (
 )
 async def cancel_many(api: Any, request: Request, queue: str) -> Answer:
     """Delete messages; those in flight only if that is asked for."""
-    fields = request.fields()
-    found = await api.acting.cancel(
-        fields["ids"], topic=queue, in_flight=fields.get("inFlight", False)
-    )
+    ids, in_flight = request.asked["ids"], request.asked["inFlight"]
+    found = await api.acting.cancel(ids, topic=queue, in_flight=in_flight)
     return answer(_cancelled(found), number=sum(one.deleted for one in found))
 
 
@@ -285,10 +280,10 @@ def _cancelled(found: Sequence[Any]) -> dict[str, Any]:
 )
 async def reschedule(api: Any, request: Request, queue: str, id: str) -> Answer:
     """Give a waiting message another time."""
-    fields = request.fields()
-    if not fields:
+    asked = request.asked
+    if not asked:
         raise invalid("scheduleTime", "say scheduleTime or delay; :run makes it due now")
-    return await _move(api, queue, id, at=fields.get("scheduleTime"), delay=fields.get("delay"))
+    return await _move(api, queue, id, at=asked.get("scheduleTime"), delay=asked.get("delay"))
 
 
 @OPERATIONS.add(
@@ -397,7 +392,7 @@ def _check_act(request: Request, act: str, queue: str) -> None:
 )
 async def begin(api: Any, request: Request, queue: str) -> Answer:
     """Begin what is done to all that match."""
-    said = request.fields()
+    said = request.asked
     act, state = said["act"], said.get("state", ALL_WAITING)
     _check_act(request, act, queue)
     await api.known_queue(queue)
