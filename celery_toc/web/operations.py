@@ -310,15 +310,17 @@ TASKS = http.Operations("tasks", problems=("not-found",))
 
 @TASKS.add(
     "POST /v1/apps/{app}/tasks",
-    "Send a task of Celery",
     role="write",
     many_queues=True,
     request=NEW_TASK,
     returns=("It is sent.", _SENT),
     status=201,
-    about="The message is what apply_async sends, in JSON. Only tasks that were allowed are sent.",
 )
 async def run_send(api: Any, request: http.Request, app: str) -> http.Answer:
+    """Send a task of Celery.
+
+    The message is what apply_async sends, in JSON. Only tasks that were allowed are sent.
+    """
     allowed: Allowed = api.extras.allowed
     allowed.check_app(app)
     name = request.asked["task"]
@@ -330,11 +332,13 @@ async def run_send(api: Any, request: http.Request, app: str) -> http.Answer:
 
 @TASKS.add(
     "GET /v1/apps/{app}/tasks/{id}",
-    "Read the result of a task",
     returns=("What the result backend knows.", _RESULT),
-    about="A task that the backend does not know is PENDING.",
 )
 async def run_result(api: Any, request: http.Request, app: str, id: str) -> http.Answer:
+    """Read the result of a task.
+
+    A task that the backend does not know is PENDING.
+    """
     api.extras.allowed.check_app(app)
     masking = api.masking_for(request.token)
     return http.answer(await api.extras.allowed.result(id, masking))
@@ -549,13 +553,13 @@ SCHEDULES = http.Operations("schedules", problems=("not-found",))
 
 @SCHEDULES.add(
     "GET /v1/schedules",
-    "List schedules",
     many_queues=True,
     query={"queue": schema.Text("Only those of this queue.", most=500), **schema.paging(1000)},
     returns=("A page.", _LISTED),
     problems=(),
 )
 async def list_all(api: Any, request: http.Request) -> http.Answer:
+    """List schedules."""
     queue = request.asked.get("queue")
     if queue is not None and not request.token.sees(queue):
         detail = f"this needs a token with the role read of queue {queue!r}"
@@ -573,11 +577,11 @@ def _signed(api: Any, request: http.Request) -> Any:
 
 @SCHEDULES.add(
     "GET /v1/schedules/{schedule}",
-    "Read a schedule",
     many_queues=True,
     returns=("The schedule.", _SCHEDULE),
 )
 async def get(api: Any, request: http.Request, name: str) -> http.Answer:
+    """Read a schedule."""
     found = await _seen(api, request, name)
     return http.answer(shown(found, api.masking_for(request.token)))
 
@@ -593,11 +597,11 @@ async def _seen(api: Any, request: http.Request, name: str) -> Schedule:
 
 @SCHEDULES.add(
     "GET /v1/schedules/{schedule}/history",
-    "Show the latest firings and changes",
     many_queues=True,
     returns=("At most 20 firings and 10 changes, the latest first.", _FIRINGS),
 )
 async def history(api: Any, request: http.Request, name: str) -> http.Answer:
+    """Show the latest firings and changes."""
     found = await _seen(api, request, name)
     with refusals(found.name):  # it may have been deleted just now
         firings = await api.extras.allowed.recurring.history(found.name)
@@ -609,7 +613,6 @@ async def history(api: Any, request: http.Request, name: str) -> http.Answer:
 
 @SCHEDULES.add(
     "PUT /v1/schedules/{schedule}",
-    "Put a schedule, or change one",
     role="operate",
     act="put schedule",
     request=PUT,
@@ -617,6 +620,7 @@ async def history(api: Any, request: http.Request, name: str) -> http.Answer:
     problems=("conflict",),
 )
 async def put(api: Any, request: http.Request, name: str) -> http.Answer:
+    """Put a schedule, or change one."""
     fields = request.asked
     api.extras.allowed.check(fields["task"])
     before = await api.extras.allowed.recurring.get(name)
@@ -626,7 +630,6 @@ async def put(api: Any, request: http.Request, name: str) -> http.Answer:
 
 @SCHEDULES.add(
     "POST /v1/schedules/{schedule}:backfill",
-    "Send the task for each time of the past for which no firing has come",
     role="operate",
     act="backfill schedule",
     request=BACKFILL,
@@ -634,6 +637,7 @@ async def put(api: Any, request: http.Request, name: str) -> http.Answer:
     problems=("not-found", "conflict"),
 )
 async def backfill(api: Any, request: http.Request, name: str) -> http.Answer:
+    """Send the task for each time of the past for which no firing has come."""
     asked = request.asked
     bounds = asked.pop("startTime"), asked.pop("endTime", None)
     with refusals(name):

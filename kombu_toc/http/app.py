@@ -564,17 +564,15 @@ async def _openapi(api: HttpApi, request: asgi.Request) -> asgi.Answer:
     )
 
 
-@OPERATIONS.add(
-    "GET /healthz", "Tell whether the process lives", role="", returns=("It does.", _STATUS)
-)
+@OPERATIONS.add("GET /healthz", role="", returns=("It does.", _STATUS))
 async def _healthz(api: HttpApi, request: asgi.Request) -> asgi.Answer:
+    """Tell whether the process lives."""
     return asgi.answer({"status": "ok"})
 
 
-@OPERATIONS.add(
-    "GET /readyz", "Tell whether the broker can be used", role="", returns=("It can.", _STATUS)
-)
+@OPERATIONS.add("GET /readyz", role="", returns=("It can.", _STATUS))
 async def _readyz(api: HttpApi, request: asgi.Request) -> asgi.Answer:
+    """Tell whether the broker can be used."""
     try:
         try:
             await asyncio.wait_for(api.center.call(_write_nothing), READY_WITHIN)
@@ -613,16 +611,18 @@ def _others_serve(center: TimeoutCenter) -> None:
 
 @OPERATIONS.add(
     "GET /metrics",
-    "Metrics in Prometheus's text format",
     query={
         "topic": fields.Text("Only these queues: names, or patterns as mail,sms-*", most=16_000)
     },
-    about="Of more than 1,000 queues, those that most was put into.",
     returns=("As celery toc metrics prints them.", fields.TEXT),
     problems=("not-found",),
     text="text/plain",
 )
 async def _metrics(api: HttpApi, request: asgi.Request) -> asgi.Answer:
+    """Metrics in Prometheus's text format.
+
+    Of more than 1,000 queues, those that most was put into.
+    """
     try:
         from ..exporter import metrics_text
     except ImportError:

@@ -77,12 +77,11 @@ _FIND = {
 
 @OPERATIONS.add(
     "GET /v1/library/tasks",
-    "Find tasks in the library",
     query=_FIND,
     returns=("A page.", _PAGE),
 )
 async def find(api: Any, request: Request) -> Answer:
-    """Find records, in the order of their action times."""
+    """Find tasks in the library."""
     asked = request.asked
     which = _filters(asked, read_attributes(asked.get("attributes", "")))
     which |= {"status": asked.get("status"), "limit": asked["limit"]}
@@ -126,7 +125,6 @@ def _checked(attributes: dict[str, str]) -> dict[str, str]:
 
 @OPERATIONS.add(
     "POST /v1/library/tasks:retry",
-    "Send again what has failed or is dead, each once",
     role="operate",
     request=schema.Object(
         {
@@ -143,18 +141,16 @@ def _checked(attributes: dict[str, str]) -> dict[str, str]:
     ),
 )
 async def retry(api: Any, request: Request) -> Answer:
-    """Send again what has failed or is dead."""
+    """Send again what has failed or is dead, each once."""
     asked = request.asked
     which = _filters(asked, _checked(asked.get("attributes") or {}))
     done = await api.ask_library("retry", status=asked["status"], limit=asked.get("limit"), **which)
     return answer({"retried": done.number, "notKept": done.not_kept}, number=done.number)
 
 
-@OPERATIONS.add(
-    "GET /v1/library/tasks/{id}", "Show the history of a task", returns=("Its records.", _PAGE)
-)
+@OPERATIONS.add("GET /v1/library/tasks/{id}", returns=("Its records.", _PAGE))
 async def history(api: Any, request: Request, id: str) -> Answer:
-    """All that is known of a task, the oldest first."""
+    """Show the history of a task."""
     records = await api.ask_library("history", id)
     if not records:
         raise schema.not_found(f"the library knows no task {id!r}")
@@ -297,7 +293,6 @@ async def shown_failures(
 
 @FAILED.add(
     "GET /v1/queues/{queue}/failures",
-    "List failed tasks",
     query={
         **_WHICH,
         "since": schema.Time("Not failed before."),
@@ -307,7 +302,7 @@ async def shown_failures(
     returns=("A page.", _FAILURES),
 )
 async def list_failures(api: Any, request: Request, queue: str) -> Answer:
-    """Failed tasks, the latest first."""
+    """List failed tasks."""
     await api.known_queue(queue)
     masking = api.masking_for(request.token, queue)
     tools = api.page.tools
@@ -322,11 +317,10 @@ async def list_failures(api: Any, request: Request, queue: str) -> Answer:
 
 @FAILED.add(
     "GET /v1/queues/{queue}/failures/{id}",
-    "Show why a task failed",
     returns=("The failure.", _FAILURE),
 )
 async def show_failure(api: Any, request: Request, queue: str, id: str) -> Answer:
-    """The latest failure of a task."""
+    """Show why a task failed."""
     await api.known_queue(queue)
     found, missing = await api.page.tools.as_far(api.center.failures.get(id, topic=queue))
     for one in found:
@@ -339,14 +333,13 @@ async def show_failure(api: Any, request: Request, queue: str, id: str) -> Answe
 
 @FAILED.add(
     "POST /v1/queues/{queue}/failures:retry",
-    "Run failed tasks again",
     role="operate",
     act="retry",
     request=_CHOSEN,
     returns=("How many, and what was taken away from them.", _RETRIED),
 )
 async def retry_failures(api: Any, request: Request, queue: str) -> Answer:
-    """Run failed tasks again, under their ids, each once."""
+    """Run failed tasks again."""
     await api.known_queue(queue)
     done = await api.acting.failures.retry(queue, **request.asked)
     said = {"retried": done.number, "notKept": done.not_kept, **done._asdict()}
@@ -355,14 +348,13 @@ async def retry_failures(api: Any, request: Request, queue: str) -> Answer:
 
 @FAILED.add(
     "POST /v1/queues/{queue}/failures:forget",
-    "Forget failed tasks",
     role="operate",
     act="forget",
     request=_CHOSEN,
     returns=("How many.", schema.record("deleted", deleted=schema.WHOLE)),
 )
 async def forget(api: Any, request: Request, queue: str) -> Answer:
-    """Forget failed tasks; dead letters stay."""
+    """Forget failed tasks."""
     await api.known_queue(queue)
     number = await api.center.failures.delete(queue, **request.asked)
     return answer({"deleted": number}, number=number)

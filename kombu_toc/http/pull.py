@@ -90,7 +90,6 @@ async def lease_again(api: Any, made: Answer, queue: str) -> Answer:
 
 @OPERATIONS.add(
     "POST /v1/queues/{queue}:lease",
-    "Lease messages that are due",
     role="write",
     again=lease_again,
     request=LEASE,
@@ -99,12 +98,14 @@ async def lease_again(api: Any, made: Answer, queue: str) -> Answer:
         "The messages; none if nothing has come.",
         schema.record("tasks", tasks=schema.array(LEASED_TASK)),
     ),
-    about="With wait, the answer comes as soon as something is due, and is empty after that time. "
-    "Clients that wait are served in the order of asking. A message comes back when its lease "
-    "ends without an acknowledgement.",
 )
 async def lease(api: Any, request: Request, queue: str) -> Answer:
-    """Lease messages that are due; wait for some if there are none."""
+    """Lease messages that are due.
+
+    With wait, the answer comes as soon as something is due, and is empty after that time. Clients
+    that wait are served in the order of asking. A message comes back when its lease ends without an
+    acknowledgement.
+    """
     long_polls, visibility = api.long_polls, request.asked.get("visibility")
     leasing = long_polls.lease(queue, **request.asked, who=request.token.name)
     if request.asked["wait"]:
@@ -206,13 +207,12 @@ for _verb, _done, _summary, _returns, _about in (
 
 @OPERATIONS.add(
     "POST /v1/queues/{queue}:extend",
-    "Extend leases",
     role="write",
     request=EXTEND,
     returns=("How many are extended.", _settled("extended", "How many are extended.")),
 )
 async def extend(api: Any, request: Request, queue: str) -> Answer:
-    """Extend leases: they end that long from now."""
+    """Extend leases."""
     receipts = receipts_of(request.asked, queue)
     stale = await api.center.extend(receipts, request.asked.get("visibility"))
     return answer({"extended": len(receipts) - len(stale), "stale": list(stale)})
@@ -220,7 +220,6 @@ async def extend(api: Any, request: Request, queue: str) -> Answer:
 
 @OPERATIONS.add(
     "POST /v1/queues/{queue}:reject",
-    "Give messages back after a failure",
     role="write",
     request=REJECT,
     returns=(
@@ -233,7 +232,7 @@ async def extend(api: Any, request: Request, queue: str) -> Answer:
     ),
 )
 async def reject(api: Any, request: Request, queue: str) -> Answer:
-    """Give messages back after a failure: one retry less, after the queue's back-off."""
+    """Give messages back after a failure."""
     asked = request.asked
     receipts = receipts_of(asked, queue)
     how = {name: asked[name] for name in ("reason", "error", "backoff") if name in asked}

@@ -163,14 +163,13 @@ def shown_counts(counts: Counts) -> dict[str, int]:
 
 @OPERATIONS.add(
     "GET /v1/queues",
-    "List queues",
     many_queues=True,
     query=schema.paging(MAX_PAGE),
     returns=("A page.", schema.page_of("queues", _SUMMARY, schema.SPARSE)),
     problems=(),
 )
 async def list_queues(api: Any, request: Request) -> Answer:
-    """The queues that the caller may see, by name, with what they hold."""
+    """List queues."""
     asked = {"after": "", **request.asked}
     page, more = await page_of_names(api.center.queues.names, request.token, **asked)
     found = await asyncio.gather(*(api.center.queues.summary(name) for name in page))
@@ -185,9 +184,9 @@ async def list_queues(api: Any, request: Request) -> Answer:
     return answer({"queues": queues, "nextPageToken": more})
 
 
-@OPERATIONS.add("GET /v1/queues/{queue}", "Describe a queue", returns=("The queue.", _QUEUE))
+@OPERATIONS.add("GET /v1/queues/{queue}", returns=("The queue.", _QUEUE))
 async def describe(api: Any, request: Request, queue: str) -> Answer:
-    """What a queue is declared with, and what is in it."""
+    """Describe a queue."""
     return answer(await _described(api, queue))
 
 
@@ -251,7 +250,6 @@ def _meant(error: str, queue: str, fields: Mapping[str, Any]) -> str:
 
 @OPERATIONS.add(
     "DELETE /v1/queues/{queue}",
-    "Delete a queue with everything in it",
     role="operate",
     act="delete queue",
     query={"ifEmpty": schema.Flag("Only if it holds nothing; this takes five seconds.")},
@@ -266,12 +264,11 @@ async def delete(api: Any, request: Request, queue: str) -> Answer:
 
 @OPERATIONS.add(
     "GET /v1/queues/{queue}/counts",
-    "Count messages",
     query={"within": WITHIN},
     returns=("How many there are.", _COUNTS),
 )
 async def counts(api: Any, request: Request, queue: str) -> Answer:
-    """How many messages a queue holds."""
+    """Count messages."""
     within = request.asked.get("within")
     await api.known_queue(queue)
     declared = await api.center.registry.known(queue)
@@ -297,7 +294,6 @@ async def counts_of(api: Any, queue: str, within: float | None) -> dict[str, int
 
 @OPERATIONS.add(
     "GET /v1/queues/{queue}/limits",
-    "Show what is used of limits",
     returns=(
         "What is used.",
         schema.record(
@@ -308,7 +304,7 @@ async def counts_of(api: Any, queue: str, within: float | None) -> dict[str, int
     ),
 )
 async def usage(api: Any, request: Request, queue: str) -> Answer:
-    """What is used of a queue's limits, and what waits because of them."""
+    """Show what is used of limits."""
     found = await api.center.queues.usage(queue)
     shown = schema.members(found, ("running", "waiting", "keysWaiting", "oldestSeconds"))
     shown["limits"] = [
@@ -340,7 +336,6 @@ for _verb, _summary in (
 
 @OPERATIONS.add(
     "POST /v1/queues/{queue}:purge",
-    "Delete every message that waits",
     role="operate",
     act="purge all that waits",
     returns=(
@@ -349,7 +344,7 @@ for _verb, _summary in (
     ),
 )
 async def purge(api: Any, request: Request, queue: str) -> Answer:
-    """Delete every message that waits in a queue."""
+    """Delete every message that waits."""
     await api.known_queue(queue)
     purged = await api.acting.queues.purge(queue)
     return answer({"purged": purged, "schedules": list(purged.schedules)}, number=purged)
@@ -360,12 +355,11 @@ async def purge(api: Any, request: Request, queue: str) -> Answer:
 
 @OPERATIONS.add(
     "GET /v1/queues/{queue}/dead",
-    "List dead messages",
     query=schema.paging(MAX_PAGE),
     returns=("A page.", PAGE),
 )
 async def list_dead(api: Any, request: Request, queue: str) -> Answer:
-    """Dead messages, the oldest first."""
+    """List dead messages."""
     await api.known_queue(queue)
     page = await read_page(api.center, queue, state=DEAD, **request.asked)
     return answer(await shown_page(api, request, page))
@@ -407,7 +401,6 @@ SCALE = Operations("scale")
 
 @SCALE.add(
     "GET /scale/{queue}",
-    "Tell an autoscaler how much work there is",
     query={"within": WITHIN},
     returns=(
         "The value is ready and in flight, and what comes due.",
@@ -425,10 +418,12 @@ SCALE = Operations("scale")
             ),
         ),
     ),
-    about="For KEDA's metrics-api scaler. A queue that nobody has declared has no work.",
 )
 async def scale(api: Any, request: Request, queue: str) -> Answer:
-    """How much work there is, for KEDA: ready and in flight, and what comes due."""
+    """Tell an autoscaler how much work there is.
+
+    For KEDA's metrics-api scaler. A queue that nobody has declared has no work.
+    """
     within = request.asked.get("within", 0.0)
     declared = await api.center.registry.declared(queue)
     if declared is None:  # nobody has put anything yet

@@ -449,16 +449,18 @@ class Operations(list[Operation]):
     def add(
         self,
         address: str,
-        summary: str,
+        summary: str = "",
         *,
         returns: tuple[str, Mapping[str, Any]] = ("", {}),
         status: int = 200,
         **more: Any,
     ) -> Callable[[Run], Run]:
-        """Names the function that does an operation.
+        """Names the function that does an operation. Its docstring describes that: the first
+        paragraph is its summary, and the others say more.
 
         address: its method and path, as ``POST /v1/queues/{queue}:lease``; what is behind the colon
             is its verb
+        summary: of a function that does several
         returns: what its answer means, and the schema of its body
         status: of the answer
         more: as in :class:`Operation`
@@ -469,7 +471,10 @@ class Operations(list[Operation]):
         more = {"problems": self._problems, **said, **more}
 
         def named(run: Run) -> Run:
-            self.append(Operation(method, tuple(path.split("/")), run, summary, **more))
+            paragraphs = (summary or run.__doc__ or "").split("\n\n")
+            first, *rest = (" ".join(one.split()) for one in paragraphs)
+            described = {"summary": first.rstrip("."), "about": " ".join(rest), **more}
+            self.append(Operation(method, tuple(path.split("/")), run, **described))
             return run
 
         return named

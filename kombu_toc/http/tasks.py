@@ -60,18 +60,19 @@ OPERATIONS = Operations("tasks")
 
 @OPERATIONS.add(
     "POST /v1/queues/{queue}/tasks",
-    "Put a message",
     role="write",
     request=messages.NEW_TASK,
     returns=("It is kept.", messages.PUT_TASK),
     status=201,
     problems=("unsupported-media-type", "conflict"),
     media=messages.MEDIA,
-    about="A CloudEvent is accepted as well, in binary or structured form: its id is the id of the "
-    "message, and its bytes are the event as structured JSON.",
 )
 async def put(api: Any, request: Request, queue: str) -> Answer:
-    """Put a message."""
+    """Put a message.
+
+    A CloudEvent is accepted as well, in binary or structured form: its id is the id of the message,
+    and its bytes are the event as structured JSON.
+    """
     if messages.is_event(request):
         arguments = messages.arguments_of_event(request)
         unique = None
@@ -85,7 +86,6 @@ async def put(api: Any, request: Request, queue: str) -> Answer:
 
 @OPERATIONS.add(
     "PUT /v1/queues/{queue}/tasks/{id}",
-    "Put a message in the place of the one of its id that waits",
     role="write",
     request=messages.REPLACING_TASK,
     answers={
@@ -93,12 +93,14 @@ async def put(api: Any, request: Request, queue: str) -> Answer:
         201: ("None of its id waited: it is added.", messages.PUT_TASK),
     },
     problems=("conflict",),
-    about="The newest message of this id that waits gets the bytes, the time and all else of this "
-    "one, in one step. One that is in flight or dead stays as it is. With an Idempotency-Key a "
-    "repetition changes nothing.",
 )
 async def replace(api: Any, request: Request, queue: str, id: str) -> Answer:
-    """Put a message in the place of the one of its id that waits."""
+    """Put a message in the place of the one of its id that waits.
+
+    The newest message of this id that waits gets the bytes, the time and all else of this one, in
+    one step. One that is in flight or dead stays as it is. With an Idempotency-Key a repetition
+    changes nothing.
+    """
     arguments = messages.arguments_of({**request.asked, "id": id}, request)
     _check(api, [arguments])
     try:
@@ -119,7 +121,6 @@ def _check(api: Any, given: Sequence[dict[str, Any]]) -> None:
 
 @OPERATIONS.add(
     "POST /v1/queues/{queue}/tasks:batch",
-    "Put many messages",
     role="write",
     request=BATCH,
     returns=(
@@ -129,7 +130,7 @@ def _check(api: Any, given: Sequence[dict[str, Any]]) -> None:
     status=201,
 )
 async def put_batch(api: Any, request: Request, queue: str) -> Answer:
-    """Put many messages, with an answer for each."""
+    """Put many messages."""
     tasks = request.asked["tasks"]
     given = [messages.arguments_of(task, request, place) for place, task in enumerate(tasks)]
     _check(api, given)
@@ -171,12 +172,11 @@ def _in_part(exc: Exception, shown: list[dict[str, Any]]) -> Problem:
 
 @OPERATIONS.add(
     "GET /v1/queues/{queue}/tasks/{id}",
-    "Read a message",
     returns=("The message.", messages.TASK),
     problems=("not-found",),
 )
 async def get(api: Any, request: Request, queue: str, id: str) -> Answer:
-    """Read one message."""
+    """Read a message."""
     found: list[Found] = await api.center.get(id, topic=queue)
     if not found:
         raise not_found(f"queue {queue!r} has no message {id!r}: it is done, or was never there")
@@ -189,7 +189,6 @@ async def get(api: Any, request: Request, queue: str, id: str) -> Answer:
 
 @OPERATIONS.add(
     "GET /v1/queues/{queue}/tasks",
-    "List messages by state and time",
     query={
         "state": schema.Text("Only those of this state.", choices=tuple(STATES)),
         "since": schema.Time("Only those whose time is not before this."),
@@ -201,7 +200,7 @@ async def get(api: Any, request: Request, queue: str, id: str) -> Answer:
     problems=("not-found",),
 )
 async def list_tasks(api: Any, request: Request, queue: str) -> Answer:
-    """Read messages by state and time, in the order of their times."""
+    """List messages by state and time."""
     await api.known_queue(queue)
     asked = {**request.asked, "state": STATES.get(request.asked.get("state", ""))}
     with_body = asked.pop("bodies")
@@ -246,14 +245,13 @@ for _address in (
 
 @OPERATIONS.add(
     "POST /v1/queues/{queue}/tasks:cancel",
-    "Cancel many messages",
     role="write",
     act="cancel",
     request=CANCELLING,
     returns=("What became of those that there were.", _CANCELLED),
 )
 async def cancel_many(api: Any, request: Request, queue: str) -> Answer:
-    """Delete messages; those in flight only if that is asked for."""
+    """Cancel many messages."""
     ids, in_flight = request.asked["ids"], request.asked["inFlight"]
     found = await api.acting.cancel(ids, topic=queue, in_flight=in_flight)
     return answer(_cancelled(found), number=sum(one.deleted for one in found))
@@ -271,7 +269,6 @@ def _cancelled(found: Sequence[Any]) -> dict[str, Any]:
 
 @OPERATIONS.add(
     "POST /v1/queues/{queue}/tasks/{id}:reschedule",
-    "Give a message another time",
     role="write",
     act="reschedule",
     request=RESCHEDULE,
@@ -279,7 +276,7 @@ def _cancelled(found: Sequence[Any]) -> dict[str, Any]:
     problems=("not-found", "conflict"),
 )
 async def reschedule(api: Any, request: Request, queue: str, id: str) -> Answer:
-    """Give a waiting message another time."""
+    """Give a message another time."""
     asked = request.asked
     if not asked:
         raise invalid("scheduleTime", "say scheduleTime or delay; :run makes it due now")
@@ -288,14 +285,13 @@ async def reschedule(api: Any, request: Request, queue: str, id: str) -> Answer:
 
 @OPERATIONS.add(
     "POST /v1/queues/{queue}/tasks/{id}:run",
-    "Make a message due now",
     role="write",
     act="run",
     returns=("It is due.", _MOVED),
     problems=("not-found", "conflict"),
 )
 async def run(api: Any, request: Request, queue: str, id: str) -> Answer:
-    """Make a waiting message due now."""
+    """Make a message due now."""
     return await _move(api, queue, id)
 
 
@@ -382,16 +378,17 @@ def _check_act(request: Request, act: str, queue: str) -> None:
 
 @JOBS.add(
     "POST /v1/queues/{queue}/jobs",
-    "Begin a job",
     request=_NEW,
     status=202,
     returns=("It has begun: ask its address, in the header Location, for its phase.", _JOB),
     problems=("not-found", "forbidden", "rate-limited"),
-    about="write: to cancel, run and reschedule messages; operate: to requeue and purge what is "
-    "dead, to retry and forget failed tasks, and to reshard.",
 )
 async def begin(api: Any, request: Request, queue: str) -> Answer:
-    """Begin what is done to all that match."""
+    """Begin a job.
+
+    write: to cancel, run and reschedule messages; operate: to requeue and purge what is dead, to
+    retry and forget failed tasks, and to reshard.
+    """
     said = request.asked
     act, state = said["act"], said.get("state", ALL_WAITING)
     _check_act(request, act, queue)
@@ -423,11 +420,10 @@ async def begin(api: Any, request: Request, queue: str) -> Answer:
 
 @JOBS.add(
     "GET /v1/queues/{queue}/jobs",
-    "List jobs",
     returns=("The latest ones.", schema.record("jobs", jobs=schema.array(_JOB))),
 )
 async def list_jobs(api: Any, request: Request, queue: str) -> Answer:
-    """The latest jobs of a queue, those of the page among them, the latest first."""
+    """List jobs."""
     await api.known_queue(queue)
     found = await api.page.tools.jobs.latest()
     return answer({"jobs": [_shown(one) for one in found if one.selection.queue == queue]})
@@ -443,23 +439,21 @@ async def _job_of(api: Any, queue: str, id: str) -> Job:
 
 @JOBS.add(
     "GET /v1/queues/{queue}/jobs/{id}",
-    "Show how far a job has come",
     returns=("The job; it is kept for an hour.", _JOB),
 )
 async def show_job(api: Any, request: Request, queue: str, id: str) -> Answer:
-    """How far a job has come."""
+    """Show how far a job has come."""
     return answer(_shown(await _job_of(api, queue, id)))
 
 
 @JOBS.add(
     "POST /v1/queues/{queue}/jobs/{id}:stop",
-    "Stop a job between two steps",
     act="stop job",
     returns=("The job; it may still be in a step.", _JOB),
     problems=("not-found", "forbidden"),
 )
 async def stop_job(api: Any, request: Request, queue: str, id: str) -> Answer:
-    """Have a job end where it is. It needs the role that began it."""
+    """Stop a job between two steps."""
     found = await _job_of(api, queue, id)
     _check_act(request, found.act, queue)
     await api.page.tools.jobs.stop(found.id)
