@@ -80,9 +80,12 @@ class TimeoutCenter {
     const wake = `${this.prefix}{toc}:wake:${topic.name}`;
     if (!this.cluster) return this.run(name, [...keys, wake], args);
     const reply = await this.run(name, keys, args);
-    const [said, unsaid] = reply.slice(-2);
-    if (said.length || unsaid.length)
-      await this.run("announce", [wake], [topic.expires ?? 0, said.length / 2, ...said, ...unsaid]);
+    const [said, unsaid] = Array.isArray(reply) ? reply.slice(-2) : [[], []];
+    const each = (flat, write) => flat.flatMap((slot, at) => (at % 2 ? [] : write(`${slot}:${flat[at + 1]}`, flat[at + 1])));
+    const settled = each(unsaid, (time) => [time]), announced = each(said, (time, due) => [due, time]);
+    if (settled.length) await this.command(wake, "ZREM", wake, ...settled);
+    if (announced.length && topic.expires) await this.run("announce", [wake], [topic.expires, ...announced]);
+    else if (announced.length) await this.command(wake, "ZADD", wake, ...announced);
     return reply;
   }
   /** Slots by what one call may name: on a Cluster, each by itself. */

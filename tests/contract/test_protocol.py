@@ -124,6 +124,7 @@ def mail(node: Node) -> Topic:
     return Topic(node, "mail")
 
 
+@pytest.mark.cluster
 def test_what_node_puts_python_pops_and_acknowledges(mail: Topic, center: TimeoutCenter) -> None:
     """X15"""
 
@@ -136,6 +137,7 @@ def test_what_node_puts_python_pops_and_acknowledges(mail: Topic, center: Timeou
     assert slot_keys(center.client) == []
 
 
+@pytest.mark.cluster
 def test_what_python_puts_node_pops_renews_and_acknowledges(
     mail: Topic, center: TimeoutCenter, client: redis.Redis
 ) -> None:
