@@ -208,7 +208,8 @@ class TimeoutCenter {
           sets.push(`${slot.stem}copies:${stemOf(id)}`), copies.push(slot.number, id);
       }
       args.unshift(numbers.length, topic.steps.length, sets.length);
-      count += (await this.announcing(topic, "ack", [...keys, ...sets], [...args, ...copies]))[0];
+      const reply = await this.announcing(topic, "ack", [...keys, ...sets], [...args, ...copies]);
+      count += reply[0] ?? reply; // of one message, it may be the number alone
     }
     return count;
   }

@@ -335,8 +335,10 @@ def read_put(counts: TopicCounts, raw: Any, asked: str = "") -> Put:
     return Put(text(id) or asked, results.OUTCOMES[outcome], int(now) or None)
 
 
-def read_settled(counts: TopicCounts, counter: str, raw: list[Any]) -> results.Settled:
+def read_settled(counts: TopicCounts, counter: str, raw: list[Any] | int) -> results.Settled:
     """The result of an ack or a release; `counter` counts what was there."""
+    if isinstance(raw, int):  # of one message that was in flight
+        raw = [raw, []]
     return results.Settled(count_first(counts, counter, raw), [number - 1 for number in raw[1]])
 
 

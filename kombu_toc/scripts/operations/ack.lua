@@ -8,12 +8,22 @@
 -- then, per slot: its number, how many messages, their ids, their tokens
 -- then, per copies set: the number of its slot, the id that is recorded there
 -- Returns {how many there were, which of them were not (by number, from 1, in the order of ARGV)}; behind
---          these, if the wake index is elsewhere, announcements, settled
+--          these, if the wake index is elsewhere, announcements, settled. Of one message that was in flight:
+--          only 1, how many there were
 --
 -- By the message, whichever connection it was delivered on, and however late. What has been put
 -- since under the same id has another birth, or none yet, and is left alone.
 
 local call, keys, args = redis.call, KEYS, ARGV
+
+-- Who runs one task at a time acknowledges one message: that needs no list.
+if args[1] == '1' and args[3] == '0' and args[5] == '1' and call('HGET', keys[6], args[6]) == args[7]
+    and call('ZREM', keys[2], args[6]) == 1 then
+  call('HDEL', keys[6], args[6])
+  call('HDEL', keys[5], args[6])
+  return call('HDEL', keys[3], args[6])
+end
+
 local slots, steps, sets = math.min(args[1], #keys), args[2] + 0, args[3] + 0
 local width = 6 + steps
 local wake = keys[slots * width + sets + 1]
