@@ -4,8 +4,9 @@ adds."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import signals
@@ -75,6 +76,17 @@ class NotTakenError(ValueError):
     """Why an entry cannot be taken."""
 
 
+def read_each(named: Iterable[tuple[str, Callable[[], Entry]]]) -> Read:
+    """Read entries: of each its name, and what makes it, or raises why it cannot be taken."""
+    read = Read([], [])
+    for name, make in named:
+        try:
+            read.entries.append(make())
+        except (NotTakenError, kombu_toc.TocError) as exc:
+            read.refused.append(Refused(name, str(exc)))
+    return read
+
+
 # -- finds a celery beat that runs although the app's schedules are put without one
 
 logger = logging.getLogger(__name__)
@@ -141,21 +153,17 @@ CLEANUP = "celery.backend_cleanup"
 
 def read(app: Celery) -> Read:
     """Read the ``beat_schedule`` of an app, by name."""
-    found = Read([], [])
     configured = dict(app.conf.beat_schedule or {})
     if CLEANUP not in configured and _needs_cleanup(app):
-        options = {"expires": 12 * 3600}
         configured[CLEANUP] = {
             "task": CLEANUP,
             "schedule": crontab(minute="0", hour="4"),
-            "options": options,
+            "options": {"expires": 12 * 3600},
         }
-    for name in sorted(configured, key=str):
-        try:
-            found.entries.append(_entry(app, str(name), configured[name]))
-        except (NotTakenError, kombu_toc.TocError) as exc:
-            found.refused.append(Refused(str(name), str(exc)))
-    return found
+    return read_each(
+        (str(name), partial(_entry, app, str(name), configured[name]))
+        for name in sorted(configured, key=str)
+    )
 
 
 def _needs_cleanup(app: Celery) -> bool:

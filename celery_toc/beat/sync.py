@@ -26,7 +26,7 @@ import kombu_toc
 from ..schedules.rules import FIELDS, check_name, read_schedule, read_zone
 from ..schedules.schedules import TOGETHER
 from . import configured
-from .configured import UNUSABLE, Entry, NotTakenError, Read, Refused, without_marks
+from .configured import UNUSABLE, Entry, NotTakenError, Read, Refused, read_each, without_marks
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -164,7 +164,7 @@ class Sync:
             )
         # One that cannot be put now stays as it was.
         kept = {self._prefix + one.name for some in self._found for one in some}
-        return [plan for _, plan in new], sorted(mine - kept), same, refused
+        return new, sorted(mine - kept), same, refused
 
     def _why_not(self, entry: Entry, there: Schedule | None) -> str:
         if there is None or there.owner == self._owner:
@@ -235,7 +235,7 @@ def _planned(
     owner: str,
     why_not: Callable[[Entry, Schedule | None], str],
     prefix: str = "",
-) -> tuple[list[tuple[Entry, Plan]], int, list[Refused]]:
+) -> tuple[list[Plan], int, list[Refused]]:
     """What is to be put, how much is there as it is, and what cannot be put.
 
     stored: the schedules that there are, by name
@@ -243,7 +243,7 @@ def _planned(
     why_not: says why an entry is not put, beside the schedule of its name; empty: it is
     prefix: of the names of schedules
     """
-    planned: list[tuple[Entry, Plan]] = []
+    planned: list[Plan] = []
     refused: list[Refused] = []
     same = 0
     for entry in entries:
@@ -263,7 +263,7 @@ def _planned(
         if there is not None and there.fingerprint == plan.record.fingerprint:
             same += 1
         else:
-            planned.append((entry, plan))
+            planned.append(plan)
     return planned, same, refused
 
 
@@ -334,26 +334,15 @@ def import_entries(
             plans, same, unusable = _planned(schedules, some, stored, owner, why_not)
             unchanged += same
             refused += unusable
-            kept = [] if dry_run else schedules.keep_many([plan for _, plan in plans])
-            for (entry, _), done in zip_longest(plans, kept):
+            kept = [] if dry_run else schedules.keep_many(plans)
+            for plan, done in zip_longest(plans, kept):
                 if isinstance(done, Exception):
-                    refused.append(Refused(entry.name, str(done)))
+                    refused.append(Refused(plan.name, str(done)))
                 else:
-                    put.append(entry.name)
+                    put.append(plan.name)
     new = {entry.name for entry in read.entries if entry.paused} - stored.keys()
     paused = [name for name in put if name in new]
     return Imported(put, paused, unchanged, refused)
-
-
-def _read(named: Iterable[tuple[str, Callable[[], Entry]]]) -> Read:
-    """Read entries: of each its name, and what makes it or raises NotTakenError."""
-    read = Read([], [])
-    for name, make in named:
-        try:
-            read.entries.append(make())
-        except NotTakenError as exc:
-            read.refused.append(Refused(name, str(exc)))
-    return read
 
 
 # -- django-celery-beat
@@ -382,7 +371,7 @@ def read_django(rows: Iterable[Any], now: float) -> Read:
 
     now: seconds since the epoch
     """
-    return _read((row.name, partial(_django_entry, row, now)) for row in rows)
+    return read_each((row.name, partial(_django_entry, row, now)) for row in rows)
 
 
 def _django_entry(row: Any, now: float) -> Entry:
@@ -478,7 +467,7 @@ def redbeat_definitions(
 
 def read_redbeat(definitions: Iterator[tuple[str, str | None]]) -> Read:
     """Read entries: pairs of a name and JSON."""
-    return _read((name, partial(_redbeat_entry, name, text)) for name, text in definitions)
+    return read_each((name, partial(_redbeat_entry, name, text)) for name, text in definitions)
 
 
 def _redbeat_entry(name: str, text: str | None) -> Entry:
