@@ -71,8 +71,7 @@ def _changed(
     skip: whether to leave a message out, such as one that this very command has moved
     """
     center, queue = session.center, session.queue(queue)
-    bounds = messages.bounds(session, since, until)
-    _, *times = messages.narrowed(session, state, *bounds)
+    _, *times = messages.narrowed(session, state, since, until)
     which: dict[str, Any] = {"state": "waiting", "since": times[0], "until": times[1]}
     where = messages.named(task)
     if queue is not None and (task, *times) == (None, None, None):
@@ -85,8 +84,10 @@ def _changed(
     words = [counted(number, "message")]
     words += [f"of {task}"] if task else []
     words += [] if queue is None else [f"in {queue!r}"]
-    due = zip(("due from {} on", "due before {}"), bounds, strict=True)
-    words += [said.format(cli.local_iso(at, session.zone)) for said, at in due if at is not None]
+    bounds = (("since", since, "due from {} on"), ("until", until, "due before {}"))
+    for option, text, phrase in bounds:
+        if (at := session.time(option, text)) is not None:
+            words.append(phrase.format(cli.local_iso(at, session.zone)))
     session.confirm(question.format(" ".join(words)))
     done = 0
     after: str | None = ""

@@ -232,10 +232,7 @@ def list_(
     if groups:
         found = session.ask(part.groups, name, since=earliest)
         rows = [
-            [
-                *(one.number, one.task, one.exception, one.topic),
-                local_time(session, one.last_us / 1e6),
-            ]
+            {**one._asdict(), "queue": one.topic, "last": local_time(session, one.last_us / 1e6)}
             for one in found
         ]
         session.show({"groups": [one._asdict() for one in found]}, GROUP_COLUMNS, rows, NONE)
@@ -244,15 +241,16 @@ def list_(
         page = session.ask(part.find, name, since=earliest, until=latest, **which)
     except ValueError:
         raise cli.Failure("--after: no page goes on there", cli.USAGE) from None
+    failures = list(map(described_failure, page.failures))
     rows = [
-        [
-            *(one.id, one.task, one.topic, local_time(session, one.failed_us / 1e6)),
-            cut(one.error.partition("\n")[0] or one.exception),
-        ]
-        for one in page.failures
+        {
+            **shown,
+            "failed": local_time(session, one.failed_us / 1e6),
+            "error": cut(one.error.partition("\n")[0] or one.exception),
+        }
+        for shown, one in zip(failures, page.failures, strict=True)
     ]
-    shown = {"failures": list(map(described_failure, page.failures)), "after": page.after}
-    session.show(shown, FAILURE_COLUMNS, rows, NONE)
+    session.show({"failures": failures, "after": page.after}, FAILURE_COLUMNS, rows, NONE)
     session.say_more(page.after and f"'{page.after}'")
 
 

@@ -162,17 +162,18 @@ def _show(
     after: str | None,
     away: tuple[str, ...] = (),
 ) -> None:
+    tasks = list(map(described, records))
     rows = [
-        [
-            *(record.id, record.status, _moment(session, record.action_us)),
-            *(record.task, record.topic),
-            " ".join(part for part in (record.biz_type, record.biz_id) if part) or None,
-            *(record.attempts, _moment(session, record.modified_us)),
-            (record.error or "").partition("\n")[0] or None,
-        ]
-        for record in records
+        {
+            **task,
+            "time": _moment(session, record.action_us),
+            "business": " ".join(filter(None, (record.biz_type, record.biz_id))) or None,
+            "changed": _moment(session, record.modified_us),
+            "error": (record.error or "").partition("\n")[0] or None,
+        }
+        for task, record in zip(tasks, records, strict=True)
     ]
-    shown = {"tasks": list(map(described, records)), "after": after, "away": list(away)}
+    shown = {"tasks": tasks, "after": after, "away": list(away)}
     session.show(shown, RECORD_COLUMNS, rows, "No tasks match.")
     session.say_more(after and f"'{after}'")
 
@@ -301,34 +302,23 @@ def arguments(shown: dict[str, Any]) -> str:
     return args if kwargs == "{}" else f"{args} {kwargs}"
 
 
-def row(session: Session, shown: dict[str, Any], seconds: float) -> list[Any]:
-    """A row for COLUMNS.
+def row(session: Session, shown: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """A row for COLUMNS and DEAD_COLUMNS.
 
     shown: what :func:`describe` returns
     seconds: its time, since the epoch; 0 if it was rolled back and is due at once
     """
-    state = shown["state"]
-    return [
-        shown["id"],
-        shown["task"],
-        shown["queue"],
-        Cell(state, _STYLES[state]),
-        local_time(session, seconds) if seconds else None,
-        _signed(seconds - session.now) if seconds else None,
-        cut(arguments(shown)),
-    ]
-
-
-def dead_row(session: Session, shown: dict[str, Any], seconds: float) -> list[Any]:
-    """A row for DEAD_COLUMNS; as :func:`row`."""
-    return [
-        shown["id"],
-        shown["task"],
-        shown["queue"],
-        local_time(session, seconds),
-        cut(shown["reason"] or ""),
-        cut((shown["error"] or "").partition("\n")[0]),
-    ]
+    time = local_time(session, seconds) if seconds else None
+    return {
+        **shown,
+        "state": Cell(shown["state"], _STYLES[shown["state"]]),
+        "time": time,
+        "died": time,
+        "in": _signed(seconds - session.now) if seconds else None,
+        "arguments": cut(arguments(shown)),
+        "reason": cut(shown["reason"] or ""),
+        "error": cut((shown["error"] or "").partition("\n")[0]),
+    }
 
 
 def local_time(session: Session, seconds: float) -> str:
@@ -399,21 +389,13 @@ def list_(session: Session, queue: str | None, state: str | None, **which: Any) 
     show_page(session, queue, state, **which)
 
 
-def bounds(
-    session: Session, since: str | None, until: str | None
-) -> tuple[float | None, float | None]:
-    """The times that were given, in seconds since the epoch."""
-    return session.time("since", since), session.time("until", until)
-
-
 def narrowed(
-    session: Session, state: str | None, earliest: float | None, latest: float | None
+    session: Session, state: str | None, since: str | None, until: str | None
 ) -> tuple[str | None, float | None, float | None]:
-    """The center's state, and the times, that these filters together mean.
-
-    Fails if nothing can ever match them.
-    """
+    """The center's state, and the times in seconds since the epoch, that these filters together
+    mean. Fails if nothing can ever match them."""
     now = session.now
+    earliest, latest = session.time("since", since), session.time("until", until)
     if earliest is not None and latest is not None and earliest >= latest:
         raise cli.Failure("--since is not before --until: nothing can match", cli.USAGE)
     if state == "scheduled" and latest is not None and latest <= now:
@@ -444,7 +426,7 @@ def show_page(
     after: str | None,
 ) -> None:
     """Show a page of what there is."""
-    kind, earliest, latest = narrowed(session, state, *bounds(session, since, until))
+    kind, earliest, latest = narrowed(session, state, since, until)
     queue = session.queue(queue)
     try:
         with session.looking(named(task), queue, kind) as where:
@@ -461,9 +443,9 @@ def show_page(
     except ValueError as exc:  # a cursor that is none
         raise cli.Failure(exc, cli.USAGE) from None
     messages = [describe(session, session.center.task(found)) for found in page.messages]
-    make_row, columns = (dead_row, DEAD_COLUMNS) if state == "dead" else (row, COLUMNS)
+    columns = DEAD_COLUMNS if state == "dead" else COLUMNS
     rows = [
-        make_row(session, message, found.time_us / 1e6)
+        row(session, message, found.time_us / 1e6)
         for message, found in zip(messages, page.messages, strict=True)
     ]
     shown = {"messages": messages, "after": page.after}

@@ -100,9 +100,10 @@ def list_(
             break
     if found and session.screen.is_terminal:
         session.screen.say(f"Times are in {session.zone_name}.", "dim")
-    shown = {"schedules": list(map(described, found)), "after": after}
-    lines = [_line(session, one) for one in found]
-    session.show(shown, COLUMNS, lines, "There are no such schedules.")
+    schedules = list(map(described, found))
+    rows = [_row(session, *both) for both in zip(found, schedules, strict=True)]
+    shown = {"schedules": schedules, "after": after}
+    session.show(shown, COLUMNS, rows, "There are no such schedules.")
     if found and after is not None:
         session.screen.say(f"There may be more: --after {after}", "dim")
 
@@ -355,18 +356,10 @@ def _shown_options(options: Any) -> str | None:
     return ", ".join(f"{name}={value!r}" for name, value in sorted(options.items())) or None
 
 
-def _line(session: Session, found: Any) -> list[Any]:
+def _row(session: Session, found: Any, shown: dict[str, Any]) -> dict[str, Any]:
     left = None if found.next is None else cli.distance(found.next.timestamp() - session.now)
-    return [
-        found.name,
-        found.text,
-        found.task,
-        found.queue,
-        Cell(found.state, _STYLES.get(found.state, "")),
-        _moment(session, found.next),
-        left,
-        found.runs,
-    ]
+    state = Cell(found.state, _STYLES.get(found.state, ""))
+    return {**shown, "state": state, "next": _moment(session, found.next), "in": left}
 
 
 def _history_line(session: Session, found: Any) -> list[Any]:

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import click
@@ -51,6 +51,16 @@ class Cell(NamedTuple):
 
     value: Any
     style: str = ""
+
+
+#: The values of a row in the order of the columns; or by their names, with ``_`` for a space.
+Row = Sequence[Any] | Mapping[str, Any]
+
+
+def _values(columns: Iterable[Column], row: Row) -> Sequence[Any]:
+    if isinstance(row, Mapping):
+        return [row[column.name.replace(" ", "_")] for column in columns]
+    return row
 
 
 def clean(text: Any) -> str:
@@ -108,13 +118,13 @@ class Fitted(NamedTuple):
     rows: list[list[tuple[str, str]]]  #: text and style
 
 
-def fitted(columns: Sequence[Column], rows: Iterable[Sequence[Any]], width: int) -> Fitted:
+def fitted(columns: Sequence[Column], rows: Iterable[Row], width: int) -> Fitted:
     """Fit a table to the width of a terminal. Nothing is cut off: columns that can be spared are
     left out, then long numbers are shortened, and long texts are folded into lines."""
-    rows = [list(row) for row in rows]
+    values = [_values(columns, row) for row in rows]
 
     def measured(short: bool, folded: int) -> tuple[list[Any], list[int], list[int]]:
-        cells = [[_shown(value, short=short) for value in row] for row in rows]
+        cells = [[_shown(value, short=short) for value in row] for row in values]
         natural = [
             max([len(column.name), *(_cells(row[at][0]) for row in cells)])
             for at, column in enumerate(columns)
@@ -195,10 +205,10 @@ def drawn_table(table: Fitted, *, colors: bool = True) -> list[list[str]]:
     return [drawn(heading), *(drawn(row) for row in table.rows)]
 
 
-def plain_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> str:
+def plain_table(columns: Sequence[Column], rows: Iterable[Row]) -> str:
     """Aligned columns, two spaces between them; an empty cell is ``-``."""
     lines = [[column.name.upper().replace(" ", "_") for column in columns]]
-    lines += [[_plain(value) or "-" for value in row] for row in rows]
+    lines += [[_plain(value) or "-" for value in _values(columns, row)] for row in rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     return "\n".join(
         "  ".join(
@@ -234,7 +244,7 @@ class Screen:
         return styled(text, style, self.colors) if self.is_terminal else text
 
     def table(
-        self, columns: Sequence[Column], rows: Iterable[Sequence[Any]], otherwise: str = ""
+        self, columns: Sequence[Column], rows: Iterable[Row], otherwise: str = ""
     ) -> list[str]:
         """Show a table; return the names of the columns that were left out.
 

@@ -24,7 +24,7 @@ from click_didyoumean import DYMGroup
 import celery_toc
 import kombu_toc
 
-from .screen import Column, Progress, Screen
+from .screen import Column, Progress, Row, Screen
 
 T = TypeVar("T")
 
@@ -164,7 +164,7 @@ class Session:
         self,
         document: dict[str, Any],
         columns: Sequence[Column],
-        rows: Iterable[Sequence[Any]],
+        rows: Iterable[Row],
         otherwise: str = "",
     ) -> list[str]:
         """Show one JSON document, or a table; return the columns for which there was no room."""

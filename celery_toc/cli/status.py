@@ -33,15 +33,13 @@ COLUMNS = (
     Column("ready", right=True),
     Column("in flight", right=True),
     Column("dead", right=True),
+    Column("far", right=True, spare=2),
     Column("oldest", right=True, spare=3),
     Column("late p50", right=True, spare=5),
     Column("late p99", right=True, spare=1),
     Column("consumers", right=True, spare=2),
     Column("memory", right=True, spare=4),
 )
-
-#: Behind "dead", where a queue has messages in the task library only.
-FAR = Column("far", right=True, spare=2)
 
 #: What workers run.
 RUNNING = (Column("running"), Column("task", fold=True), Column("worker", fold=True))
@@ -83,11 +81,9 @@ def status(session: Session, queues: tuple[str, ...], every: bool, running: bool
     shown = {"broker": session.broker, "server": server, "topics": rows, "warnings": warnings}
     session.json(shown if told is None else {**shown, "running": told})
     session.screen.say(title(session, server), "bold")
-    far = any("far" in row for row in rows)
-    columns = list(COLUMNS)
-    if far:
-        columns.insert([one.name for one in COLUMNS].index("dead") + 1, FAR)
-    session.screen.table(columns, [line(row, far=far) for row in rows], NO_QUEUES)
+    has_far = any("far" in row for row in rows)
+    columns = [column for column in COLUMNS if has_far or column.name != "far"]
+    session.screen.table(columns, map(line, rows), NO_QUEUES)
     if told:
         session.screen.say("")
         session.screen.table(RUNNING, [list(one.values()) for one in told])
@@ -152,29 +148,24 @@ def survey(
             }
         )
     if memory:
-        note_far(center, names, rows)
         known = [] if session.missing else [row["queue"] for row in rows]  # it asks all nodes
         sizes = kombu_toc.estimate_memory(center.center, known) or {}
         for row in rows:
-            row["memory_bytes"] = sizes.get(row["queue"])
+            name = row["queue"]
+            row |= {**_count_far(center, name), "memory_bytes": sizes.get(name)}
     return rows
 
 
-def note_far(center: Any, names: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    """Note how much of each queue with a horizon is in the task library only; None: it cannot be
+def _count_far(center: Any, queue: str) -> dict[str, int | None]:
+    """How much of a queue is in the task library only, if it has a horizon; None: that cannot be
     asked."""
-    far: dict[str, int | None] = {}
-    for topic in names:
-        known = center.registry.known(topic)
-        if known is None or not known.declaration.far:
-            continue
-        try:
-            far.update(center.queues.count_far(topic))
-        except kombu_toc.LibraryError:
-            far[topic] = None
-    for row in rows:
-        if row["queue"] in far:
-            row["far"] = far[row["queue"]]
+    declared = center.registry.known(queue)
+    if declared is None or not declared.declaration.far:
+        return {}
+    try:
+        return {"far": center.queues.count_far(queue).get(queue, 0)}
+    except kombu_toc.LibraryError:
+        return {"far": None}
 
 
 def unconsumed(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -205,11 +196,8 @@ def waiting(row: dict[str, Any]) -> str:
     return counted(row["ready"] + row["scheduled"], "message", "wait")
 
 
-def line(row: dict[str, Any], *, far: bool = False) -> list[Any]:
-    """A row of the table.
-
-    far: with what is in the task library only
-    """
+def line(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the table."""
     oldest, consumers = row["oldest_seconds"], row["consumers"]
     waits = row["ready"] + row["scheduled"]
     if row["paused"]:
@@ -217,19 +205,17 @@ def line(row: dict[str, Any], *, far: bool = False) -> list[Any]:
     elif consumers == 0 and waits:
         consumers = Cell(0, "yellow")
     size = row.get("memory_bytes")
-    return [
-        row["queue"],
-        row["slots"],
-        row["scheduled"],
-        Cell(row["ready"], "yellow" if row["ready"] else ""),
-        row["in_flight"],
-        Cell(row["dead"], "red" if row["dead"] else ""),
-        *([_far(row)] if far else []),
-        Cell(cli.span(oldest), "yellow" if oldest >= 1 else "") if oldest else None,
-        *(None if row[late] is None else cli.milliseconds(row[late]) for late in LATE),
-        consumers,
-        None if size is None else _bytes(size),
-    ]
+    late = {name.removesuffix("_seconds"): row[name] for name in LATE}
+    return {
+        **row,
+        "ready": Cell(row["ready"], "yellow" if row["ready"] else ""),
+        "dead": Cell(row["dead"], "red" if row["dead"] else ""),
+        "far": _far(row),
+        "oldest": Cell(cli.span(oldest), "yellow" if oldest >= 1 else "") if oldest else None,
+        **{name: None if s is None else cli.milliseconds(s) for name, s in late.items()},
+        "consumers": consumers,
+        "memory": None if size is None else _bytes(size),
+    }
 
 
 def _far(row: dict[str, Any]) -> Any:
@@ -468,7 +454,7 @@ def _rows(usage: kombu_toc.Usage) -> list[list[Any]]:
 RATES = ("put", "delivered", "acked", "dead")
 
 #: Columns of `status` that are left out here.
-_LEFT_OUT = ("slots", "memory")
+_LEFT_OUT = ("slots", "memory", "far")
 
 TOP_COLUMNS = (
     *(column for column in COLUMNS if column.name not in _LEFT_OUT),
@@ -484,14 +470,9 @@ WIDTH, HEIGHT = 60, 5
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
-def cells(row: dict[str, Any]) -> list[Any]:
+def cells(row: dict[str, Any]) -> dict[str, Any]:
     """A row of the table."""
-    kept = [
-        cell
-        for cell, column in zip(line(row), COLUMNS, strict=True)
-        if column.name not in _LEFT_OUT
-    ]
-    return [*kept, *(_rate(row["per_second"][name]) for name in RATES)]
+    return {**line(row), **{f"{name}/s": _rate(row["per_second"][name]) for name in RATES}}
 
 
 def _rate(number: float | None) -> str | None:
@@ -634,8 +615,8 @@ class _Snapshots:
         self.now = 0.0
         #: the last snapshot
         self.latest: dict[str, Any] = {}
-        #: why the server does not answer; it is None while it does
-        self.away: Exception | None = None
+        #: a line that says that the server is away; empty while it answers
+        self.trouble = ""
         #: monotonic seconds
         self._away_since = 0.0
         self._samples: deque[tuple[float, dict[str, dict[str, int]]]] = deque()
@@ -647,21 +628,14 @@ class _Snapshots:
         except AWAY as exc:
             if not self.latest:
                 raise
-            if self.away is None:
-                self._away_since = time.monotonic()
-            self.away = exc
+            now = time.monotonic()
+            self._away_since = self._away_since if self.trouble else now
+            gone, error = cli.span(now - self._away_since), " ".join(str(exc).split())
+            reason = error or type(exc).__name__
+            self.trouble = f"Redis has been away for {gone}, trying again: {reason}"
             return False
-        self.away = None
+        self.trouble = ""
         return True
-
-    @property
-    def trouble(self) -> str:
-        """The line that says that the server is away; empty while it answers."""
-        if self.away is None:
-            return ""
-        said = " ".join(str(self.away).split()) or type(self.away).__name__
-        gone = cli.span(time.monotonic() - self._away_since)
-        return f"Redis has been away for {gone}, trying again: {said}"
 
     def _take(self) -> dict[str, Any]:
         """A new snapshot, as in JSON."""
@@ -705,24 +679,22 @@ class _Snapshots:
 def _lines(session: Session, snapshots: _Snapshots, interval: float, count: int | None) -> None:
     """Print each snapshot below the one before."""
     columns = (Column("time"), *TOP_COLUMNS)
-    reported = False
     for number in itertools.count() if count is None else range(count):
         if number:
             time.sleep(interval)
+        was_away = bool(snapshots.trouble)
         if not snapshots.try_to_take():
-            if not reported:
+            if not was_away:
                 click.echo(clean(snapshots.trouble), err=True)
-            reported = True
             continue
-        if reported:
+        if was_away:
             click.echo("Redis is back.", err=True)
-            reported = False
         snapshot = snapshots.latest
         if session.as_json:
             session.screen.json(snapshot)
             continue
         at = snapshot["time"].partition("T")[2]
-        rows = [[at, *cells(row)] for row in snapshot["topics"]]
+        rows = [{"time": at, **cells(row)} for row in snapshot["topics"]]
         heading, *lines = screen.plain_table(columns, rows).splitlines()
         for text in lines if number else (heading, *lines):
             session.screen.say(text)

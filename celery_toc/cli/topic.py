@@ -79,12 +79,10 @@ def option_of(limit: str) -> str:
 def _limit_options(names: tuple[str, ...], may_be_default: bool) -> Callable[[Any], Any]:
     return cli.together(
         *(
-            click.option(
-                option_of(name),
-                name,
+            cli.option(
+                f"{option_of(name)} {name}",
+                *_OPTIONS[name],
                 type=_limit_type(name, may_be_default),
-                metavar=_OPTIONS[name][0],
-                help=_OPTIONS[name][1],
             )
             for name in names
         )

@@ -666,7 +666,6 @@ class Schedule:
             "kwargs": repr(dict(self.kwargs or {})),
             "options": repr({**self.options, "queue": self.queue}),
         }
-        usual = Record(self.task, {}, self.timezone)
         others = (
             *("misfire", "grace_us", "overlap", "jitter_us", "start", "end", "max_runs"),
             "exclude",
@@ -674,7 +673,7 @@ class Schedule:
         lost = [
             f"{rule.removesuffix('_us')}={getattr(self, rule.removesuffix('_us'))!s}"
             for rule in others
-            if getattr(self.record, rule) != getattr(usual, rule)
+            if getattr(self.record, rule) != getattr(EMPTY, rule)
         ]
         if isinstance(timing, rules.Cron):
             lost.append(f"timezone={timing.zone!s}, unless the app has it")
