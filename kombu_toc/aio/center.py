@@ -178,10 +178,8 @@ class _Consumption(Consumption):
     """One whose leases a task renews instead of a thread."""
 
     taken = AsyncTaken
+    _make_bell = asyncio.Event
     task: asyncio.Task[None] | None = None
-
-    def _make_bell(self) -> asyncio.Event:
-        return asyncio.Event()
 
     def _start_renewing(self) -> None:
         if self.task is None:
@@ -204,7 +202,7 @@ class AsyncConsumption:
     block an asynchronous iterator over messages. Otherwise it is as :class:`Consumption`."""
 
     def __init__(self, loops: Loops, topics: tuple[str, ...], options: Any) -> None:
-        self._loop = loops.consuming(_Consumption, topics, **options)
+        self._loop = _Consumption(loops, topics, **options)
 
     async def __aenter__(self) -> AsyncConsumption:
         self._loop.__enter__()

@@ -15,21 +15,16 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from redis.exceptions import RedisError
 
 from ..errors import ConfigurationError
-from ..model.results import Delivery, Popped
+from ..model.results import Delivery
 from .core import CenterPart, Core, started
-from .pop import delivery_of
+from .pop import Deliveries, delivery_of
 from .runner import BROKEN
 from .waiting import names_of, passes, seconds_of
-
-if TYPE_CHECKING:
-    from .pop import Deliveries
-
-C = TypeVar("C")
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +70,9 @@ class Taken(Delivery):
         backoff: float | None = None,
     ) -> str | None:
         """Give it back after a failure: see :meth:`.pop.Deliveries.reject`."""
-        state: str | None = self._consumption.center.reject(
+        return self._consumption.center.reject(
             self, requeue=requeue, reason=reason, error=error, backoff=backoff
         )
-        return state
 
     def release(self) -> bool:
         """Give it back unhandled; returns whether it was still held by this delivery."""
@@ -143,34 +137,34 @@ def interval_of(lease: float) -> float:
 
 class Consumption:
     """What :meth:`Loops.consume` returns: a context manager, and in its block an
-    iterator over messages.
+    iterator over messages. The arguments are those of that method.
 
-    center: pops and settles
-    pop: waits for messages
-    lease_of: the seconds of a message's lease
-    visibility: seconds that leases last instead
-    auto_ack: whether a message is acknowledged when the body goes on to the next one
+    loops: of the center that pops and settles
     """
 
     #: what a message is made
     taken: type[Taken] = Taken
+    #: makes what rings for the thread
+    _make_bell: Callable[[], Any] = threading.Event
 
     def __init__(
         self,
-        center: Any,
-        pop: Callable[[], Popped],
-        lease_of: Callable[[Delivery], float],
+        loops: Loops,
+        topics: Iterable[str],
         *,
-        visibility: float | None,
-        auto_ack: bool,
-        sleep: Callable[[float], None] = time.sleep,
+        limit: int = 1,
+        idle: float | None = None,
+        visibility: float | None = None,
+        auto_ack: bool = True,
     ) -> None:
-        self.center = center
-        self._pop = pop
-        self._lease_of = lease_of
+        names, seconds = names_of(topics), seconds_of(idle, "idle")
+        if limit < 1:
+            raise ConfigurationError(f"consume needs a limit of at least 1, not {limit}")
+        self.center = loops.deliveries
+        self._pop = partial(self.center.pop, names, limit, wait=seconds, visibility=visibility)
+        self._lease_of = loops.lease_of
         self._visibility = visibility
         self._auto_ack = auto_ack
-        self._sleep = sleep
         self._entered = False
         self._start_anew()
 
@@ -184,11 +178,7 @@ class Consumption:
         self._failing_since: float | None = None
         self._thread: threading.Thread | None = None
         self._ended = False
-        #: rings for the thread
         self._bell = self._make_bell()
-
-    def _make_bell(self) -> Any:
-        return threading.Event()
 
     def _own(self) -> None:
         if self._pid != os.getpid():
@@ -278,7 +268,7 @@ class Consumption:
             except (RedisError, *BROKEN) as exc:
                 if time.monotonic() + pause > until or not passes(exc):
                     raise
-                self._sleep(pause)
+                self.center.sleep(pause)
                 pause = min(2 * pause, RETRY)
         if not there:
             message.lost = True
@@ -340,7 +330,7 @@ class Loops(CenterPart):
 
     def __init__(self, core: Core, deliveries: Deliveries) -> None:
         super().__init__(core)
-        self._deliveries = deliveries
+        self.deliveries = deliveries
 
     def consume(
         self,
@@ -368,34 +358,11 @@ class Loops(CenterPart):
 
         Raises ConfigurationError for topics or numbers that make no sense.
         """
-        return self.consuming(
-            Consumption, topics, limit=limit, idle=idle, visibility=visibility, auto_ack=auto_ack
+        return Consumption(
+            self, topics, limit=limit, idle=idle, visibility=visibility, auto_ack=auto_ack
         )
 
-    def consuming(
-        self,
-        make: Callable[..., C],
-        topics: Iterable[str],
-        *,
-        limit: int = 1,
-        idle: float | None = None,
-        visibility: float | None = None,
-        auto_ack: bool = True,
-    ) -> C:
-        """As :meth:`consume`; make: the class of the result"""
-        names, seconds = names_of(topics), seconds_of(idle, "idle")
-        if limit < 1:
-            raise ConfigurationError(f"consume needs a limit of at least 1, not {limit}")
-        return make(
-            self._deliveries,
-            partial(self._deliveries.pop, names, limit, wait=seconds, visibility=visibility),
-            self._lease_of,
-            visibility=visibility,
-            auto_ack=auto_ack,
-            sleep=self._deliveries.sleep,
-        )
-
-    def _lease_of(self, delivery: Delivery) -> float:
+    def lease_of(self, delivery: Delivery) -> float:
         """The seconds of a message's lease."""
         if delivery.visibility is not None:
             return delivery.visibility

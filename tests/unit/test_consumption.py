@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 
-from kombu_toc import Delivery, Popped, ServerError, Taken
+from kombu_toc import Delivery, ServerError, Taken
 from kombu_toc.center.consumption import MOST_INTERVAL, RETRY, TIMES, Consumption, Held, told
 
 
@@ -76,6 +77,8 @@ class Center:
         self.answers = list(answers)
         self.on_settled: list[Any] = []
 
+    def pop(self, *_: Any, **how: Any) -> Any: ...
+
     def extend(self, messages: Any, visibility: Any) -> Any:
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -88,10 +91,8 @@ def test_what_a_renewal_finds_is_logged_once_and_marked(caplog: pytest.LogCaptur
     refused = redis.exceptions.ResponseError("WRONGTYPE")
     away = ServerError("away")
     center = Center(away, away, refused, [one], [one])
-    loop = Consumption(
-        center, lambda: Popped(0, False, [], [], [], [], [], []), lambda one: 3.0,
-        visibility=None, auto_ack=True,
-    )  # fmt: skip
+    loops: Any = SimpleNamespace(deliveries=center, lease_of=lambda one: 3.0)
+    loop = Consumption(loops, ["mail"])
     for each in (one, two):
         loop.held.add(each, 3.0, now=0.0)
     with caplog.at_level(logging.WARNING):
