@@ -686,7 +686,7 @@ class Puts(CenterPart):
         are put, ReplicationError as :meth:`run_puts`, PriorityStepsError as :meth:`declare`.
         """
         check_put(id, body, basis, priority, token)
-        traits = ""
+        body, traits = bytes(body), ""
         if not (visibility is max_lease is expiration is key is None):
             what = f"message {id!r}"
             key = key_of(what, key)

@@ -37,6 +37,13 @@ def dead(center, topic, id, body=b""):
     center.reject(in_flight(center, topic, id, body), requeue=False, reason="why")
 
 
+def test_a_body_of_another_kind_of_bytes_is_kept_as_it_is(server, client):
+    center = center_for(server.toc_url)
+    center.put("mail", "a", bytearray(b"x\xff"))
+    center.put("mail", "b", memoryview(b"x\xff"))
+    assert [one.body for one in center.get(["a", "b"])] == [b"x\xff"] * 2
+
+
 def done(cancelled):
     return [(one.id, one.state, one.deleted) for one in cancelled]
 
