@@ -167,8 +167,27 @@ class Change(NamedTuple):
     was_sent: Callable[[], None]  #: to be called when Redis has it
 
 
-class Counters:
-    """What this process has counted for one server and prefix.
+# -- sends the counters of a process to Redis
+#
+# Every few seconds a process adds its changes to the totals in Redis, from the lease keeper's
+# thread if it has one, otherwise after a publish. Nothing is sent if nothing has changed. A failure
+# is logged and raises nothing: the last seconds of a process may be missing. Redis has the totals
+# of each topic and those of each of the last minutes, by its own clock, until the topic is deleted.
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two sendings; the same if only idle pops are new; and after a failure.
+INTERVAL = 5.0
+IDLE_INTERVAL = 60.0
+PAUSE = 60.0
+
+
+#: Adds counters up in Redis: the :class:`.center.runner.Runner` of a timeout center.
+Outlet: TypeAlias = Any
+
+
+class Metrics:
+    """The counters of this process for one server and prefix, and when they were sent.
 
     active: whether anything is counted at all
     """
@@ -181,8 +200,30 @@ class Counters:
         self.scripts = _Scripts()
         #: where to count for topics that are not reported
         self._unread = TopicCounts()
+        self.reset()
+        if active:
+            _all.add(self)
+
+    @classmethod
+    def of(cls, identity: Hashable) -> Metrics:
+        """The metrics of this process for a server and prefix."""
+        found = _shared.get(identity)
+        return found or _shared.setdefault(identity, cls())
+
+    def reset(self) -> None:
+        """Consider all values sent: after a fork, the parent sends them."""
+        #: the thread that pops the element sends; no lock, because greenlets and native threads may
+        #: both try
+        self._turn = [True]
+        #: monotonic seconds when something may be sent again, and when it last was
+        self.due = 0.0 if self.active else float("inf")
+        self._last = time.monotonic()
+        #: the outlet that was last used
+        self._outlet: Callable[[], Outlet | None] = _nothing
+        for counts in self.topics.values():
+            counts.sent = counts.values()
         #: the values of scripts that Redis has
-        self._scripts_sent: dict[str, int] = {}
+        self._scripts_sent = self._script_values()
 
     def counts(self, topic: Topic) -> TopicCounts:
         """The counters of a topic."""
@@ -234,58 +275,6 @@ class Counters:
             values[f"{script}:timed"] = timed
             values[f"{script}:us"] = round(seconds * 1_000_000)
         return values
-
-
-# -- sends the counters of a process to Redis
-#
-# Every few seconds a process adds its changes to the totals in Redis, from the lease keeper's
-# thread if it has one, otherwise after a publish. Nothing is sent if nothing has changed. A failure
-# is logged and raises nothing: the last seconds of a process may be missing. Redis has the totals
-# of each topic and those of each of the last minutes, by its own clock, until the topic is deleted.
-
-logger = logging.getLogger(__name__)
-
-#: Seconds between two sendings; the same if only idle pops are new; and after a failure.
-INTERVAL = 5.0
-IDLE_INTERVAL = 60.0
-PAUSE = 60.0
-
-
-#: Adds counters up in Redis: the :class:`.center.runner.Runner` of a timeout center.
-Outlet: TypeAlias = Any
-
-
-class Metrics(Counters):
-    """The counters of this process for one server and prefix, and when they were sent.
-
-    active: whether anything is counted at all
-    """
-
-    def __init__(self, *, active: bool = True) -> None:
-        super().__init__(active=active)
-        self.reset()
-        if active:
-            _all.add(self)
-
-    @classmethod
-    def of(cls, identity: Hashable) -> Metrics:
-        """The metrics of this process for a server and prefix."""
-        found = _shared.get(identity)
-        return found or _shared.setdefault(identity, cls())
-
-    def reset(self) -> None:
-        """Consider all values sent: after a fork, the parent sends them."""
-        #: the thread that pops the element sends; no lock, because greenlets and native threads may
-        #: both try
-        self._turn = [True]
-        #: monotonic seconds when something may be sent again, and when it last was
-        self.due = 0.0 if self.active else float("inf")
-        self._last = time.monotonic()
-        #: the outlet that was last used
-        self._outlet: Callable[[], Outlet | None] = _nothing
-        for counts in self.topics.values():
-            counts.sent = counts.values()
-        self._scripts_sent = self._script_values()
 
     def pass_by(self, outlet: Outlet) -> None:
         """Send the changes if it is time to. Called by a process that has just used the server."""

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 from ..center.calls import CANCEL, FULL, MOVE, Entry, logs_of, read_call, written_call
 from ..center.center import TimeoutCenter
 from ..client.connection import pipelined
-from ..errors import EnvelopeError, LibraryError
-from ..model import message, scores
+from ..errors import LibraryError
+from ..model import scores
 from ..model.keys import Slot
 from ..model.library import OFF
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Found
@@ -41,13 +41,13 @@ from .records import (
     Event,
     Key,
     Row,
+    content_of,
     dead_row,
-    identity_of,
     ids_of,
     now_us,
     row_of_message,
 )
-from .shards import CHUNK, Asking, Database, each_asked
+from .shards import CHUNK, Asking, Database, each_asked, write_each
 from .store import Store
 
 logger = logging.getLogger(__name__)
@@ -179,7 +179,8 @@ class Behind:
         with each_asked() as self._asking:
             if self._after and not self._resting():
                 with self._asking:
-                    self._store.layout()
+                    for database in self._store.shards.databases:
+                        database.check()
                     self._after.clear()
             more = self._step()
             while more and time.monotonic() < until:
@@ -353,19 +354,11 @@ class Behind:
     def _insert(self, rows: Sequence[Row]) -> bool:
         """Write rows, as far as databases take them; return whether it is certain that none was
         there. Raises LibraryError if these do not answer."""
-        if not rows:
-            return True
-        try:
-            return self._store.insert(rows)
-        except LibraryError:
-            self._store.layout(rows)
-        for row in rows:
-            try:
-                self._store.insert([row])
-            except LibraryError as exc:
-                self._store.layout([row])
-                logger.error("message %.80r in queue %s has no row: %s", row.id, row.topic, exc)
-        return False
+
+        def refused(row: Row, why: Exception) -> None:
+            logger.error("message %.80r in queue %s has no row: %s", row.id, row.topic, why)
+
+        return bool(write_each(self._store.insert, rows, refused))
 
     def _cancelled(self, ids: dict[str, set[str]]) -> list[Key]:
         """The keys of rows whose messages were cancelled, and are gone."""
@@ -441,15 +434,9 @@ def _row(topic: Topic, slot: Slot, entry: Entry) -> Row | None:
         *(topic.name, slot.number, entry.id, entry.state, entry.step),
         *(scores.plain(entry.score), entry.body, "", "", entry.token),
     )
+    content = content_of(entry.body, entry.id)
     try:
-        content: Mapping[str, Any] | None = message.unpack(entry.body, entry.id)
-    except EnvelopeError:
-        content = None  # a center's bytes
-    try:
-        if content is None:
-            key: Key | None = identity_of(topic.name, entry.id, entry.body, entry.token)[0]
-        else:
-            key = key_of(found, content)
+        key = key_of(found, content)
         if key is None:
             return None
         row = row_of_message(found, key, content)

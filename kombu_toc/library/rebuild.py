@@ -22,7 +22,7 @@ from sqlalchemy import select
 
 from ..center.center import TimeoutCenter
 from ..center.core import started
-from ..errors import EnvelopeError, LibraryError
+from ..errors import LibraryError
 from ..model import message
 from ..model.delivery import name_in
 from ..model.library import BEHIND, DISAGREEMENTS, OFF, Disagreement, Rebuilt
@@ -709,7 +709,11 @@ class Comparison:
 
     def _unknown(self, messages: Sequence[Found]) -> list[tuple[Found, records.Key]]:
         """Messages without a row, and the keys that their rows would have."""
-        keyed = [(one, key) for one in messages if (key := _key(one)) is not None]
+        keyed = [
+            (one, key)
+            for one in messages
+            if (key := key_of(one, records.content_of(one.body, one.id))) is not None
+        ]
         known = {row.key for row in self._store.of_keys([key for _, key in keyed])}
         return [(one, key) for one, key in keyed if key not in known]
 
@@ -719,17 +723,15 @@ def _is_much(found: Sequence[records.Row | Found]) -> bool:
     return len(found) >= MAX_FOUND or sum(len(one.body) for one in found) >= MAX_FOUND_BYTES
 
 
-def _key(found: Found) -> records.Key | None:
-    """The key of a message's row; None if it is to have none."""
-    try:
-        return key_of(found, message.unpack(found.body, found.id))
-    except EnvelopeError:
-        return records.identity_of(found.topic, found.id, found.body, found.token)[0]
+def key_of(found: Found, content: Mapping[str, Any] | None) -> records.Key | None:
+    """The key of a message's row; None if it is to have none.
 
-
-def key_of(found: Found, content: Mapping[str, Any]) -> records.Key | None:
-    """As :func:`_key`, of a message that is unpacked."""
-    token = content["properties"].get("k") or name_in(found.own_token)
-    if not token or message.SCHEDULE in content["headers"]:
-        return None
-    return records.identity_of(found.topic, found.id, found.body, found.own_token)[0]
+    content: the message, unpacked; None: it is a center's bytes
+    """
+    token = found.token
+    if content is not None:
+        token = found.own_token
+        name = content["properties"].get("k") or name_in(token)
+        if not name or message.SCHEDULE in content["headers"]:
+            return None
+    return records.identity_of(found.topic, found.id, found.body, token)[0]

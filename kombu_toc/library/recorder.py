@@ -35,8 +35,8 @@ from .keeper import Keeper
 from .putting import Schedules
 from .records import Event, Key, Row
 from .schema import MAX_ERROR
-from .shards import Database, Owed, RefusedError, each_asked
-from .store import Made, Store
+from .shards import Database, Owed, RefusedError, each_asked, write_each
+from .store import Store
 
 # -- what consumers note of messages, until it is looked at
 #
@@ -163,9 +163,6 @@ class Notes:
 MAX_EVENTS = 100_000
 MAX_ROWS = 10_000
 
-#: What a value raises that cannot be sent to a database.
-_UNSENDABLE = (RefusedError, ValueError, ArithmeticError, TypeError)
-
 
 def _latest(before: Event, since: Event) -> Event:
     """What has ended does not begin again."""
@@ -197,7 +194,7 @@ class Gathering:
             *(lambda before, since: before, self._count_key),
         )
         #: what was written, perhaps, for publishes that have failed: by key and time
-        self._withdrawn: Owed[Any, Made] = Owed(
+        self._withdrawn: Owed[Any, tuple[str, str, str, int]] = Owed(
             *(store.shards.of_key, partial(self._write_some, "take_back"), MAX_ROWS),
             count=self._count_key,
         )
@@ -330,8 +327,8 @@ class Gathering:
 
     def withdraw(self, rows: Sequence[Row]) -> None:
         """Have rows deleted: their publish has failed, though they may have been written."""
-        made = (Made(row.key, row.created_us) for row in rows)
-        self._withdrawn.add(((*one.key, one.created_us), one) for one in made)
+        made = [(*row.key, row.created_us) for row in rows]
+        self._withdrawn.add(zip(made, made, strict=True))
 
     def has_rows_for(self, database: Database) -> bool:
         """Whether rows for this database are to be written: it was away a moment ago."""
@@ -357,25 +354,19 @@ class Gathering:
 
     def _write_some(self, what: str, database: Database, items: Sequence[tuple[Any, Any]]) -> None:
         """what: the method of the store"""
-        write: Callable[[Sequence[Any]], Any] = getattr(self._store, what)
-        some = [one for _, one in items]
-        try:
-            write(some)
-        except _UNSENDABLE:
-            # Perhaps history was brought back from a backup, and has no room for the day.
-            self._store.forget_days()
-            for one in some:
-                self._write_one(one, write)
 
-    def _write_one(self, one: Any, write: Callable[[Sequence[Any]], Any]) -> None:
-        try:
-            write([one])
-        except _UNSENDABLE as exc:
-            self._count_key(one.key)
-            logger.error(
-                "message %.80s of %.80s is not recorded, the database does not take it: %s",
-                *(one.key[0], one.key[2], str(exc)[:500]),
-            )
+        def write(some: Sequence[tuple[Any, Any]]) -> None:
+            getattr(self._store, what)([one for _, one in some])
+
+        write_each(write, items, self._is_refused)
+
+    def _is_refused(self, item: tuple[Any, Any], why: Exception) -> None:
+        (id, _, topic, *_), _ = item
+        self._count(topic)
+        logger.error(
+            "message %.80s of %.80s is not recorded, the database does not take it: %s",
+            *(id, topic, str(why)[:500]),
+        )
 
 
 logger = logging.getLogger(__name__)
@@ -542,7 +533,7 @@ class Recorder:
     def withdraw(self, row: Row) -> None:
         """A message was refused: nobody takes it for sent."""
         try:
-            self.store.take_back([row])
+            self.store.take_back([(*row.key, row.created_us)])
         except LibraryError as exc:
             logger.error(
                 "message %s was refused, and its row cannot be deleted; it will be put: %s",

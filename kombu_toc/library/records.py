@@ -114,6 +114,15 @@ def event_of(key: Key, status: int, error: str = "") -> Event:
     return Event(key, status, now_us(), 0, "", error, NOTHING)
 
 
+def content_of(body: bytes, id: str) -> dict[str, Any] | None:
+    """The message that is kept under this id, unpacked; None if it is a center's bytes, which say
+    nothing of themselves."""
+    try:
+        return envelope.unpack(body, id)
+    except EnvelopeError:
+        return None
+
+
 def identity_of(topic: str, id: str, body: bytes, token: str = "") -> tuple[Key, Mapping[str, Any]]:
     """The key of the row of a message that is kept under this id, and its headers.
 
@@ -121,10 +130,7 @@ def identity_of(topic: str, id: str, body: bytes, token: str = "") -> tuple[Key,
         own has one there, if it was put by who records; otherwise only the id of a copy, and the
         CRC-32 of its bytes, tell it from others
     """
-    try:
-        content = envelope.unpack(body, id)
-    except EnvelopeError:
-        content = None
+    content = content_of(body, id)
     headers = {} if content is None else content["headers"]
     known = headers.get("id")
     own = known if isinstance(known, str) and known else None
@@ -161,12 +167,10 @@ def ids_of(id: str) -> set[str]:
 
 def named(request: PutRequest) -> PutRequest:
     """A message that a center is about to put, with a name that its row is known by."""
-    headers: Mapping[str, Any] = {}
-    with suppress(EnvelopeError):
-        content = envelope.unpack(request.body, request.id)
-        if content["properties"].get("k"):
-            return request
-        headers = content["headers"]
+    content = content_of(request.body, request.id)
+    if content is not None and content["properties"].get("k"):
+        return request
+    headers = {} if content is None else content["headers"]
     name = request.token or suffix_of(request.publish[1] if request.publish else token_hex(8))
     name = token_with(name, headers)
     said = f"{request.traits},n{name}" if request.traits else f";n{name}"
@@ -188,7 +192,6 @@ def row_of(
     topic: str,
     request: PutRequest,
     headers: Mapping[str, Any],
-    place: int = statuses.IN_REDIS,
     server_us: int | None = None,
 ) -> Row:
     """The row of a message that is about to be put. Raises LibraryError if it has what no row can
@@ -218,7 +221,7 @@ def row_of(
         error=None,
         created_us=now,
         modified_us=now,
-        place=place,
+        place=statuses.IN_REDIS,
         priority=request.priority,
         basis=request.basis,
         traits=request.traits,
@@ -296,10 +299,7 @@ def row_of_message(found: Found, key: Key, content: Mapping[str, Any] | None = N
 
     content: the message, if it is unpacked
     """
-    if content is None:
-        content = {"headers": {}, "properties": {}}
-        with suppress(EnvelopeError):  # a center's bytes say nothing of themselves
-            content = envelope.unpack(found.body, found.id)
+    content = content or content_of(found.body, found.id) or {"headers": {}, "properties": {}}
     headers, properties = content["headers"], content["properties"]
     basis = headers.get("x-slot-basis") or found.key
     action_us = (found.time_us if found.state == WAITING else 0) or now_us()
@@ -315,22 +315,20 @@ def row_of_message(found: Found, key: Key, content: Mapping[str, Any] | None = N
 
 def kept_of(delivery: Delivery) -> Kept | None:
     """What is kept of a message that has failed; None if it is too large, or a center's bytes."""
-    if len(delivery.body) > MAX_KEPT:
+    body = delivery.body
+    content = content_of(body, delivery.id) if len(body) <= MAX_KEPT else None
+    if content is None:
         return None
-    with suppress(EnvelopeError):
-        content = envelope.unpack(delivery.body, delivery.id)
-        headers, properties = content["headers"], content["properties"]
-        basis = headers.get("x-slot-basis") or key_in(delivery.birth)
-        body = delivery.body
-        if headers.get("id") != delivery.id:  # a copy: it is read with the id of its task
-            body = envelope.pack(content, deflate=True, id=str(headers.get("id")))
-        return Kept(
-            int(properties.get("priority") or 0),
-            None if basis is None else str(basis),
-            as_put(delivery.birth, 0),
-            body,
-        )
-    return None
+    headers, properties = content["headers"], content["properties"]
+    basis = headers.get("x-slot-basis") or key_in(delivery.birth)
+    if headers.get("id") != delivery.id:  # a copy: it is read with the id of its task
+        body = envelope.pack(content, deflate=True, id=str(headers.get("id")))
+    return Kept(
+        int(properties.get("priority") or 0),
+        None if basis is None else str(basis),
+        as_put(delivery.birth, 0),
+        body,
+    )
 
 
 def told_of(headers: Mapping[str, Any], action_us: int) -> tuple[Mapping[str, Any], int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from secrets import token_hex
@@ -12,7 +11,6 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, Table, func, or_, select, text, tuple_, update
 
 from ..center.center import TimeoutCenter
-from ..errors import EnvelopeError
 from ..model import message
 from ..model.delivery import token_with
 from ..model.failures import FailedTask, FailuresRetried, again, traits_again
@@ -20,7 +18,7 @@ from ..model.library import Record
 from ..model.results import Found
 from . import outbox, statuses
 from .outcomes import DAY_US, KEY
-from .records import Kept, Key, Row, key_of, now_us, texts_of
+from .records import Kept, Key, Row, content_of, key_of, now_us, texts_of
 from .schema import HAS_FAILED
 from .search import of_tables
 from .shards import Database, Shard, chunks
@@ -89,10 +87,8 @@ class FailedRows:
                 )
             ]
 
-        answers, errors = shards.side_by_side(look, {shard.database: None for shard in places})
-        for error in errors.values():
-            raise error
-        found = [one for some in answers.values() for one in some]
+        answers = shards.asked(look, {shard.database for shard in places})
+        found = [one for some in answers for one in some]
         return sorted(found, key=lambda one: one.failed_us)
 
     def send_again(self, failed: Sequence[FailedTask]) -> FailuresRetried:
@@ -107,9 +103,8 @@ class FailedRows:
     def _failed_task(self, row: RowMapping) -> FailedTask:
         error, body = row["error"] or "", row.get("body") or b""
         exception = error.partition("\n")[0].partition(":")[0]
-        headers: dict[str, Any] = {}
-        with suppress(EnvelopeError):
-            headers = message.unpack(body, row["id"])["headers"] if body else {}
+        content = content_of(body, row["id"])
+        headers = {} if content is None else content["headers"]
         args = " ".join(str(headers.get(name) or "") for name in ("argsrepr", "kwargsrepr"))
         return FailedTask(
             *(row["id"], row["topic"], row["task"] or "", exception, row["modified_us"]),
@@ -217,9 +212,8 @@ def _again(found: RowMapping, now: int) -> tuple[Row, FailuresRetried] | None:
     """The row of what is sent again: due now, another message of its id; and what was taken away
     from it. None: its message is not kept."""
     id, topic = found["id"], found["topic"]
-    try:
-        content = message.unpack(found["body"] or b"", id)
-    except EnvelopeError:
+    content = content_of(found["body"] or b"", id)
+    if content is None:
         return None
     headers = content["headers"]
     token = token_with(token_hex(8), headers)

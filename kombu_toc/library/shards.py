@@ -665,6 +665,10 @@ class Database:
         """Run `work`, which is one statement, without a transaction around it."""
         return self._run(self._single, self._timeout, work)
 
+    def check(self) -> None:
+        """Raises LibraryError if it does not answer."""
+        self.run_single(lambda connection: connection.exec_driver_sql("SELECT 1"))
+
     def execute(self, statement: Any, values: Any = None) -> None:
         """Run one statement that changes something, by itself."""
         self.run_single(lambda connection: connection.execute(statement, values))
@@ -766,7 +770,7 @@ class Database:
         if self.url.is_sqlite:  # whose statements may take any time
             yield self
             return
-        self.run_single(lambda connection: connection.exec_driver_sql("SELECT 1"))
+        self.check()
         patient = Database(self.number, self.url, seconds, self._watchdog)
         try:
             yield patient
@@ -810,6 +814,28 @@ def each_asked() -> Iterator[Asking]:
     yield asking
     if asking.error is not None:
         raise asking.error
+
+
+#: What a value raises that a database does not take, or that cannot be sent to it.
+_REFUSED = (RefusedError, ValueError, ArithmeticError, TypeError)
+
+
+def write_each(
+    write: Callable[[Sequence[R]], T], some: Sequence[R], refused: Callable[[R, Exception], object]
+) -> T | None:
+    """Write some together, and return what that does; or, if the database does not take one of
+    them, each by itself.
+
+    refused: told of one that is not taken, and why
+    """
+    with contextlib.suppress(*_REFUSED):
+        return write(some)
+    for one in some:
+        try:
+            write([one])
+        except _REFUSED as exc:
+            refused(one, exc)
+    return None
 
 
 #: Rows that one statement names.
@@ -1090,9 +1116,11 @@ class Shards:
                 list(pool.map(ask, some))
         return found, errors
 
-    def asked(self, work: Callable[[Database], T]) -> Iterable[T]:
-        """As :meth:`side_by_side`, of all databases. Raises LibraryError if one is away."""
-        found, errors = self.side_by_side(work)
+    def asked(
+        self, work: Callable[[Database], T], databases: Iterable[Database] | None = None
+    ) -> Iterable[T]:
+        """As :meth:`side_by_side`. Raises LibraryError if one is away."""
+        found, errors = self.side_by_side(work, databases)
         for error in errors.values():
             raise error
         return found.values()

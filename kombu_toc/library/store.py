@@ -7,20 +7,21 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from secrets import token_hex
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, delete, select
 
+from ..errors import LibraryError
 from ..model.library import Record
 from ..model.topic import Declaration
 from . import outbox, outcomes, search, statuses
 from .locator import Locator, Mover
 from .outcomes import DAY_US, are
 from .records import Event, Key, Row, event_of, now_us
-from .schema import COMMON, IS_FAR, IS_NOT_FAR, LAYOUT, TOPICS
+from .schema import COMMON, IS_FAR, IS_NOT_FAR, TOPICS
 from .shards import CHUNK, Asking, Database, Owed, Shard, Shards, chunks, each_asked
 
 # -- reads rows a page at a time, which is bounded in bytes as well
@@ -130,13 +131,6 @@ def was_tried(row: Row) -> bool:
     return row.modified_us != row.created_us
 
 
-class Made(NamedTuple):
-    """A row as one publish has made it."""
-
-    key: Key
-    created_us: int
-
-
 class Store:
     """Reads and writes the rows of a library. Raises LibraryError."""
 
@@ -222,16 +216,16 @@ class Store:
             self._inserts[shard.number] = found
         return found
 
-    def take_back(self, rows: Sequence[Made | Row]) -> None:
-        """Delete rows that were written for a publish that has failed."""
-        for shard, some in self.shards.divided(rows, attrgetter("key")).items():
+    def take_back(self, made: Sequence[tuple[str, str, str, int]]) -> None:
+        """Delete rows that were written for a publish that has failed: those with these keys that
+        were made then."""
+        for shard, some in self.shards.divided(made, itemgetter(slice(3))).items():
             table = shard.tables.pending
             # Not those of another publish.
-            made = sa.tuple_(table.c.id, table.c.token, table.c.topic, table.c.created_us)
+            key = sa.tuple_(table.c.id, table.c.token, table.c.topic, table.c.created_us)
             for chunk in chunks(some):
-                which = made.in_([(*one.key, one.created_us) for one in chunk])
-                ids = table.c.id.in_([one.key[0] for one in chunk])
-                shard.database.execute(sa.delete(table).where(ids, which))
+                ids = table.c.id.in_([one[0] for one in chunk])
+                shard.database.execute(sa.delete(table).where(ids, key.in_(chunk)))
 
     def moments(self, keys: Sequence[Key]) -> dict[Key, int]:
         """When the rows of these messages were last changed, for those that have not ended."""
@@ -338,14 +332,15 @@ class Store:
             some.sort(key=attrgetter("key"))
             for chunk in chunks(some):
                 work = partial(outcomes.write, shard.database.dialect, shard.tables, chunk)
-                shard.database.run(work)
+                try:
+                    shard.database.run(work)
+                except LibraryError:
+                    # Perhaps history was brought back from a backup, and has no room for the day.
+                    self._days.clear()
+                    raise
                 over = [event for event in chunk if event.has_ended]
                 if over:
                     self.locator.owe([event.key for event in over], over[-1].at_us)
-
-    def forget_days(self) -> None:
-        """Look again whether history has room for a day before something is written there."""
-        self._days.clear()
 
     def make_room(self, shard: Shard, days: set[int]) -> None:
         """See to it that history has a partition for these days."""
@@ -629,14 +624,6 @@ class Store:
     def database_of(self, row: Row) -> Database:
         """The database that a row belongs to."""
         return self.shards.of_key(row.key).database
-
-    def layout(self, rows: Iterable[Row] | None = None) -> list[sa.RowMapping]:
-        """What each database was created as.
-
-        rows: of the databases that these belong to; of all unless given
-        """
-        some = self.shards.databases if rows is None else {self.database_of(row) for row in rows}
-        return [database.read(sa.select(LAYOUT))[0] for database in some]
 
 
 def _rows(database: Database, statement: Any) -> list[Row]:

@@ -25,7 +25,7 @@ from kombu_toc.center.pop import PickRequest, Wanted, bury_call, look_call, mark
 from kombu_toc.center.put import put_many_call, unique_call
 from kombu_toc.center.schedules import changing, reading
 from kombu_toc.center.upkeep import sweep_call
-from kombu_toc.metrics import Counters
+from kombu_toc.metrics import Metrics
 from kombu_toc.model import scores
 from kombu_toc.model.keys import Keys
 from kombu_toc.model.limits import Limits
@@ -44,7 +44,7 @@ class Made:
     """Commands with what they share."""
 
     def __init__(self, *, clustered: bool = False, slots: int = 4, **declared: Any) -> None:
-        self.counters = Counters(active=True)
+        self.counters = Metrics(active=True)
         self.keys = Keys("toc:")
         self.context = Context(self.keys, clustered, Limits(), 1000, self.counters.counts)
         self.topic = Topic(NAME, Declaration(slots=slots, **declared), "toc:")

@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError, ResponseError
 from kombu_toc.center.calls import Context
 from kombu_toc.center.registry import Registry
 from kombu_toc.center.upkeep import MAX_EMPTY, MAX_REPEATS, REREAD, REST, Event, Upkeep
-from kombu_toc.metrics import Counters
+from kombu_toc.metrics import Metrics
 from kombu_toc.model.keys import Keys
 from kombu_toc.model.limits import Limits
 from kombu_toc.model.topic import Declaration
@@ -35,7 +35,7 @@ class Server:
         self.removed: list[tuple[bytes, bytes]] = []
         self.told: list[Event] = []
         keys = Keys("toc:")
-        context = Context(keys, clustered, Limits(), 1000, Counters(active=True).counts)
+        context = Context(keys, clustered, Limits(), 1000, Metrics(active=True).counts)
         runner: Any = SimpleNamespace(
             client=self,
             run_each=self.run_each,
