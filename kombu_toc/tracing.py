@@ -23,7 +23,6 @@ from .version import __version__
 try:
     from opentelemetry import metrics, propagate, trace
     from opentelemetry.context import Context
-    from opentelemetry.propagators.textmap import Getter
     from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
 except ImportError as exc:
     raise ConfigurationError(
@@ -55,20 +54,6 @@ _HISTOGRAMS = (
     ("messaging.client.operation.duration", _WAITED, _OPERATION_BOUNDS),
     ("celery_toc.lateness", _LATE, _LATENESS_BOUNDS),
 )
-
-
-class _TextGetter(Getter[Mapping[str, Any]]):
-    """Reads headers, which may hold anything: only a text is taken for the context of a trace."""
-
-    def get(self, carrier: Mapping[str, Any], key: str) -> list[str] | None:
-        value = carrier.get(key)
-        return [value] if isinstance(value, str) else None
-
-    def keys(self, carrier: Mapping[str, Any]) -> list[str]:
-        return list(carrier)
-
-
-_getter = _TextGetter()
 
 
 @lru_cache(maxsize=8)
@@ -431,8 +416,10 @@ def _nowhere() -> Context:
 
 
 def _carried(headers: Mapping[str, Any]) -> tuple[Context, SpanContext]:
-    """The context that headers have, and that of its span."""
-    carried = propagate.extract(headers, _nowhere(), _getter) if headers else _nowhere()
+    """The context that headers have, and that of its span. They may hold anything: only a text is
+    taken for the context of a trace."""
+    texts = {name: said for name, said in headers.items() if isinstance(said, str)}
+    carried = propagate.extract(texts, _nowhere())
     return carried, trace.get_current_span(carried).get_span_context()
 
 

@@ -86,7 +86,9 @@ class Request:
         self.root: str = scope.get("root_path", "")
         self.segments = segments
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.query = read_query(scope.get("query_string", b""))
+        said = scope.get("query_string", b"")
+        unread = "the query of the URL cannot be decoded as UTF-8"
+        self.query = dict(read_pairs(said, 100, unread)) if said else {}
         self.asked: dict[str, Any] = {}
         self.body = b""
         self.token: Any = None
@@ -309,17 +311,15 @@ def _unreadable(detail: str) -> Problem:
     return Problem("bad-request", detail, headers=(CLOSE,))
 
 
-def read_query(raw: bytes) -> dict[str, str]:
-    """The parameters of a URL. Raises Problem."""
-    if not raw:
-        return {}
+def read_pairs(raw: bytes, most: int, detail: str) -> list[tuple[str, str]]:
+    """The parameters of a URL, or the fields of a form: so many at most. Raises Problem, with this
+    detail."""
     try:
-        pairs = parse_qsl(
-            raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100
+        return parse_qsl(
+            raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=most
         )
     except ValueError:
-        raise Problem("bad-request", "the query of the URL cannot be decoded as UTF-8") from None
-    return dict(pairs)
+        raise Problem("bad-request", detail) from None
 
 
 def path_of(scope: Scope, verbs: frozenset[str]) -> tuple[list[str], str]:

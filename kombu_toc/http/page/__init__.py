@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qsl
 
 from ..fields import Problem, not_found, problem_of, retry_after
-from ..request import Answer, Gone, Operation, Request
+from ..request import Answer, Gone, Operation, Request, read_pairs
 from ..tokens import Mask as Mask
 from . import overview, queue, schedules
 from .reading import PageExtras as PageExtras
@@ -135,7 +134,9 @@ class Page:
             if request.method not in ("GET", "HEAD", "POST"):
                 raise Problem("method-not-allowed", f"{request.method[:20]} cannot be done here")
             if request.method != "POST":
-                return await self._view(name, ask._replace(query=_query_of(request)))
+                # A form that looks for something sends its fields so.
+                query = dict(decoded(request.query.items(), "the query of the URL cannot be read"))
+                return await self._view(name, ask._replace(query=query))
             ask = ask._replace(fields=_fields_of(request))
             if not visitor.is_trusted:
                 self.tools.sessions.check_form(request, dict(ask.fields))
@@ -228,33 +229,15 @@ class Page:
 _ENTRANCE = View("Sign in", "login", {"wrong": ""})
 
 
-def _query_of(request: Request) -> dict[str, str]:
-    """The parameters of a URL; a form that looks for something sends them, too. Raises Problem."""
-    try:
-        return dict(decoded(request.query.items()))
-    except ValueError:
-        raise Problem("bad-request", "the query of the URL cannot be read") from None
-
-
 def _fields_of(request: Request) -> dict[str, list[str]]:
     """The fields of a form. Raises Problem."""
     if request.media_type != "application/x-www-form-urlencoded":
         raise Problem("unsupported-media-type", "forms are sent as a browser sends them")
     if len(request.body) > MAX_FORM:
         raise Problem("too-large", f"a form may have {MAX_FORM} bytes")
-    try:
-        pairs = decoded(
-            parse_qsl(
-                request.body.decode("ascii"),
-                keep_blank_values=True,
-                errors="strict",
-                max_num_fields=MAX_FIELDS,
-            )
-        )
-    except ValueError:
-        raise Problem("bad-request", "the form cannot be read") from None
     fields: dict[str, list[str]] = {}
-    for name, value in pairs:
+    unread = "the form cannot be read"
+    for name, value in decoded(read_pairs(request.body, MAX_FIELDS, unread), unread):
         fields.setdefault(name, []).append(value)
     return fields
 

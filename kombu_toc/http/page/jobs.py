@@ -473,7 +473,7 @@ class Job(NamedTuple):
 
 
 class _Stopped(Exception):
-    """A job is to end where it is."""
+    """A job is to end where it is, in this phase."""
 
 
 @dataclass(eq=False)
@@ -571,8 +571,8 @@ class Jobs:
         if not await self._redis.hset(self._key(id), "go", who):
             return job  # somebody else was first
         job = job._replace(phase=RUNNING, who=who, looked=0, is_meant=True)
-        if await self._write(job):  # somebody has wanted before that it stops
-            await self._end(job, STOPPED)
+        if phase := await self._write(job):  # somebody has wanted before that it stops
+            await self._end(job, phase)
             return job
         await self._note(job, "begins")
         self._start(job, self._do)
@@ -648,10 +648,9 @@ class Jobs:
                 looked=job.looked + looked,
                 parts=job.parts + len(parts),
             )
-            is_stopped = await self._write(job, parts)
-            if is_stopped or self._closing:
+            if phase := await self._write(job, parts):
                 await self._drop(job)
-                await self._write(job._replace(phase=STOPPED if is_stopped else LOST))
+                await self._write(job._replace(phase=phase))
                 return
             if job.more:
                 break
@@ -687,9 +686,9 @@ class Jobs:
             done = await self._acting.run_failed(job.act, asked.queue, ids) if ids else Done(0, 0)
             self._changed(asked.queue)
             job, after = job.plus(done, len(ids)), page.after
-            if await self._write(job) or self._closing or after is None:
-                stops = await self._redis.hexists(self._key(job.id), "stop")
-                await self._end(job, DONE if after is None else STOPPED if stops else LOST)
+            phase = await self._write(job)
+            if phase or after is None:
+                await self._end(job, phase if after else DONE)
                 return
 
     async def _reshard(self, job: Job, **how: Any) -> None:
@@ -698,15 +697,15 @@ class Jobs:
         def tell(moved: int, of: int) -> None:
             nonlocal job
             job = job._replace(matching=of, looked=moved, number=moved)
-            if wait_for(self._write(job)) or self._closing:
-                raise _Stopped
+            if phase := wait_for(self._write(job)):
+                raise _Stopped(phase)
 
         reshard = partial(reshard_topic, patience=PATIENCE, on_progress=tell, **how)
         queue = job.selection.queue
         try:
             done = await self._center.call(reshard, queue, job.slots)
-        except _Stopped:
-            await self._end(job, LOST if self._closing else STOPPED)
+        except _Stopped as stopped:
+            await self._end(job, str(stopped))
         else:
             await self._end(job._replace(late=done.left), DONE)
         self._changed(queue)
@@ -718,11 +717,9 @@ class Jobs:
             done = await self._acting.run(job.act, await self._still(job, counted), job.at)
             self._changed(job.selection.queue)
             job = job.plus(done, len(counted))
-            if await self._write(job):
-                await self._end(job, STOPPED)
-                return
-            if self._closing and number + 1 < job.parts:
-                await self._end(job, LOST)
+            phase = await self._write(job)
+            if phase == STOPPED or (phase and number + 1 < job.parts):
+                await self._end(job, phase)
                 return
         await self._end(job, DONE)
 
@@ -788,8 +785,9 @@ class Jobs:
 
     # -- keeping
 
-    async def _write(self, job: Job, parts: Mapping[str, bytes] | None = None) -> bool:
-        """Keep how far a job has come; return whether somebody wants it to stop.
+    async def _write(self, job: Job, parts: Mapping[str, bytes] | None = None) -> str:
+        """Keep how far a job has come; return the phase in which it is to end, if somebody wants it
+        to stop or the server ends.
 
         parts: of what it has counted, by their fields
         """
@@ -802,7 +800,8 @@ class Jobs:
                 pipe.hget(self._key(job.id), "stop")
                 return pipe.execute()
 
-        return (await self._center.call(write))[-1] is not None
+        stops = (await self._center.call(write))[-1] is not None
+        return STOPPED if stops else LOST if self._closing else ""
 
     async def _drop(self, job: Job) -> None:
         """Forget what it has counted."""

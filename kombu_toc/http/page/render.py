@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote, urlencode
 from ...client.programs import check_installed
 from ...model import timetext
 from ...version import __version__
-from ..fields import invalid, shown_time
+from ..fields import Problem, invalid, shown_time
 from ..request import Answer, Request
 from .reading import WHOLE, cut, last_line
 from .sessions import COOKIE, Visitor, cookie_header, cookie_name, read_cookie
@@ -170,14 +170,17 @@ def encoded(name: str, value: Any) -> tuple[str, str]:
     return name, said
 
 
-def decoded(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Fields as :func:`encoded` was given them. Raises UnicodeDecodeError."""
-    return [
-        (name.removesuffix(_ENCODED), unquote(value, errors="surrogatepass"))
-        if name.endswith(_ENCODED)
-        else (name, value)
-        for name, value in pairs
-    ]
+def decoded(pairs: Iterable[tuple[str, str]], detail: str) -> list[tuple[str, str]]:
+    """Fields as :func:`encoded` was given them. Raises Problem, with this detail."""
+    try:
+        return [
+            (name.removesuffix(_ENCODED), unquote(value, errors="surrogatepass"))
+            if name.endswith(_ENCODED)
+            else (name, value)
+            for name, value in pairs
+        ]
+    except UnicodeDecodeError:
+        raise Problem("bad-request", detail) from None
 
 
 # -- answers
