@@ -173,9 +173,8 @@ class Tracing:
             task["celery_toc.delay"] = max(due_us / 1e6 - time.time(), 0.0)
         current = trace.get_current_span().get_span_context()
         carried, origin = _carried(headers)
-        links: tuple[Link, ...] = ()
-        if current.is_valid and origin.is_valid and origin.span_id != current.span_id:
-            links = (Link(origin),)
+        is_other = current.is_valid and origin.is_valid and origin.span_id != current.span_id
+        links = (Link(origin),) if is_other else ()
         kind = SpanKind.CLIENT if origin.is_valid else SpanKind.PRODUCER
         parent = None if current.is_valid else carried
         span = self._start(common, task, parent, links, kind=kind, id=id, due_us=due_us)

@@ -303,8 +303,10 @@ class Anything:
 
 
 #: Types of Python -> those of JSON.
-_TYPES = {type(None): "null", bool: "boolean", str: "string", list: "array"}
-_TYPES.update({int: "number", float: "number"})
+_TYPES = {
+    **{type(None): "null", bool: "boolean", str: "string", list: "array"},
+    **dict.fromkeys((int, float), "number"),
+}
 
 
 @dataclass(frozen=True)
@@ -334,17 +336,16 @@ class Listed:
     of: Any
     about: str = ""
     most: int = 1000
-    least: int = 1
 
     def schema(self) -> dict[str, Any]:
-        made = {"type": "array", "items": self.of.schema(), "minItems": self.least}
+        made = {"type": "array", "items": self.of.schema(), "minItems": 1}
         return described({**made, "maxItems": self.most}, self.about)
 
     def read(self, value: Any, at: str) -> list[Any]:
         if not isinstance(value, list):
             raise invalid(at, "it must be a list")
-        if not self.least <= len(value) <= self.most:
-            raise invalid(at, f"it must have {self.least} to {self.most} members")
+        if not 1 <= len(value) <= self.most:
+            raise invalid(at, f"it must have 1 to {self.most} members")
         read = self.of.read
         return [read(one, f"{at}[{place}]") for place, one in enumerate(value)]
 

@@ -23,6 +23,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
+from itertools import takewhile
+from operator import eq
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -545,20 +547,12 @@ def _forms(value: str) -> Iterable[str]:
 
 def _without(text: str, hidden: str) -> str:
     """Text without a value, and without what begins as it does."""
-    head = hidden[:_BEGINNING]
-    at = text.find(head)
-    if at < 0:
-        return text
+    head, tail = hidden[:_BEGINNING], hidden[_BEGINNING:]
     parts, done = [], 0
-    while at >= 0:
-        end = at + len(head)
-        for one in hidden[_BEGINNING:]:
-            if text[end : end + 1] != one:
-                break
-            end += 1
+    while (at := text.find(head, done)) >= 0:
         parts += [text[done:at], HIDDEN]
-        done = end
-        at = text.find(head, done)
+        end = at + len(head)
+        done = end + sum(takewhile(bool, map(eq, text[end : end + len(tail)], tail)))
     return "".join((*parts, text[done:]))
 
 

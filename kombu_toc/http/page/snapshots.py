@@ -186,15 +186,6 @@ def edges_of(spans: frozenset[str]) -> list[float]:
     return sorted(edges)
 
 
-def _rates(minutes: Sequence[Minute], into: float) -> tuple[float, Lateness, list[Minute]]:
-    """The rate, the lateness, and the minutes that are over.
-
-    into: seconds of the present minute that are over
-    """
-    rate = (minutes[-2].delivered + minutes[-1].delivered) / (60 + into)
-    return rate, sum_of(minutes[-LATELY:]).late, list(minutes[:-1])
-
-
 def _why(exc: Exception) -> str:
     if isinstance(exc, (asyncio.TimeoutError, TimeoutError)):
         return f"the broker has not answered for {WAIT:g} seconds"
@@ -332,7 +323,9 @@ class SnapshotCache:
             counted = self._counted(center, names, seconds // 60, minutes)
             for one in some:
                 name, stopped = one.name, bool(one.declaration.target_stopped)
-                seen = *held[name], *_rates(counted[name], seconds % 60 + us / 1e6)
+                *hour, now = counted[name]
+                rate = (hour[-1].delivered + now.delivered) / (60 + seconds % 60 + us / 1e6)
+                seen = *held[name], rate, sum_of(counted[name][-LATELY:]).late, hour
                 rows.append(Row(name, *seen, consumers.get(name, []), name in paused, stopped))
         return Snapshot(number, seconds * 1_000_000 + us, rows, spans)
 
@@ -359,11 +352,9 @@ class SnapshotCache:
         latest = (present - 1, present)
         for name, numbers in read_minutes(center, names, latest).items():
             known[name].update(zip(latest, map(Minute.of, numbers), strict=True))
-            known[name] = {minute: said for minute, said in known[name].items() if minute in wanted}
-        # Of the present minute only what it is now: it counts as read when it is over.
-        for name, read in known.items():
+            # Of the present minute only what it is now: it counts as read when it is over.
             self._minutes[name] = {
-                minute: said for minute, said in read.items() if minute < present
+                minute: said for minute, said in known[name].items() if minute in wanted[:-1]
             }
         return {name: [known[name].get(minute, IDLE) for minute in wanted] for name in names}
 
@@ -595,9 +586,11 @@ class SearchCache:
         """
         loop = asyncio.get_running_loop()
         seen = self._seen.get(key)
-        if seen is None or not (
-            seen.goes_on or (self.again_in(seen) if is_live else self._shown_opened(seen)) > 0
-        ):
+        if seen is not None and not seen.goes_on:
+            opened = seen.at + OPENED * seen.listing.took - loop.time()
+            if (self.again_in(seen) if is_live else opened) <= 0:
+                seen = None
+        if seen is None:
             self.taken += 1
             self._seen.pop(key, None)
             while len(self._seen) >= MOST_SEEN:
@@ -650,10 +643,6 @@ class SearchCache:
         others = (one for one in self._seen.values() if now - one.at < LOOKED_THROUGH)
         took = sum(one.listing.took for one in others if one is not seen)
         return seen.at + max(LEAST, SHARE * (took + seen.listing.took)) - now
-
-    def _shown_opened(self, seen: Search) -> float:
-        """For how many seconds more a look is shown to whoever opens the view."""
-        return seen.at + OPENED * seen.listing.took - asyncio.get_running_loop().time()
 
     def forget(self, queue: str) -> None:
         """Messages of a queue were changed here: whoever has done it is to see it."""
