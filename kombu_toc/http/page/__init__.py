@@ -24,8 +24,7 @@ from .reading import WorkerRow as WorkerRow
 from .render import FILES, HEADERS, HTML, Ask, View, decoded, file_of, page_of, redirect, render
 from .sessions import COOKIE, LASTS, UNKNOWN, cookie_header
 from .sessions import Visitor as Visitor
-from .snapshots import FirstLook
-from .tools import Tools, Viewing
+from .snapshots import FirstLook, Tools, Viewing
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from ...model.results import Counts
 from ..fields import going_on, invalid, not_found
 from ..library import between, read_attributes, shown_record
 from ..request import Answer
+from . import snapshots
 from .jobs import FIRST
 from .reading import DIED
 from .render import Ask, View, link, read_time, redirect, render, span
-from .snapshots import ENDS, IDLE, LOOKED, LOOKED_IN_ALL, SPANS, Minute, Row, Snapshot, sum_of
-from .tools import Tools, acts_of, check_any, check_role
+from .snapshots import Row, Snapshot, Tools, acts_of, check_any, check_role
 
 #: Milliseconds after which a viewer looks again.
 EVERY = 1_000
@@ -32,8 +32,8 @@ MOST = 300
 async def overview(tools: Tools, ask: Ask) -> View:
     """What there is in all queues that the visitor may look at."""
     name = ask.query.get("span", "hour")
-    if name not in SPANS:
-        raise invalid("span", f"it must be one of {', '.join(SPANS)}")
+    if name not in snapshots.SPANS:
+        raise invalid("span", f"it must be one of {', '.join(snapshots.SPANS)}")
     snapshot = await tools.snapshots.read(name)
     rows = [row for row in snapshot.rows if ask.visitor.may("read", row.queue)]
     known = await tools.far.read()
@@ -46,7 +46,8 @@ async def overview(tools: Tools, ask: Ask) -> View:
         snapshot.now_us // 60_000_000,
         tuple(row.queue for row in rows),
         lambda: drawn_hour(
-            [sum_of(some) for some in zip(*(row.hour for row in rows), strict=True)] or [IDLE],
+            [snapshots.sum_of(some) for some in zip(*(row.hour for row in rows), strict=True)]
+            or [snapshots.IDLE],
             snapshot.now_us,
         ),
     )
@@ -79,7 +80,7 @@ async def overview(tools: Tools, ask: Ask) -> View:
     )
 
 
-def drawn_hour(minutes: Sequence[Minute], now_us: int, *, folded: bool = False) -> str:
+def drawn_hour(minutes: Sequence[snapshots.Minute], now_us: int, *, folded: bool = False) -> str:
     """Charts of the last minutes, and the same as a table.
 
     minutes: those that are over, the latest last
@@ -87,7 +88,7 @@ def drawn_hour(minutes: Sequence[Minute], now_us: int, *, folded: bool = False) 
     """
     first = now_us // 60_000_000 - len(minutes)
     timed = [((first + place) * 60_000_000, one) for place, one in enumerate(minutes)]
-    return render("hour", minutes=timed, total=sum_of(minutes), folded=folded)
+    return render("hour", minutes=timed, total=snapshots.sum_of(minutes), folded=folded)
 
 
 def _of_queues(
@@ -98,7 +99,7 @@ def _of_queues(
     name: of the span that is drawn
     far: what is in the task library only, of each queue with a horizon; None: it is not known
     """
-    drawn = SPANS[name]
+    drawn = snapshots.SPANS[name]
     edges = [drawn.seconds * place for place in range(drawn.bars + 1)]
     numbers = [0] * drawn.bars
     if name in snapshot.spans:
@@ -110,9 +111,9 @@ def _of_queues(
         "oldest": max((row.oldest for row in rows), default=0.0),
         "due": [
             (one, max(sum(row.due.get(end, row.counts.ready) for row in rows) - totals.ready, 0))
-            for one, end in zip(SPANS, ENDS, strict=True)
+            for one, end in zip(snapshots.SPANS, snapshots.ENDS, strict=True)
         ],
-        "spans": SPANS,
+        "spans": snapshots.SPANS,
         "chosen": name,
         "numbers": numbers,
         "far": sorted(far.items()),
@@ -155,7 +156,7 @@ async def dead(tools: Tools, ask: Ask) -> View:
     queues: list[Any] = []
     looked = 0
     for row in sorted(rows, key=lambda row: -row.counts.dead):
-        most = min(LOOKED, LOOKED_IN_ALL - looked)
+        most = min(snapshots.LOOKED, snapshots.LOOKED_IN_ALL - looked)
         if most <= 0 or len(queues) >= QUEUES:
             break
         seen = await tools.dead_letters.look(row.queue, row.counts.dead, most, now_us)

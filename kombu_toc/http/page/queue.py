@@ -25,8 +25,7 @@ from . import jobs as selections
 from .overview import drawn_hour, shown_records
 from .reading import DIED, FLYING, READY, SCHEDULED
 from .render import Ask, View, counted, iso, link, noted, read_time, redirect, skipped
-from .snapshots import MINUTES, Minute
-from .tools import Tools, acts_of, check_any, check_role
+from .snapshots import MINUTES, Minute, Tools, acts_of, check_any, check_role
 
 #: Messages and failed tasks of a page, and milliseconds after which it is looked at again.
 PAGE = 100

@@ -14,7 +14,7 @@ from ..fields import Problem, invalid, not_found
 from ..request import Answer
 from ..tokens import Masking
 from .render import Ask, View, iso, link, read_time, redirect
-from .tools import Tools, check_any, check_role
+from .snapshots import Tools, check_any, check_role
 
 #: Schedules of a page, and milliseconds after which it is looked at again.
 PAGE = 100
