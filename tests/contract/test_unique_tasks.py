@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -163,20 +162,17 @@ def test_canvas_sends_unique_tasks_once(app, tasks):
 
 
 @pytest.mark.cluster
-def test_a_task_is_unique_that_is_sent_from_an_event_loop(app, tasks):
+async def test_a_task_is_unique_that_is_sent_from_an_event_loop(app, tasks):
     from celery_toc import aio
 
-    async def send() -> list[str]:
-        task = app.tasks["remind"]
-        plain = [await aio.send(app.tasks["add"].s(1, n), countdown=HOUR) for n in range(3)]
-        assert len({result.id for result in plain}) == 3
-        sent = [await aio.send(task.s(1, text=str(n)), countdown=HOUR) for n in range(3)]
-        newest = [await aio.send(app.tasks["newest"].s(1, text=str(n))) for n in range(3)]
-        calls = [await aio.send(app.tasks["add"].s(1, n), **unique("k")) for n in range(3)]
-        await aio.aclose(app)
-        return [len({result.id for result in some}) for some in (sent, newest, calls)]
-
-    assert asyncio.run(send()) == [1, 1, 1]
+    task = app.tasks["remind"]
+    plain = [await aio.send(app.tasks["add"].s(1, n), countdown=HOUR) for n in range(3)]
+    assert len({result.id for result in plain}) == 3
+    sent = [await aio.send(task.s(1, text=str(n)), countdown=HOUR) for n in range(3)]
+    newest = [await aio.send(app.tasks["newest"].s(1, text=str(n))) for n in range(3)]
+    calls = [await aio.send(app.tasks["add"].s(1, n), **unique("k")) for n in range(3)]
+    await aio.aclose(app)
+    assert ([len({result.id for result in some}) for some in (sent, newest, calls)]) == [1, 1, 1]
     texts = [kwargs.get("text") for _, args, kwargs in waiting(tasks) if args == [1]]
     assert sorted(texts) == ["0", "2"]
 

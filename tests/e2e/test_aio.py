@@ -15,7 +15,7 @@ import kombu_toc
 from celery_toc import aio
 
 from ..support.cluster import Cluster
-from ..support.loops import in_loop, watched
+from ..support.loops import watched
 from ..support.servers import Server
 from ..support.tasks import make_app
 from ..support.workers import Journal, StartWorkers
@@ -57,52 +57,42 @@ async def got(*results: Any) -> list[Any]:
 
 
 @pytest.mark.alone
-def test_tasks_that_a_loop_sends_run_and_their_results_are_awaited(site: Site) -> None:
+async def test_tasks_that_a_loop_sends_run_and_their_results_are_awaited(site: Site) -> None:
     add = site.app.tasks["e2e.add"]
-
-    async def use() -> None:
-        async with watched():
-            sent = await asyncio.gather(*(aio.send(add.s(n, 1)) for n in range(50)))
-            later = await aio.send(add.s(40, 2), countdown=0.5)
-            assert await got(*sent, later) == [*(n + 1 for n in range(50)), 42]
-        await aio.aclose(site.app)
-
-    in_loop(use())
+    async with watched():
+        sent = await asyncio.gather(*(aio.send(add.s(n, 1)) for n in range(50)))
+        later = await aio.send(add.s(40, 2), countdown=0.5)
+        assert await got(*sent, later) == [*(n + 1 for n in range(50)), 42]
+    await aio.aclose(site.app)
 
 
 @pytest.mark.versions
-def test_a_chain_a_group_and_a_chord_that_a_loop_sends_end_with_their_results(site: Site) -> None:
+async def test_a_chain_a_group_and_a_chord_that_a_loop_sends_end_with_their_results(
+    site: Site,
+) -> None:
     """A group's members are awaited one by one: Celery has a backend for each thread."""
     add, mul, total = (site.app.tasks[f"e2e.{name}"] for name in ("add", "mul", "total"))
-
-    async def use() -> None:
-        linked, members, joined, mixed = await asyncio.gather(
-            aio.send(chain(add.s(1, 2), add.s(3), mul.s(10))),
-            aio.send(group(add.s(n, n) for n in range(5))),
-            aio.send(chord([add.s(n, n) for n in range(5)], total.s())),
-            aio.send(chain(group(add.s(n, n) for n in range(3)), total.s()), countdown=0.2),
-        )
-        assert await got(linked, joined, mixed) == [60, 20, 6]
-        assert await got(*members.results) == [0, 2, 4, 6, 8]
-        await aio.aclose(site.app)
-
-    in_loop(use())
+    linked, members, joined, mixed = await asyncio.gather(
+        aio.send(chain(add.s(1, 2), add.s(3), mul.s(10))),
+        aio.send(group(add.s(n, n) for n in range(5))),
+        aio.send(chord([add.s(n, n) for n in range(5)], total.s())),
+        aio.send(chain(group(add.s(n, n) for n in range(3)), total.s()), countdown=0.2),
+    )
+    assert await got(linked, joined, mixed) == [60, 20, 6]
+    assert await got(*members.results) == [0, 2, 4, 6, 8]
+    await aio.aclose(site.app)
 
 
 @pytest.mark.versions
-def test_what_a_loop_cancels_never_runs_and_what_it_moves_runs_then(
+async def test_what_a_loop_cancels_never_runs_and_what_it_moves_runs_then(
     site: Site, journal: Journal
 ) -> None:
     note = site.app.tasks["e2e.note"]
-
-    async def use() -> None:
-        cancelled = await aio.send(note.s("cancelled", 0), countdown=4, queue="urgent")
-        moved = await aio.send(note.s("moved", 0), countdown=3600)
-        assert [one.deleted for one in await aio.cancel(cancelled.id, app=site.app)] == [True]
-        assert [one.moved for one in await aio.reschedule(moved.id, countdown=4.5, app=site.app)]
-        await asyncio.to_thread(journal.wait_for, "moved", 1)
-        assert await aio.get(cancelled.id, app=site.app) == []
-        await aio.aclose(site.app)
-
-    in_loop(use())
+    cancelled = await aio.send(note.s("cancelled", 0), countdown=4, queue="urgent")
+    moved = await aio.send(note.s("moved", 0), countdown=3600)
+    assert [one.deleted for one in await aio.cancel(cancelled.id, app=site.app)] == [True]
+    assert [one.moved for one in await aio.reschedule(moved.id, countdown=4.5, app=site.app)]
+    await asyncio.to_thread(journal.wait_for, "moved", 1)
+    assert await aio.get(cancelled.id, app=site.app) == []
+    await aio.aclose(site.app)
     assert journal.entries("cancelled") == []

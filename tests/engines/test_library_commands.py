@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import time
@@ -226,7 +225,7 @@ def test_the_first_example_of_the_page_works(server, client, tmp_path, run):
     pools.reset()
 
 
-def test_the_other_examples_of_the_page_work(app, run, server, client, tmp_path):
+async def test_the_other_examples_of_the_page_work(app, run, server, client, tmp_path):
     def block(text: str) -> str:
         [found] = [one for one in re.findall(r"```python\n(.*?)```", PAGE, re.S) if text in one]
         return found.replace("toc+redis://localhost", server.toc_url).replace(
@@ -253,14 +252,10 @@ def test_the_other_examples_of_the_page_work(app, run, server, client, tmp_path)
     [kept] = names["center"].library.history("order-7")
     assert kept.topic == "orders"
     exec(block("await library.cancel("), names)
-
-    async def place_and_pay() -> None:
-        await names["place"](43)
-        assert len(library.find(biz_id="43", status="pending").records) == 1
-        await names["pay"](43)
-        await aio.aclose(app)
-
-    asyncio.run(place_and_pay())
+    await names["place"](43)
+    assert len(library.find(biz_id="43", status="pending").records) == 1
+    await names["pay"](43)
+    await aio.aclose(app)
     assert library.find(biz_id="43").records[0].status == "cancelled"
     engine.dispose()
     close_libraries()
@@ -290,7 +285,7 @@ def test_tasks_are_found_by_their_attributes(app, run):
     assert run("find", "--retry", "--yes")[1] == 2
 
 
-def test_find_shows_what_the_databases_have_that_answer(app, run, tmp_path):
+async def test_find_shows_what_the_databases_have_that_answer(app, run, tmp_path):
     urls = [f"sqlite:///{tmp_path}/{number}.db" for number in range(2)]
     app.conf.broker_transport_options = {"toc_library": urls}
     for order in range(20):
@@ -302,17 +297,13 @@ def test_find_shows_what_the_databases_have_that_answer(app, run, tmp_path):
     (tmp_path / "1.db").mkdir()
     said, code = run("find", "--task", "shop.mail.remind")
     assert code == 1 and f"{urls[1]} does not answer" in said
-
-    async def look() -> str:
-        api = api_for_app(app)
-        token = Token("t", b"", ["read"], ("*",))
-        scope = {"method": "GET", "headers": [], "query_string": b"task=shop.mail.remind"}
-        visitor = Visitor(token, "t", ("form", ""), is_trusted=True)
-        shown = await api.page.answer("library", Request(scope, None, []), visitor)
-        await api.aclose()
-        return shown.body.decode()
-
-    assert f"no answer from {urls[1]}" in asyncio.run(look())
+    api = api_for_app(app)
+    token = Token("t", b"", ["read"], ("*",))
+    scope = {"method": "GET", "headers": [], "query_string": b"task=shop.mail.remind"}
+    visitor = Visitor(token, "t", ("form", ""), is_trusted=True)
+    shown = await api.page.answer("library", Request(scope, None, []), visitor)
+    await api.aclose()
+    assert f"no answer from {urls[1]}" in shown.body.decode()
     found, by_biz = 0, {}
     for order in range(20):
         said, code = run("find", "--biz-id", str(order), "--json")

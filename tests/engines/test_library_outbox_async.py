@@ -24,7 +24,6 @@ from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
 from ..meta.test_readme import named
-from ..support.loops import in_loop
 
 pytestmark = [
     pytest.mark.usefixtures("client"),
@@ -84,29 +83,26 @@ async def arrives(center: Any, id: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["connection", "session", "registry"])
-def test_what_is_awaited_is_sent_with_its_transaction(app, store, url, how):
-    async def run() -> None:
-        center = aio.timeout_center(app)
-        async with opened(url, how) as connection:
-            for order in (1, 2):
-                with outbox(connection):
-                    await connection.execute(text(f"INSERT INTO orders VALUES ({order})"))
-                    signature = app.tasks["shop.expire"].s(order)
-                    await aio.send(signature, task_id=f"order-{order}", countdown=600)
-                assert store.of_ids([f"order-{order}"]) == []  # for nobody else
-                assert not await center.get(f"order-{order}")
-                await (connection.rollback() if order == 1 else connection.commit())
-        await arrives(center, "order-2")
-        assert not await center.get("order-1")
-        await aio.aclose(app)
-
-    in_loop(run())
+async def test_what_is_awaited_is_sent_with_its_transaction(app, store, url, how):
+    center = aio.timeout_center(app)
+    async with opened(url, how) as connection:
+        for order in (1, 2):
+            with outbox(connection):
+                await connection.execute(text(f"INSERT INTO orders VALUES ({order})"))
+                signature = app.tasks["shop.expire"].s(order)
+                await aio.send(signature, task_id=f"order-{order}", countdown=600)
+            assert store.of_ids([f"order-{order}"]) == []  # for nobody else
+            assert not await center.get(f"order-{order}")
+            await (connection.rollback() if order == 1 else connection.commit())
+    await arrives(center, "order-2")
+    assert not await center.get("order-1")
+    await aio.aclose(app)
     assert store.of_ids(["order-1"]) == []
     [row] = store.of_ids(["order-2"])
     assert row.place == statuses.IN_REDIS
 
 
-def test_the_example_of_the_page_commits_order_and_task(app, store, url):
+async def test_the_example_of_the_page_commits_order_and_task(app, store, url):
     """docs/library.md"""
 
     class Base(DeclarativeBase): ...
@@ -116,56 +112,43 @@ def test_the_example_of_the_page_commits_order_and_task(app, store, url):
 
     names = {**globals(), "Order": Order, "expire": app.tasks["shop.expire"]}
     exec(named("docs/library.md", "AsyncSession"), names)
-
-    async def run() -> None:
-        made = create(DatabaseURL(url).reveal())
-        await names["place"](made)
-        await made.dispose()
-        await aio.aclose(app)
-
-    in_loop(run())
+    made = create(DatabaseURL(url).reveal())
+    await names["place"](made)
+    await made.dispose()
+    await aio.aclose(app)
     [row] = store.shards.databases[0].read(text("SELECT id FROM orders"))
     assert row["id"] == 42
     assert len(celery_toc.timeout_center(app).library.find(task="shop.expire").records) == 1
 
 
-def test_a_center_of_a_loop_puts_after_the_commit(server, store, url):
-    async def run() -> None:
-        async with (
-            AsyncTimeoutCenter.from_url(server.toc_url, toc_library=url) as center,
-            opened(url, "session") as session,
-        ):
-            await center.queues.declare("mail")
-            for end in (session.rollback, session.commit):
-                with outbox(session):
-                    await center.put("mail", f"one-{end.__name__}", b"1", delay=60)
-                    await center.put_many(
-                        "mail", [(f"many-{end.__name__}", b"2", time.time() + 60)]
-                    )
-                assert not await center.get(["one-commit", "many-commit"])
-                await end()
-            await arrives(center, "one-commit")
-            await arrives(center, "many-commit")
-            assert not await center.get(["one-rollback", "many-rollback"])
-
-    in_loop(run())
+async def test_a_center_of_a_loop_puts_after_the_commit(server, store, url):
+    async with (
+        AsyncTimeoutCenter.from_url(server.toc_url, toc_library=url) as center,
+        opened(url, "session") as session,
+    ):
+        await center.queues.declare("mail")
+        for end in (session.rollback, session.commit):
+            with outbox(session):
+                await center.put("mail", f"one-{end.__name__}", b"1", delay=60)
+                await center.put_many("mail", [(f"many-{end.__name__}", b"2", time.time() + 60)])
+            assert not await center.get(["one-commit", "many-commit"])
+            await end()
+        await arrives(center, "one-commit")
+        await arrives(center, "many-commit")
+        assert not await center.get(["one-rollback", "many-rollback"])
 
 
-def test_what_waits_for_the_loop_is_not_sent_and_says_how(app, store, url):
+async def test_what_waits_for_the_loop_is_not_sent_and_says_how(app, store, url):
     task = app.tasks["shop.expire"]
+    async with opened(url, "session") as session:
+        with outbox(session), pytest.raises(LibraryError, match=r"send with celery_toc.aio"):
+            task.apply_async((1,), task_id="order-1")
 
-    async def run() -> None:
-        async with opened(url, "session") as session:
-            with outbox(session), pytest.raises(LibraryError, match=r"send with celery_toc.aio"):
-                task.apply_async((1,), task_id="order-1")
+        def send(inner: Any) -> None:
+            with outbox(inner):
+                task.apply_async((2,), task_id="order-2", countdown=600)
 
-            def send(inner: Any) -> None:
-                with outbox(inner):
-                    task.apply_async((2,), task_id="order-2", countdown=600)
-
-            await session.run_sync(send)
-            await session.commit()
-
-    in_loop(run())
+        await session.run_sync(send)
+        await session.commit()
     assert store.of_ids(["order-1"]) == []
     assert len(store.of_ids(["order-2"])) == 1

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from .loops import in_loop
+
 #: As `pytest.param`, a case of the night.
 night = functools.partial(pytest.param, marks=pytest.mark.nightly)
 
@@ -39,7 +41,9 @@ def each(
             for row, name in zip(rows, named, strict=True):
                 with subtests.test(ascii(name)):
                     given = row if len(arguments) > 1 else [row]
-                    test(**fixtures, **dict(zip(arguments, given, strict=True)))
+                    made = test(**fixtures, **dict(zip(arguments, given, strict=True)))
+                    if inspect.iscoroutine(made):
+                        in_loop(made)
 
         rest = [one for name, one in wanted.items() if name not in (*arguments, "subtests")]
         first = inspect.Parameter("subtests", inspect.Parameter.KEYWORD_ONLY)

@@ -30,6 +30,14 @@ def in_loop(coroutine: Coroutine[Any, Any, R]) -> R:
     return asyncio.run(asyncio.wait_for(coroutine, 60))
 
 
+def time_that_passes() -> list[float]:
+    """Seconds by which the clock of the loop that runs is ahead, from now on: they can be added."""
+    loop, passed = asyncio.get_running_loop(), [0.0]
+    clock = loop.time
+    loop.time = lambda: clock() + passed[0]  # type: ignore[method-assign]
+    return passed
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """A test that is a coroutine runs in a loop of its own."""

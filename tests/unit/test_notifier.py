@@ -22,7 +22,7 @@ import redis
 from kombu_toc import LIMITS, ConfigurationError, Delivery, EnvelopeError, pack
 from kombu_toc.model import scores
 from kombu_toc.model.topic import Declaration
-from kombu_toc.notify import SecretsFile, new_secret
+from kombu_toc.notify import SecretsFile, new_secret, posting
 from kombu_toc.notify import targets as settling
 from kombu_toc.notify.message import (
     MAX_EXPANDED,
@@ -35,6 +35,7 @@ from kombu_toc.notify.message import (
     type_of,
     webhook_id,
 )
+from kombu_toc.notify.posting import Poster, said
 from kombu_toc.notify.targets import (
     AGAIN,
     DONE,
@@ -64,6 +65,7 @@ from kombu_toc.notify.targets import (
 
 from ..support import nursery
 from ..support.cases import each
+from ..support.loops import time_that_passes
 
 HOOK = "https://shop.example.com/hook"
 NOW = datetime(2026, 1, 31, 9, 30, tzinfo=timezone.utc)
@@ -132,49 +134,15 @@ def test_a_target_with_a_password_is_refused_and_the_password_not_told(rest: str
 @each(
     "address",
     [
-        "127.0.0.1",
-        "127.255.255.254",
-        "0.0.0.0",
-        "0.1.2.3",
-        "10.0.0.1",
-        "172.16.0.1",
-        "172.31.255.255",
-        "192.168.1.1",
-        "100.64.0.1",
-        "100.100.100.200",
-        "169.254.169.254",
-        "168.63.129.16",
-        "192.0.0.192",
-        "192.0.2.1",
-        "198.18.0.1",
-        "203.0.113.7",
-        "224.0.0.1",
-        "239.255.255.250",
-        "240.0.0.1",
-        "255.255.255.255",
-        "::",
-        "::1",
-        "::ffff:127.0.0.1",
-        "::ffff:7f00:1",
-        "::ffff:169.254.169.254",
-        "::ffff:0:10.0.0.1",
-        "::127.0.0.1",
-        "64:ff9b::7f00:1",
-        "64:ff9b::a9fe:a9fe",
-        "64:ff9b:1::1",
-        "2002:7f00:1::",
-        "2002:a9fe:a9fe::1",
-        "2001::1",
-        "2001:db8::1",
-        "3fff::1",
-        "fc00::1",
-        "fd00:ec2::254",
-        "fe80::1",
-        "fe80::1%eth0",
-        "fec0::1",
-        "ff02::1",
-        "100::1",
-        "4000::1",
+        *("127.0.0.1", "127.255.255.254", "0.0.0.0", "0.1.2.3", "::", "::1"),  # this machine
+        *("10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1"),  # private
+        *("100.64.0.1", "100.100.100.200", "fc00::1", "fd00:ec2::254", "fec0::1"),
+        *("169.254.169.254", "168.63.129.16", "192.0.0.192", "fe80::1", "fe80::1%eth0"),  # links
+        *("192.0.2.1", "198.18.0.1", "203.0.113.7", "2001:db8::1", "3fff::1"),  # documentation
+        *("224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255", "ff02::1"),  # many
+        *("::ffff:127.0.0.1", "::ffff:7f00:1", "::ffff:169.254.169.254"),  # one within another
+        *("::ffff:0:10.0.0.1", "::127.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe"),
+        *("64:ff9b:1::1", "2002:7f00:1::", "2002:a9fe:a9fe::1", "2001::1", "100::1", "4000::1"),
     ],
 )
 def test_what_is_not_public_is_refused_and_the_way_out_told(address: str) -> None:
@@ -354,9 +322,9 @@ def test_secrets_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 # -- leases
 
 
-def test_after_a_standstill_a_message_is_sent_only_if_its_lease_is_known_to_last() -> None:
+async def test_after_a_standstill_a_message_is_sent_only_if_its_lease_is_known_to_last() -> None:
     """Also if it stood still while it renewed others."""
-    later, asked, answers = [0.0], [], [True]
+    later, asked, answers = time_that_passes(), [], [True]
 
     class Center:
         async def extend(self, messages: list[Delivery], _: float) -> list[Delivery]:
@@ -367,56 +335,45 @@ def test_after_a_standstill_a_message_is_sent_only_if_its_lease_is_known_to_last
                 raise ConnectionError("away")
             return [one for one in messages if one.id == "lost"]
 
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
-        clock = loop.time
-        loop.time = lambda: clock() + later[0]  # type: ignore[method-assign]
-        keeper = Keeper(Center(), 30)  # type: ignore[arg-type]
-        keeping = asyncio.create_task(keeper.run())
-        assert await keeper.has(delivery(id="sure"))
-        assert asked == []
-        keeper.hold(delivery(id="slow"))
-        while not asked:
-            later[0] += 1
-            await asyncio.sleep(0.001)
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert asked == [["slow"]]
-        assert await keeper.has(delivery(id="kept"))
-        assert not await keeper.has(delivery(id="lost"))
-        answers[0] = False
-        assert not await keeper.has(delivery(id="unknown"))
-        assert asked == [["slow"], ["kept"], ["lost"], ["unknown"]]
-        keeping.cancel()
-
-    asyncio.run(run())
+    keeper = Keeper(Center(), 30)  # type: ignore[arg-type]
+    keeping = asyncio.create_task(keeper.run())
+    assert await keeper.has(delivery(id="sure"))
+    assert asked == []
+    keeper.hold(delivery(id="slow"))
+    while not asked:
+        later[0] += 1
+        await asyncio.sleep(0.001)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert asked == [["slow"]]
+    assert await keeper.has(delivery(id="kept"))
+    assert not await keeper.has(delivery(id="lost"))
+    answers[0] = False
+    assert not await keeper.has(delivery(id="unknown"))
+    assert asked == [["slow"], ["kept"], ["lost"], ["unknown"]]
+    keeping.cancel()
 
 
-def test_after_a_standstill_new_leases_are_renewed_at_once_too() -> None:
+async def test_after_a_standstill_new_leases_are_renewed_at_once_too() -> None:
     """They may be as old as the others."""
-    later, asked = [0.0], []
+    later, asked = time_that_passes(), []
+    loop = asyncio.get_running_loop()
 
     class Center:
         async def extend(self, messages: list[Delivery], _: float) -> list[Delivery]:
-            asked.extend((one.id, asyncio.get_running_loop().time()) for one in messages)
+            asked.extend((one.id, loop.time()) for one in messages)
             return []
 
-    async def run() -> float:
-        loop = asyncio.get_running_loop()
-        clock = loop.time
-        loop.time = lambda: clock() + later[0]  # type: ignore[method-assign]
-        keeper = Keeper(Center(), 30)  # type: ignore[arg-type]
-        keeping = asyncio.create_task(keeper.run())
-        await asyncio.sleep(0)
-        began = loop.time()
-        keeper.hold(delivery(id="new"))
-        later[0] += 20  # the process stands still
-        while not asked:
-            await asyncio.sleep(0.001)
-        keeping.cancel()
-        return began
+    keeper = Keeper(Center(), 30)  # type: ignore[arg-type]
+    keeping = asyncio.create_task(keeper.run())
+    await asyncio.sleep(0)
+    began = loop.time()
+    keeper.hold(delivery(id="new"))
+    later[0] += 20  # the process stands still
+    while not asked:
+        await asyncio.sleep(0.001)
+    keeping.cancel()
 
-    began = asyncio.run(run())
     [(id, at)] = asked
     assert id == "new"
     assert at < began + 20 + 30 / TIMES  # not with the next beat
@@ -428,29 +385,28 @@ def test_after_a_standstill_new_leases_are_renewed_at_once_too() -> None:
 def test_what_could_not_be_settled_because_the_process_stood_still_is_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    later, acked = [0.0], []
+    passed, acked = list[list[float]](), []
 
     class Center:
         async def ack(self, messages: list[Delivery]) -> None:
+            [later] = passed
             if not later[0]:
                 later[0] += 1000
                 raise redis.TimeoutError("no reply within 10 seconds")
             acked.extend(messages)
 
     async def run() -> None:
-        loop = asyncio.get_running_loop()
-        clock = loop.time
-        loop.time = lambda: clock() + later[0]  # type: ignore[method-assign]
+        passed.append(time_that_passes())
         await Settler(Center(), 30).ack(delivery())  # type: ignore[arg-type]
 
-    asyncio.run(run())
+    asyncio.run(run())  # by its clock, for longer than the loop of a test may turn
     assert [message.id for message in acked] == ["order-7"]
     # Not others: asyncio tells what tests before have left as soon as it is collected.
     assert [one for one in caplog.records if one.name == settling.logger.name] == []
 
 
 @pytest.mark.parametrize("how", ["ack", "release", "reject"])
-def test_whatever_goes_wrong_when_a_message_is_settled_nothing_hangs(
+async def test_whatever_goes_wrong_when_a_message_is_settled_nothing_hangs(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Center:
@@ -459,12 +415,9 @@ def test_whatever_goes_wrong_when_a_message_is_settled_nothing_hangs(
 
         ack = release = reject = fail
 
-    async def run() -> None:
-        settler = Settler(Center(), 600)  # type: ignore[arg-type]
-        for _ in range(2):  # the next one, too
-            await asyncio.wait_for(getattr(settler, how)(delivery()), 60)
-
-    asyncio.run(run())
+    settler = Settler(Center(), 600)  # type: ignore[arg-type]
+    for _ in range(2):  # the next one, too
+        await asyncio.wait_for(getattr(settler, how)(delivery()), 60)
     assert [record.getMessage() for record in caplog.records] == [
         "1 messages that were sent are sent again when their leases end: no such thing"
     ] * 2
@@ -598,18 +551,12 @@ def test_any_other_answer_is_a_failure_that_is_kept_with_what_was_said(status: i
     assert "sesame" not in made.error
 
 
-def test_the_first_bytes_of_an_answer_are_kept_and_no_more() -> None:
+def test_what_a_failure_keeps_and_what_else_there_is() -> None:
     made = judge(Answer(500, "", "", b"x" * 10_000), HOOK, NOW)
-    assert made.error == f"{HOOK}: HTTP 500\n" + "x" * KEPT
-
-
-def test_no_answer_is_a_failure_too() -> None:
+    assert made.error == f"{HOOK}: HTTP 500\n" + "x" * KEPT, "the first bytes and no more"
     made = judge("no answer within 15 seconds", HOOK, NOW)
     assert made == (AGAIN, "no answer within 15 seconds", f"{HOOK}: {made.reason}", None, 0.0)
-
-
-def test_410_says_that_nothing_more_is_wanted() -> None:
-    assert judge(Answer(410), HOOK, NOW).what == GONE
+    assert judge(Answer(410), HOOK, NOW).what == GONE, "nothing more is wanted"
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -697,32 +644,29 @@ def test_a_lane_with_many_bytes_under_way_has_no_room() -> None:
     assert lane.room == 7
 
 
-def test_what_is_expanded_waits_until_others_have_left_memory_for_it() -> None:
-    async def run() -> None:
-        lane, begun, sent = Lane("mail", HOOK, 8), [], [asyncio.Event() for _ in range(4)]
+async def test_what_is_expanded_waits_until_others_have_left_memory_for_it() -> None:
+    lane, begun, sent = Lane("mail", HOOK, 8), [], [asyncio.Event() for _ in range(4)]
 
-        async def send(number: int) -> None:
-            async with lane.expanding() as tell:
-                begun.append(number)
-                tell(MOST_BYTES // 2)
-                await sent[number].wait()
+    async def send(number: int) -> None:
+        async with lane.expanding() as tell:
+            begun.append(number)
+            tell(MOST_BYTES // 2)
+            await sent[number].wait()
 
-        tasks = [asyncio.create_task(send(number)) for number in range(4)]
-        await asyncio.sleep(0)
-        assert begun == [0, 1]
-        assert lane.room == 0  # nor is anything else fetched
-        tasks[2].cancel()
-        sent[1].set()
-        await tasks[1]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert begun == [0, 1, 3]
-        for one in sent:
-            one.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert lane.room == 8
-
-    asyncio.run(run())
+    tasks = [asyncio.create_task(send(number)) for number in range(4)]
+    await asyncio.sleep(0)
+    assert begun == [0, 1]
+    assert lane.room == 0  # nor is anything else fetched
+    tasks[2].cancel()
+    sent[1].set()
+    await tasks[1]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert begun == [0, 1, 3]
+    for one in sent:
+        one.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert lane.room == 8
 
 
 def test_a_lane_rests_and_a_closed_one_is_never_fetched_for() -> None:
@@ -763,7 +707,6 @@ def test_a_name_that_leads_elsewhere_when_it_is_connected_to_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it resolved to when somebody looked at it before does not matter."""
-    from kombu_toc.notify.posting import Poster
 
     found = {"shop.example.com": ["127.0.0.1"], "both.example.com": ["::ffff:127.0.0.1", "0.0.0.0"]}
 
@@ -812,38 +755,33 @@ class _Names:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
 
-def test_names_that_hang_do_not_delay_others_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_names_that_hang_do_not_delay_others_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """They share a few threads then."""
-    from kombu_toc.notify import posting
 
     names = _Names()
     monkeypatch.setattr(socket, "getaddrinfo", names)
     monkeypatch.setattr(posting, "LOOKUPS", 2)
     monkeypatch.setattr(posting, "SLOW_LOOKUPS", 1)
     monkeypatch.setattr(posting, "SLOW", 0.0)
+    async with Poster(Addresses(), 60) as poster:
 
-    async def run() -> None:
-        async with posting.Poster(Addresses(), 60) as poster:
+        def ask(host: str) -> asyncio.Task[Any]:
+            return asyncio.create_task(poster.post(f"https://{host}:1/", {}, b"x"))
 
-            def ask(host: str) -> asyncio.Task[Any]:
-                return asyncio.create_task(poster.post(f"https://{host}:1/", {}, b"x"))
+        async def asked() -> str:
+            return await asyncio.to_thread(names.asked.get, timeout=30)
 
-            async def asked() -> str:
-                return await asyncio.to_thread(names.asked.get, timeout=30)
-
-            first = [ask("hangs-1"), ask("hangs-2")]
-            assert {await asked(), await asked()} == {"hangs-1", "hangs-2"}
-            names.goes_on.release(2)
-            assert {await one for one in first} == {"its name cannot be resolved: no such name"}
-            again = [ask("hangs-1"), ask("hangs-2")]
-            await asked()
-            for number in range(3):
-                assert "is no public address" in await ask(f"works-{number}")
-                assert await asked() == f"works-{number}"
-            names.goes_on.release(2)
-            await asyncio.gather(*again)
-
-    asyncio.run(run())
+        first = [ask("hangs-1"), ask("hangs-2")]
+        assert {await asked(), await asked()} == {"hangs-1", "hangs-2"}
+        names.goes_on.release(2)
+        assert {await one for one in first} == {"its name cannot be resolved: no such name"}
+        again = [ask("hangs-1"), ask("hangs-2")]
+        await asked()
+        for number in range(3):
+            assert "is no public address" in await ask(f"works-{number}")
+            assert await asked() == f"works-{number}"
+        names.goes_on.release(2)
+        await asyncio.gather(*again)
 
 
 def test_a_name_that_hangs_does_not_keep_the_process_from_ending() -> None:
@@ -862,10 +800,19 @@ asyncio.run(run())
     assert nursery.done(("-c", text), execute=True).stdout == "no answer within 0.1 seconds\n"
 
 
-def test_a_kept_connection_that_was_closed_meanwhile_costs_no_attempt() -> None:
-    """A server may close one just when it is used again."""
-    from kombu_toc.notify.posting import Poster
+async def _posted(serve: Any, number: int, timeout: float = 10, path: str = "/") -> list[Any]:
+    """What is made of the answers to so many requests, one after the other, to a target that
+    serves its connections so."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{path}"
+    async with Poster(Addresses(["127.0.0.1"]), timeout) as poster:
+        answers = [await poster.post(url, {}, b"x") for _ in range(number)]
+    server.close()
+    return answers
 
+
+async def test_a_kept_connection_that_was_closed_meanwhile_costs_no_attempt() -> None:
+    """A server may close one just when it is used again."""
     served, tasks = [], []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -884,16 +831,9 @@ def test_a_kept_connection_that_was_closed_meanwhile_costs_no_attempt() -> None:
         writer.close()
         await writer.wait_closed()
 
-    async def run() -> list[Any]:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        async with Poster(Addresses(["127.0.0.1"]), 10) as poster:
-            answers = [await poster.post(f"http://127.0.0.1:{port}/", {}, b"x") for _ in range(3)]
-        server.close()
-        await asyncio.gather(*tasks)
-        return answers
-
-    assert [answer.status for answer in asyncio.run(run())] == [204, 204, 204]
+    answers = await _posted(serve, 3)
+    await asyncio.gather(*tasks)
+    assert [answer.status for answer in answers] == [204, 204, 204]
     assert len(set(served)) == 3
 
 
@@ -902,7 +842,6 @@ def _answers(reply: bytes, *, timeout: float = 10, ends: bool = True) -> Any:
 
     ends: whether the connection is closed behind them
     """
-    from kombu_toc.notify.posting import Poster
 
     async def run() -> Any:
         done = asyncio.Event()
@@ -914,12 +853,8 @@ def _answers(reply: bytes, *, timeout: float = 10, ends: bool = True) -> Any:
                 await done.wait()
             writer.close()
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        async with Poster(Addresses(["127.0.0.1"]), timeout) as poster:
-            answer = await poster.post(f"http://127.0.0.1:{port}/hook?key=sesame", {}, b"x")
+        [answer] = await _posted(serve, 1, timeout, "/hook?key=sesame")
         done.set()
-        server.close()
         return answer
 
     return asyncio.run(run())
@@ -942,14 +877,9 @@ def _answer_after_a_standstill(answers: Callable[[Callable[[], None], socket.soc
     answers: is called in a thread when the request has come, with a function after which the
         process has stood still for a hundred seconds, and the connection
     """
-    from kombu_toc.notify.posting import Poster
-
-    later = [0.0]
 
     async def run() -> Any:
-        loop = asyncio.get_running_loop()
-        clock = loop.time
-        loop.time = lambda: clock() + later[0]  # type: ignore[method-assign]
+        loop, later = asyncio.get_running_loop(), time_that_passes()
 
         def serve() -> None:
             connection, _ = listening.accept()
@@ -1014,44 +944,36 @@ def test_a_target_has_time_after_a_standstill_too() -> None:
 
 
 @pytest.mark.parametrize("over", [0.0, MOMENT], ids=["just-then", "a-moment-later"])
-def test_what_is_read_when_the_time_is_over_is_not_lost(over: float) -> None:
+async def test_what_is_read_when_the_time_is_over_is_not_lost(over: float) -> None:
     """The loop reads it and sees that the time is over in one and the same turn.
 
     over: seconds for which the time has been over
     """
     now = [0.0]
-
-    async def run() -> bytes:
-        found = b""
-        loop = asyncio.get_running_loop()
-        loop.time = lambda: now[0]  # type: ignore[method-assign]
-        got: asyncio.Future[bytes] = loop.create_future()
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            loop.add_reader(ours, lambda: got.done() or got.set_result(ours.recv(100)))
-            with TimeLimit(10):
-                now[0] += 10
-                for _ in range(5 if over else 0):  # several turns of the loop
-                    await asyncio.sleep(0)
-                now[0] += over
-                theirs.send(b"answer")
-                found = await got
-            loop.remove_reader(ours)
-        return found
-
-    assert asyncio.run(run()) == b"answer"
+    found = b""
+    loop = asyncio.get_running_loop()
+    loop.time = lambda: now[0]  # type: ignore[method-assign]
+    got: asyncio.Future[bytes] = loop.create_future()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        loop.add_reader(ours, lambda: got.done() or got.set_result(ours.recv(100)))
+        with TimeLimit(10):
+            now[0] += 10
+            for _ in range(5 if over else 0):  # several turns of the loop
+                await asyncio.sleep(0)
+            now[0] += over
+            theirs.send(b"answer")
+            found = await got
+        loop.remove_reader(ours)
+    assert found == b"answer"
 
 
-def test_a_request_that_is_cancelled_is_not_one_that_took_too_long() -> None:
-    async def run() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        with TimeLimit(60):
-            asyncio.get_running_loop().call_soon(task.cancel)
-            await asyncio.sleep(60)
-
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(run())
+async def test_a_request_that_is_cancelled_is_not_one_that_took_too_long() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    with pytest.raises(asyncio.CancelledError), TimeLimit(60):
+        asyncio.get_running_loop().call_soon(task.cancel)
+        await asyncio.sleep(60)
 
 
 def test_an_answer_that_takes_a_message_and_never_ends_holds_nothing_up(
@@ -1081,51 +1003,48 @@ def test_a_rate_that_was_a_slow_one_holds_nothing_up_when_it_is_another() -> Non
     assert [lane.turn(2.0), lane.turn(3.25)] == [MOST_TURN, 0.0]
 
 
-def test_a_host_that_messages_name_leaves_room_to_others() -> None:
-    async def run() -> None:
-        lane = Lane("mail", HOOK, 8)
-        begun: list[str] = []
-        ends: dict[str, asyncio.Event] = {}
+async def test_a_host_that_messages_name_leaves_room_to_others() -> None:
+    lane = Lane("mail", HOOK, 8)
+    begun: list[str] = []
+    ends: dict[str, asyncio.Event] = {}
 
-        async def send(host: str, name: str) -> None:
-            lane.begin(0.0)
-            async with lane.hosts.visit(host, lane.limit):
-                begun.append(name)
-                await ends.setdefault(name, asyncio.Event()).wait()
-            lane.end()
+    async def send(host: str, name: str) -> None:
+        lane.begin(0.0)
+        async with lane.hosts.visit(host, lane.limit):
+            begun.append(name)
+            await ends.setdefault(name, asyncio.Event()).wait()
+        lane.end()
 
-        async def settle() -> None:
-            for _ in range(10):
-                await asyncio.sleep(0)
+    async def settle() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
 
-        slow = [asyncio.create_task(send("slow", f"slow-{n}")) for n in range(6)]
-        await settle()
-        assert begun == ["slow-0", "slow-1"]
-        assert (lane.under_way, lane.hosts.waiting, lane.room) == (6, 4, 6)
-        other = asyncio.create_task(send("other", "other"))
-        await settle()
-        assert begun[2:] == ["other"]
-        ends["slow-1"].set()  # they go on in their order
-        await settle()
-        assert begun[3:] == ["slow-2"]
-        slow[3].cancel()  # who waits no more holds up nobody
-        ends["slow-0"].set()
-        await settle()
-        assert begun[4:] == ["slow-4"]
-        lane.close()
-        await settle()
-        assert begun[5:] == ["slow-5"]
-        for one in ends.values():
-            one.set()
-        await asyncio.gather(*slow, other, return_exceptions=True)
-        assert (lane.hosts.waiting, lane.under_way) == (0, 1)  # the one that was cancelled
-        ends.clear()
-        more = asyncio.create_task(send("slow", "more"))
-        await settle()
-        assert begun[-1] == "more"
-        more.cancel()
-
-    asyncio.run(run())
+    slow = [asyncio.create_task(send("slow", f"slow-{n}")) for n in range(6)]
+    await settle()
+    assert begun == ["slow-0", "slow-1"]
+    assert (lane.under_way, lane.hosts.waiting, lane.room) == (6, 4, 6)
+    other = asyncio.create_task(send("other", "other"))
+    await settle()
+    assert begun[2:] == ["other"]
+    ends["slow-1"].set()  # they go on in their order
+    await settle()
+    assert begun[3:] == ["slow-2"]
+    slow[3].cancel()  # who waits no more holds up nobody
+    ends["slow-0"].set()
+    await settle()
+    assert begun[4:] == ["slow-4"]
+    lane.close()
+    await settle()
+    assert begun[5:] == ["slow-5"]
+    for one in ends.values():
+        one.set()
+    await asyncio.gather(*slow, other, return_exceptions=True)
+    assert (lane.hosts.waiting, lane.under_way) == (0, 1)  # the one that was cancelled
+    ends.clear()
+    more = asyncio.create_task(send("slow", "more"))
+    await settle()
+    assert begun[-1] == "more"
+    more.cancel()
 
 
 @pytest.mark.parametrize("deflate", [False, True])
@@ -1158,9 +1077,8 @@ _BADLY = {
 
 @each("split", ["whole", "body-apart", "bytes"])
 @each("name", _BADLY)
-def test_the_status_counts_whatever_comes_behind_the_headers(name: str, split: str) -> None:
+async def test_the_status_counts_whatever_comes_behind_the_headers(name: str, split: str) -> None:
     """And the body of one answer is never taken for the next one."""
-    from kombu_toc.notify.posting import Poster
 
     reply, served = _BADLY[name], []
     status = int(reply[9:12] if name != "204-behind-103" else b"204")
@@ -1178,15 +1096,8 @@ def test_the_status_counts_whatever_comes_behind_the_headers(name: str, split: s
                     await asyncio.sleep(0)
         writer.close()
 
-    async def run() -> list[Any]:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        async with Poster(Addresses(["127.0.0.1"]), 10) as poster:
-            answers = [await poster.post(f"http://127.0.0.1:{port}/", {}, b"x") for _ in range(4)]
-        server.close()
-        return answers
-
-    assert [getattr(answer, "status", answer) for answer in asyncio.run(run())] == [status] * 4
+    answers = await _posted(serve, 4)
+    assert [getattr(answer, "status", answer) for answer in answers] == [status] * 4
 
 
 @each(
@@ -1210,7 +1121,6 @@ def test_what_is_no_answer_is_told_without_what_the_url_may_have_that_is_secret(
 
 
 def test_any_other_error_is_told_without_that_too() -> None:
-    from kombu_toc.notify.posting import said
 
     target = f"{HOOK}?key=sesame"
     assert said(ValueError(f"bad: {target}"), target) == f"ValueError: bad: {HOOK}?..."

@@ -235,7 +235,7 @@ def test_a_job_says_what_became_of_all_that_were_counted(
 # -- messages
 
 
-def test_messages_are_expanded_beside_the_event_loop() -> None:
+async def test_messages_are_expanded_beside_the_event_loop() -> None:
     """What they expand to takes its time, and others ask meanwhile: on the page, and as JSON."""
     threads: list[threading.Thread] = []
 
@@ -248,24 +248,23 @@ def test_messages_are_expanded_beside_the_event_loop() -> None:
         threads.append(threading.current_thread())
         return {}
 
-    async def run() -> None:
-        some = [found(envelope(b"[[], {}, {}]", task="t"))] * 3
-        page = [one async for one in Reader(Mask(), Extras()).read_all(some, 0)]
-        assert [one.task for one in page] == ["t"] * 3
-        get = AsyncMock(return_value=some[:1])
-        api = SimpleNamespace(shown=shown, center=SimpleNamespace(get=get))
-        request = SimpleNamespace(token=None)
-        await tasks.shown_page(api, request, Page(some, None))  # type: ignore[arg-type]
-        await tasks.get(api, request, "mail", "id-1")  # type: ignore[arg-type]
-
-    asyncio.run(run())
+    some = [found(envelope(b"[[], {}, {}]", task="t"))] * 3
+    page = [one async for one in Reader(Mask(), Extras()).read_all(some, 0)]
+    assert [one.task for one in page] == ["t"] * 3
+    get = AsyncMock(return_value=some[:1])
+    api = SimpleNamespace(shown=shown, center=SimpleNamespace(get=get))
+    request = SimpleNamespace(token=None)
+    await tasks.shown_page(api, request, Page(some, None))  # type: ignore[arg-type]
+    await tasks.get(api, request, "mail", "id-1")  # type: ignore[arg-type]
     assert len(threads) == 7 and threading.main_thread() not in threads
 
 
 # -- dead letters
 
 
-def test_all_viewers_share_a_look_at_the_dead_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_viewers_share_a_look_at_the_dead_letters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Dead:
         scans = 0
 
@@ -274,36 +273,33 @@ def test_all_viewers_share_a_look_at_the_dead_letters(monkeypatch: pytest.Monkey
             await asyncio.sleep(0)
             return Page([found(b"{}", f"ValueError: {n % 2}") for n in range(5)], None)
 
-    async def run() -> None:
-        center = Dead()
-        dead_letters = DeadLetterGroups(center, Reader(Mask(), PageExtras()))  # type: ignore[arg-type]
-        for queue in ("mail", "sms"):
-            seen = await asyncio.gather(*(dead_letters.look(queue, 5, 9, 0) for _ in range(20)))
-            assert [(one.number, one.error) for one in seen[0].groups] == [
-                (3, "ValueError: 0"),
-                (2, "ValueError: 1"),
-            ]
-            assert all(one is seen[0] for one in seen)
-        assert center.scans == 2
-        monkeypatch.setattr(groups_module, "LEAST", 0.0)
-        monkeypatch.setattr(groups_module, "SHARE", 0.0)
-        await dead_letters.look("mail", 5, 8, 0)
-        await dead_letters.look("mail", 5, 8, 0)
-        assert center.scans == 4
-        monkeypatch.setattr(groups_module, "SHARE", 1e9)
-        await dead_letters.look("mail", 5, 8, 0)
-        await dead_letters.look("mail", 5, 8, 0)
-        assert center.scans == 5
-        dead_letters.forget("mail")  # who has changed something sees it
-        looking = asyncio.create_task(dead_letters.look("mail", 5, 8, 0))
-        await asyncio.sleep(0)
-        dead_letters.forget("mail")  # also if a look has begun before
-        await looking
-        await dead_letters.look("mail", 5, 8, 0)
-        await dead_letters.look("mail", 5, 8, 0)
-        assert center.scans == 7
-
-    asyncio.run(run())
+    center = Dead()
+    dead_letters = DeadLetterGroups(center, Reader(Mask(), PageExtras()))  # type: ignore[arg-type]
+    for queue in ("mail", "sms"):
+        seen = await asyncio.gather(*(dead_letters.look(queue, 5, 9, 0) for _ in range(20)))
+        assert [(one.number, one.error) for one in seen[0].groups] == [
+            (3, "ValueError: 0"),
+            (2, "ValueError: 1"),
+        ]
+        assert all(one is seen[0] for one in seen)
+    assert center.scans == 2
+    monkeypatch.setattr(groups_module, "LEAST", 0.0)
+    monkeypatch.setattr(groups_module, "SHARE", 0.0)
+    await dead_letters.look("mail", 5, 8, 0)
+    await dead_letters.look("mail", 5, 8, 0)
+    assert center.scans == 4
+    monkeypatch.setattr(groups_module, "SHARE", 1e9)
+    await dead_letters.look("mail", 5, 8, 0)
+    await dead_letters.look("mail", 5, 8, 0)
+    assert center.scans == 5
+    dead_letters.forget("mail")  # who has changed something sees it
+    looking = asyncio.create_task(dead_letters.look("mail", 5, 8, 0))
+    await asyncio.sleep(0)
+    dead_letters.forget("mail")  # also if a look has begun before
+    await looking
+    await dead_letters.look("mail", 5, 8, 0)
+    await dead_letters.look("mail", 5, 8, 0)
+    assert center.scans == 7
 
 
 # -- selections
