@@ -263,6 +263,30 @@ MUTANTS = [
         "test_one_that_is_deleted_and_declared_to_stay_stays_whoever_has_used_the_former",
     ),
     Mutant(
+        "a worker that is asked for an id tells nothing of what waits in the center",
+        "celery_toc/worker/remote_control.py",
+        "one.state == WAITING and one.time_us > now_us",
+        "one.state != WAITING",
+        "tests/e2e/test_inspect.py::test_a_scheduled_task_is_listed_as_celery_has_it",
+    ),
+    Mutant(
+        "who asks a worker is told the secrets of its broker's options",
+        "kombu_toc/transport/transport.py",
+        "= mask_secrets(told)",
+        "= told",
+        "tests/e2e/test_inspect.py::test_no_secret_of_the_broker_is_told_to_who_asks_a_worker",
+    ),
+    Mutant(
+        "that a max lease has passed is forgotten when the connection breaks",
+        "kombu_toc/consumer/lease_keeper.py",
+        "        results = center.runner.run_each([call for _, call in calls])\n"
+        "        overran = leases.take_overran()",
+        "        overran = leases.take_overran()\n"
+        "        results = center.runner.run_each([call for _, call in calls])",
+        "tests/contract/test_heartbeat.py::"
+        "test_that_a_max_lease_has_passed_is_told_and_counted_when_the_server_is_back",
+    ),
+    Mutant(
         "who waits claims of the first queue that it names before all others",
         "kombu_toc/center/waiting.py",
         "_rotated(self._topics, next(self._shared.listens))",

@@ -240,8 +240,8 @@ def _lasting(box: Any, consumer: Any) -> Any:
 
 INSPECT = CompatPart(
     "inspect",
-    lost="`inspect scheduled` and `revoked` do not tell what waits in the center",
-    check=lambda control: CompatPart.missing(control, "scheduled", "revoked"),
+    lost="`inspect scheduled`, `query_task` and `revoked` do not tell what waits in the center",
+    check=lambda control: CompatPart.missing(control, "scheduled", "query_task", "revoked"),
 )
 
 

@@ -1,5 +1,5 @@
 """Remote control: ``celery inspect toc``, ``celery control toc_pause`` and ``toc_resume``; and
-``celery inspect scheduled`` and ``revoked``, which also list what the center holds.
+``celery inspect scheduled``, ``query_task`` and ``revoked``, which also tell what the center holds.
 
 Importing this module registers the commands.
 """
@@ -16,8 +16,9 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery.worker import state as worker_state
 from celery.worker.control import control_command, inspect_command, nok, ok
 from kombu.utils.encoding import safe_repr
+from kombu.utils.functional import maybe_list
 
-from kombu_toc import PartialError
+from kombu_toc import WAITING, PartialError
 
 from ..app.task import Task, TaskCenter
 from ..compat import control
@@ -112,7 +113,7 @@ def toc_resume(state: Any, **kwargs: Any) -> Any:
     return _set_paused(state, False, "takes tasks again", "was not paused")
 
 
-#: Celery's commands that the two below replace; None if they are not replaced.
+#: Celery's commands that those below replace; None if they are not replaced.
 _celerys = control.inspect_commands()
 
 
@@ -135,6 +136,25 @@ def scheduled(state: Any, limit: int | None = None, **kwargs: Any) -> Any:
     return found
 
 
+def query_task(state: Any, ids: Any, **kwargs: Any) -> Any:
+    """Query for task information by id."""
+    found = _celerys.query_task(state, ids, **kwargs) if _celerys is not None else {}
+    step, missing = _step(state), [str(id) for id in maybe_list(ids) if id not in found]
+    if step is None or not missing:
+        return found
+    center = TaskCenter(state.app, step.center)
+    now_us = center.client.time()[0] * 1_000_000
+    try:
+        for queue in _spoken_for(center, state):
+            waiting = center.get(missing, topic=queue, far=False)
+            later = [one for one in waiting if one.state == WAITING and one.time_us > now_us]
+            for one in _told(map(center.task, later), state):
+                found[one["request"]["id"]] = "scheduled", one["request"]
+    except PartialError as exc:
+        logger.warning("inspect query_task: the reply lacks what is missing: %s", exc)
+    return found
+
+
 def revoked(state: Any, **kwargs: Any) -> Any:
     """List of revoked task-ids."""
     found = _celerys.revoked(state, **kwargs) if _celerys is not None else []
@@ -149,6 +169,7 @@ def revoked(state: Any, **kwargs: Any) -> Any:
 if _celerys is not None:
     _inspect(alias="dump_schedule", args=[("limit", int)], signature="[N=1000]")(scheduled)
     _inspect(alias="dump_revoked")(revoked)
+    _inspect(variadic="ids", signature="[id1 [id2 [... [idN]]]]")(query_task)
 
 
 def _spoken_for(center: TaskCenter, state: Any) -> list[str]:

@@ -62,20 +62,26 @@ class Lookup(CenterPart):
     all declared topics are."""
 
     def get(
-        self, id: str | Iterable[str], *, topic: str | None = None, basis: str | None = None
+        self,
+        id: str | Iterable[str],
+        *,
+        topic: str | None = None,
+        basis: str | None = None,
+        far: bool = True,
     ) -> list[Found]:
         """Look messages up by id, and the copies that share it; an empty list if there is none.
 
         id: one, or several
         basis: slot basis, if the sender gave one: then only the slots are asked that it picks
+        far: also those that are too far ahead to be in Redis; then databases are asked
 
         Raises PartialError while a node of a Cluster is away that may have one of the ids, and no
         other node has a message of that id.
         """
         ids = ids_of(id)
-        far = self._far_of(topic)
+        library = self._far_of(topic) if far else None
         # Before Redis is asked: what is put there meanwhile is found there.
-        ahead = far.get(ids, topic) if far is not None else []
+        ahead = library.get(ids, topic) if library is not None else []
         once: dict[Any, Found] = {}
         away = Away()
         for one in self.looked(partial(self._get, away=away), ids, topic, basis, away):

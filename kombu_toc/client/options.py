@@ -311,12 +311,16 @@ def _sentinel_kwargs(name: str, value: Any) -> dict[str, Any]:
     return {k: v for k, v in value.items() if k not in _IGNORED}
 
 
-def _masked(value: Any) -> Any:
-    """An option's value for display, without the secrets of a mapping."""
+def mask_secrets(value: Any) -> Any:
+    """An option's value for display: without the passwords of URLs and the secrets of mappings."""
+    if isinstance(value, str):
+        return mask_password(value)
+    if isinstance(value, (list, tuple)):
+        return [mask_secrets(one) for one in value]
     if not isinstance(value, Mapping):
         return value
     return {
-        key: "**" if _SECRET.search(str(key)) and inner is not None else _masked(inner)
+        key: "**" if _SECRET.search(str(key)) and inner is not None else mask_secrets(inner)
         for key, inner in value.items()
     }
 
@@ -475,7 +479,7 @@ class Settings:
 
     def __repr__(self) -> str:
         shown = (
-            f"{field.name}={_masked(getattr(self, field.name))!r}"
+            f"{field.name}={mask_secrets(getattr(self, field.name))!r}"
             for field in fields(self)
             if field.repr
         )

@@ -25,7 +25,16 @@ from ..center.failures import FailureWriter
 from ..client.connect import CONNECT_TIMEOUT, connect
 from ..client.connection import Client, ClusterClient
 from ..client.errors import check_server
-from ..client.options import Address, Settings, hide, mask_password, read, read_url, sentinel_url
+from ..client.options import (
+    Address,
+    Settings,
+    hide,
+    mask_password,
+    mask_secrets,
+    read,
+    read_url,
+    sentinel_url,
+)
 from ..compat import SOCKET
 from ..consumer.connections import BROKEN, RestingNodes
 from ..consumer.lease_keeper import LeaseKeeper
@@ -339,6 +348,12 @@ class Transport(virtual.Transport):
             if not uri.startswith("toc"):
                 uri = f"toc+{uri}"
         return uri if include_password else mask_password(uri, mask)
+
+    def info(self) -> dict[str, Any]:
+        """What its connection's `info` tells, without secrets."""
+        told = {n: value for n, value in self.client.info().items() if n != "password"}
+        masked: dict[str, Any] = mask_secrets(told)
+        return masked
 
     def establish_connection(self) -> Transport:
         """Make sure that a usable server answers.

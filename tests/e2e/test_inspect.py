@@ -79,6 +79,20 @@ def test_a_scheduled_task_is_listed_as_celery_has_it(live: Live, pool: str) -> N
             }
         ]
     }
+    [[listed]] = inspect(live.app).scheduled().values()
+    assert inspect(live.app).query_task(sent.id, "unknown") == {
+        worker.hostname(): {sent.id: ["scheduled", listed["request"]]}
+    }
+
+
+def test_no_secret_of_the_broker_is_told_to_who_asks_a_worker(live: Live) -> None:
+    """K1: neither of its URLs nor of its options."""
+    urls = [live.server.toc_url, "toc+redis://:sesame@127.0.0.1:1/0"]
+    options = {"sentinel_kwargs": {"password": "sesame"}}
+    live.start_workers(1, *ALONE, broker_url=urls, broker_transport_options=options)
+    [stats] = inspect(live.app).stats().values()
+    assert stats["broker"]["transport"].startswith("toc")
+    assert "sesame" not in repr(stats)
 
 
 @pytest.mark.parametrize("countdown", [pytest.param(None, marks=pytest.mark.nightly), HOUR])
@@ -180,6 +194,7 @@ def test_the_time_is_the_one_that_the_center_goes_by(live: Live) -> None:
 def test_a_worker_of_another_broker_tells_what_celery_does() -> None:
     consumer = SimpleNamespace(timer=SimpleNamespace(schedule=SimpleNamespace(queue=())))
     assert remote.scheduled(SimpleNamespace(consumer=consumer)) == []
+    assert remote.query_task(SimpleNamespace(consumer=consumer), ["unknown"]) == {}
     assert remote.revoked(SimpleNamespace(consumer=consumer)) == list(worker_state.revoked)
 
 
