@@ -6,7 +6,7 @@ import os
 import socket
 import time
 import zlib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -73,7 +73,6 @@ class Keeper:
         host = socket.gethostname() if urls[0].startswith("sqlite") else ""
         self._speaker = f"{SPEAKER} {zlib.crc32(repr((urls, host)).encode()):08x}"
         self._retention_us = int(self._retention * 1_000_000)
-        self._next_prune = self._next_off = 0.0
         #: the queues that have no rows, as the library has them
         self._off: dict[str, Declaration] = {}
         #: what is left of a round of it that goes on
@@ -90,10 +89,8 @@ class Keeper:
         self._behind = Behind(self._store, self.center)
         #: monotonic seconds until which this process is elected, whatever becomes of attempts
         self._until = 0.0
-        #: monotonic seconds of the next attempt to be elected, turn and look
-        self._next_attempt = self._next_turn = self._next_look = 0.0
-        #: the same of what is done once a second, whatever is left of the turn
-        self._next_second = 0.0
+        #: by what is done now and then, monotonic seconds of the next time
+        self._next: dict[str, float] = defaultdict(float)
         #: by the number of a shard, of what may have been put and is not in Redis: its row, as key
         #: and time of the last change, and since when it is missing
         self._missing: dict[int, dict[tuple[Key, int], int]] = {}
@@ -105,6 +102,14 @@ class Keeper:
         """Whether it is this process that looks after the library."""
         return time.monotonic() < self._until
 
+    def _is_due(self, what: str, interval: float) -> bool:
+        """Whether so many seconds have passed since this was due."""
+        now = time.monotonic()
+        is_due = now >= self._next[what]
+        if is_due:
+            self._next[what] = now + interval
+        return is_due
+
     def turn(self) -> bool:
         """Do what is due, if no other process does; return whether there is more to do at once.
         Raises LibraryError of the first database that cannot be used; the others are looked
@@ -113,29 +118,25 @@ class Keeper:
         with each_asked() as asking:
             self._check_usable(asking)
             now = time.monotonic()
-            if now >= self._next_attempt:
-                self._next_attempt = now + ATTEMPT_INTERVAL
-                speaks_for = self.center.notes.speaks_for
-                mine = speaks_for([self._speaker], self._name, ELECTED)
+            if self._is_due("attempt", ATTEMPT_INTERVAL):
+                mine = self.center.notes.speaks_for([self._speaker], self._name, ELECTED)
                 self._until = now + ELECTED - MARGIN if mine else 0.0
             if not (self.is_elected and self.is_restored()):
                 return False
             for turn in (partial(self._loader.turn, self._until), self._behind.turn):
                 with asking:
                     more = turn() or more
-            if now >= self._next_turn:
-                self._next_turn = now + INTERVAL
-                others: tuple[Callable[[], object], ...] = ()
-                if now >= self._next_second:
-                    self._next_second = now + INTERVAL
-                    others = self._look_if_due, self._prune_if_due, self._note_off_if_due
-                missing: Callable[[], object] = partial(self.put_missing, self._next_asked())
-                for do in (missing, *others):
+            if self._is_due("turn", INTERVAL):
+                due: list[Callable[[], object]] = [partial(self.put_missing, self._next_asked())]
+                # Once a second, whatever is left of what is put.
+                if self._is_due("others", INTERVAL):
+                    due += [self._look_if_due, self._prune_if_due, self._note_off_if_due]
+                for do in due:
                     with asking:
                         do()
                 if self.has_more:
-                    self._next_turn = now + TURN
-                    more = more or time.monotonic() >= self._next_turn
+                    self._next["turn"] = now + TURN
+                    more = more or time.monotonic() >= now + TURN
         return more
 
     def _check_usable(self, asking: Asking) -> None:
@@ -150,17 +151,12 @@ class Keeper:
             raise asking.error
 
     def _look_if_due(self) -> None:
-        now = time.monotonic()
-        begins = now >= self._next_look and not self._reconciler.goes_on
-        if begins:
-            self._next_look = now + LOOK_INTERVAL
-        self._reconciler.look(begins=begins)
+        goes_on = self._reconciler.goes_on
+        self._reconciler.look(begins=not goes_on and self._is_due("look", LOOK_INTERVAL))
 
     def _note_off_if_due(self) -> None:
-        now = time.monotonic()
-        if now < self._next_off:
+        if not self._is_due("off", OFF_INTERVAL):
             return
-        self._next_off = now + OFF_INTERVAL
         off = {
             one.name: one.declaration
             for one in self.center.registry.select(None)
@@ -174,8 +170,7 @@ class Keeper:
     def _prune_if_due(self) -> None:
         now = time.monotonic()
         pruning, self._pruning = self._pruning, None
-        if pruning is None and now >= self._next_prune:
-            self._next_prune = now + PRUNE_INTERVAL
+        if pruning is None and self._is_due("prune", PRUNE_INTERVAL):
             pruning = self.pruning()
         if pruning is None:
             return

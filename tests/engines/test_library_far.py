@@ -272,7 +272,7 @@ def test_a_fleet_has_one_loader_and_another_follows_it(queue, store, center, ser
     assert row_of(store, "far").place == statuses.FAR
     for key in center.client.scan_iter("*speak*"):
         center.client.delete(key)  # as when the first has died
-    second._next_attempt = 0.0
+    second._next["attempt"] = 0.0
     while row_of(store, "far").place == statuses.FAR:
         second.turn()
     assert len(center.get("far")) == 1
