@@ -192,19 +192,15 @@ class Notifier:
             lane.limit = min(self._concurrency, share)
             lane.terms = target
         every = list(lanes.values())
-        parts = [every[number::MAX_GROUPS] for number in range(MAX_GROUPS)]
-        parts = [part for part in parts if part]
-        kept = {id(group): group for group in self._groups if group.lanes in parts}
-        ended = [group for group in self._groups if id(group) not in kept]
-        for group in ended:
-            group.task.cancel()
+        parts = [part for number in range(MAX_GROUPS) if (part := every[number::MAX_GROUPS])]
+        kept = [group for group in self._groups if group.lanes in parts]
+        ended = {group.task for group in self._groups if group not in kept}
+        for task in ended:
+            task.cancel()
         if ended:
-            await asyncio.wait({group.task for group in ended})
-        running = [group.lanes for group in kept.values()]
-        self._groups = list(kept.values())
-        for part in parts:
-            if part not in running:
-                self._groups.append(_Group(self, part))
+            await asyncio.wait(ended)
+        running = [group.lanes for group in kept]
+        self._groups = kept + [_Group(self, part) for part in parts if part not in running]
 
     # -- one message
 
