@@ -684,6 +684,13 @@ class Recorder:
                     "%d messages or their ends are not recorded: the library was away for too long",
                     lost,
                 )
+            lost = self.schedules.owed.take_lost()
+            if lost:
+                logger.error(
+                    "the latest changes of %d schedules are not recorded, the library was away for "
+                    "too long: see after a rebuild whether they are as they should be",
+                    lost,
+                )
             if stopping:
                 if self.backlog:
                     logger.error(

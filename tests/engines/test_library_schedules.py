@@ -87,6 +87,17 @@ def test_all_is_written_when_a_flush_ends_also_what_another_thread_writes(app, c
     assert rows(store).keys() == {"each"}
 
 
+def test_changes_of_more_schedules_than_a_process_keeps_are_given_up_and_it_says_so(
+    app, away, monkeypatch, caplog
+):
+    monkeypatch.setattr("kombu_toc.library.putting.MAX_CHANGES", 2)
+    away.numbers.update((0, 1))
+    for number in range(3):
+        timeout_center(app).schedules.put(f"each-{number}", "shop.remind", 3600)
+    recorder_of(app).close()
+    assert "the latest changes of 1 schedules are not recorded" in caplog.text
+
+
 def test_after_a_firing_the_next_one_comes_back(app, client, store, center: TimeoutCenter):
     mine = timeout_center(app)
     mine.schedules.put("often", "shop.remind", 0.2, args=(1,))
