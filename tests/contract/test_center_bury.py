@@ -8,21 +8,22 @@ import pytest
 
 from kombu_toc import DEAD, ReceiptError, TimeoutCenter
 
-from ..support.inspection import aged, announced, check_slots, full_server, residue, time_passes
+from ..support.inspection import (
+    aged,
+    announced,
+    check_slots,
+    delivered,
+    full_server,
+    residue,
+    time_passes,
+)
 
 HOUR = 3600.0
 
 
-def taken(center, id="x", body=b"body", **options):
-    """A message as it is delivered."""
-    center.put("one", id, body, **options)
-    [message] = center.pop("one").messages
-    return message
-
-
 @pytest.mark.parametrize("acknowledged", [True, False])
 def test_it_is_dead_whether_it_was_acknowledged_or_not(one, client, acknowledged):
-    message = taken(one, priority=9)
+    message = delivered(one, body=b"body", priority=9)
     if acknowledged:
         assert one.ack(message) == 1
     assert one.bury(message, reason="failed", error="ValueError: boom\nTraceback") == "x"
@@ -44,7 +45,7 @@ def test_it_is_dead_whether_it_was_acknowledged_or_not(one, client, acknowledged
 @pytest.mark.parametrize("acknowledged", [True, False])
 def test_it_may_be_said_twice(one, acknowledged):
     """Its reply was lost"""
-    message = taken(one)
+    message = delivered(one)
     if acknowledged:
         one.ack(message)
     before = one.metrics.counts(one.registry.topic("one")).dead
@@ -58,7 +59,7 @@ def test_it_may_be_said_twice(one, acknowledged):
 
 
 def test_a_replayed_message_that_fails_again_is_dead_again(one):
-    message = taken(one)
+    message = delivered(one)
     for _ in range(3):
         one.ack(message)
         one.bury(message, reason="failed")
@@ -69,7 +70,7 @@ def test_a_replayed_message_that_fails_again_is_dead_again(one):
 
 
 def test_it_is_taken_from_where_a_rollback_has_put_it(one):
-    message = taken(one)
+    message = delivered(one)
     time_passes(one, "one", HOUR)
     one.pop("one", 0)
     assert one.counts("one").ready == 1
@@ -79,7 +80,7 @@ def test_it_is_taken_from_where_a_rollback_has_put_it(one):
 
 
 def test_what_has_its_id_since_stays_and_it_is_found_beside_that(one, client):
-    message = taken(one)
+    message = delivered(one)
     one.ack(message)
     one.put("one", "x", b"another", delay=HOUR)
     copy = f"x#{zlib.crc32(b'body'):08x}"
@@ -109,7 +110,7 @@ def test_a_copy_dies_as_a_copy(one, client):
 
 
 def test_what_it_had_of_its_own_it_has_again_but_does_not_expire_at_once(one):
-    message = taken(one, visibility=7, expiration=60)
+    message = delivered(one, visibility=7, expiration=60)
     one.ack(message)
     message = aged(message, HOUR)  # it has expired since
     one.bury(message, reason="failed")
@@ -121,7 +122,7 @@ def test_what_it_had_of_its_own_it_has_again_but_does_not_expire_at_once(one):
 
 def test_what_expires_by_its_topic_can_be_run_again(center, client):
     center.queues.declare("one", slots=1, message_ttl=60_000)
-    message = taken(center)
+    message = delivered(center)
     center.ack(message)
     center.bury(aged(message, HOUR), reason="failed")
     center.dead.requeue("one")
@@ -132,7 +133,7 @@ def test_what_expires_by_its_topic_can_be_run_again(center, client):
 
 
 def test_a_full_server_keeps_it(one, client):
-    message = taken(one)
+    message = delivered(one)
     one.ack(message)
     with full_server(client):
         assert one.bury(message, reason="failed") == "x"
@@ -141,26 +142,26 @@ def test_a_full_server_keeps_it(one, client):
 def test_dead_letters_are_limited_as_others(center):
     center.queues.declare("one", slots=1, dead_limit=2)
     for id in "abcd":
-        center.bury(taken(center, id), reason="failed")
+        center.bury(delivered(center, id=id), reason="failed")
     center.pop("one", 1)
     assert center.counts("one").dead == 2
 
 
 def test_a_slot_that_the_topic_has_no_more_gets_none(one):
-    gone = taken(one)._replace(slot=5)
+    gone = delivered(one)._replace(slot=5)
     assert one.bury(gone, reason="failed") == "x"
     assert len(one.get("x", topic="one")) == 1
 
 
 def test_a_receipt_is_refused(one):
-    message = taken(one)
+    message = delivered(one)
     with pytest.raises(ReceiptError, match="has no body; bury the message itself"):
         one.bury(message.receipt, reason="failed")
     assert one.counts("one").in_flight == 1
 
 
 def test_a_center_that_has_not_used_the_topic_can_too(one, client):
-    message = taken(one)
+    message = delivered(one)
     one.ack(message)
     assert TimeoutCenter(client).bury(message, reason="failed") == "x"
     assert one.counts("one").dead == 1

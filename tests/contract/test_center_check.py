@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from typing import Any
@@ -10,10 +9,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
-from celery_toc.cli import toc
 from kombu_toc import Fault, TimeoutCenter
 from kombu_toc.model.results import (
     DEAD,
@@ -28,10 +24,10 @@ from kombu_toc.model.results import (
 )
 
 from ..support.cluster import Cluster
+from ..support.commands import answer
 from ..support.fixtures import own_server
 from ..support.inspection import announced, check_slots, forget_late, residue
 from ..support.servers import Server
-from .test_schedule_commands import APART
 
 
 @pytest.fixture
@@ -78,9 +74,8 @@ def test_status_and_list_show_the_other_queues_beside_a_key_that_another_program
 
     def run(*words: str) -> Any:
         with Celery("shop", broker=server.toc_url, set_as_current=False) as app:
-            context = CLIContext(app=app, no_color=True, workdir=None)
-            done = CliRunner(**APART).invoke(toc, words, obj=context, catch_exceptions=False)
-            return done.exit_code, json.loads(done.stdout), done.stderr
+            done = answer(app, *words)
+            return done.code, done.json, done.err
 
     slot = center.queues.declare("broken", slots=1).slot(0)
     center.put("broken", "lost", b"x")

@@ -20,6 +20,8 @@ from ..support.cases import night
 from ..support.inspection import (
     birth_of,
     check_slots,
+    delivered,
+    end_lease,
     now_us,
     pop_call,
     put_call,
@@ -42,11 +44,6 @@ def pop_now(center, topic="one", *, visibility=60.0, **kwargs):
     return center.runner.run(pop_call(center, declared, visibility=visibility, **kwargs))
 
 
-def end_lease(center, *deliveries):
-    """Let leases end now, so that nobody has to wait for it."""
-    assert center.extend(deliveries, 0) == []
-
-
 # -- action times
 
 
@@ -63,8 +60,7 @@ def test_a_message_is_never_delivered_before_its_action_time(one, client):
 
 
 def test_without_a_time_a_message_is_due_at_once(one):
-    one.put("one", "x", b"body")
-    [message] = one.pop("one").messages
+    message = delivered(one, body=b"body")
     assert (message.topic, message.slot, message.step, message.id) == ("one", 0, 0, "x")
     assert (message.body, message.retries_left, message.failures) == (b"body", 16, 0)
 
@@ -167,19 +163,12 @@ def test_a_handler_may_put_its_job_again_for_later_and_then_acknowledge(one):
         time_passes(one, "one", HOUR)
 
 
-def test_a_put_for_sooner_is_not_held_by_the_one_for_later(one):
-    one.put("one", "x", b"same", delay=3600)
-    one.put("one", "x", b"same", delay=5)
-    assert one.queues.coming("one", [60]) == [1]
-
-
-def test_a_dead_letter_swallows_no_put(one):
-    one.put("one", "x", b"same")
-    [message] = one.pop("one").messages
-    one.reject(message, requeue=False)
-    assert one.put("one", "x", b"same").added
-    [again] = one.pop("one").messages
-    assert again.body == b"same"
+def test_no_put_is_held_by_one_for_later_or_swallowed_by_a_dead_letter(one):
+    for delay in (3600, 5):
+        one.put("one", "x", b"same", delay=delay)
+    assert one.queues.coming("one", [60]) == [1], "the one for later"
+    one.reject(delivered(one, id="y", body=b"same"), requeue=False)
+    assert delivered(one, id="y", body=b"same").body == b"same"
 
 
 @pytest.mark.versions
@@ -259,14 +248,11 @@ def test_a_waiting_message_gets_body_and_time_of_another(one):
 
 @pytest.mark.parametrize("state", [IN_FLIGHT, DEAD])
 def test_what_is_in_flight_or_dead_is_not_replaced(one, state):
-    one.put("one", "x", b"old")
-    [message] = one.pop("one").messages
+    message = delivered(one, body=b"old")
     if state == DEAD:
         one.reject(message, requeue=False)
-    made = one.put("one", "x", b"new", if_exists="replace")
-    assert made.outcome == "added"
-    again = one.put("one", "x", b"newer", if_exists="replace")
-    assert again.outcome == "replaced"
+    made = [one.put("one", "x", body, if_exists="replace") for body in (b"new", b"newer")]
+    assert [put.outcome for put in made] == ["added", "replaced"]
     assert sorted((one.state, one.body) for one in one.get("x", topic="one")) == sorted(
         [(state, b"old"), (WAITING, b"newer")]
     )
@@ -276,17 +262,15 @@ def test_what_is_in_flight_or_dead_is_not_replaced(one, state):
 def test_of_several_that_wait_the_newest_is_replaced(one):
     for body in (b"1", b"2", b"3"):
         one.put("one", "x", body, delay=HOUR - int(body))
-    assert one.put("one", "x", b"4", delay=HOUR, if_exists="replace").outcome == "replaced"
-    assert sorted(found.body for found in one.get("x", topic="one")) == [b"1", b"2", b"4"]
-    assert one.put("one", "x", b"5", delay=HOUR, if_exists="replace").outcome == "replaced"
-    assert sorted(found.body for found in one.get("x", topic="one")) == [b"1", b"2", b"5"]
+    for newest in (b"4", b"5"):
+        assert one.put("one", "x", newest, delay=HOUR, if_exists="replace").outcome == "replaced"
+        assert sorted(found.body for found in one.get("x", topic="one")) == [b"1", b"2", newest]
     check_slots(one, "one")
 
 
 def test_the_newest_may_have_the_id_itself(one):
     """The first has gone, and its id was free; the copy is older."""
-    one.put("one", "x", b"first")
-    [first] = one.pop("one").messages
+    first = delivered(one, body=b"first")
     one.put("one", "x", b"copy", delay=HOUR)
     one.ack([first])
     one.put("one", "x", b"first", delay=HOUR)
@@ -295,8 +279,7 @@ def test_the_newest_may_have_the_id_itself(one):
 
 
 def test_what_came_back_is_replaced_and_its_late_ack_touches_nothing(one):
-    one.put("one", "x", b"old")
-    [message] = one.pop("one").messages
+    message = delivered(one, body=b"old")
     assert one.reject(message, requeue=True, backoff=HOUR) == WAITING
     assert one.put("one", "x", b"new", if_exists="replace").outcome == "replaced"
     assert one.ack([message]) == 0
@@ -512,19 +495,12 @@ def test_messages_put_for_now_keep_their_publish_order_within_a_slot(one):
 
 
 def test_a_higher_step_waits_for_the_lower_ones(center):
-    """K3: 0 goes first, over all slots, whatever the action times"""
-    for number, priority in enumerate([9, 6, 3, 0, 9, 0]):
+    """K3: 0 goes first, over all slots, whatever the action times; 5 is of the step of 3"""
+    for number, priority in enumerate([9, 6, 5, 0, 9, 0, 3]):
         center.put("mail", f"{number}", b"", at=number + 1, priority=priority)
     popped = center.pop("mail", 10)
-    assert [message.id for message in popped.messages] == ["3", "5", "2", "1", "0", "4"]
-    assert [message.step for message in popped.messages] == [0, 0, 1, 2, 3, 3]
-
-
-def test_a_priority_between_two_steps_belongs_to_the_lower(one):
-    """K3"""
-    one.put("one", "five", b"", priority=5)
-    one.put("one", "three", b"", priority=3)
-    assert pop_ids(one) == ["five", "three"]
+    assert [message.id for message in popped.messages] == ["3", "5", "2", "6", "1", "0", "4"]
+    assert [message.step for message in popped.messages] == [0, 0, 1, 1, 2, 3, 3]
 
 
 @pytest.mark.one_server("of several nodes each gives a share, not the earliest of all")
@@ -589,35 +565,34 @@ def test_soon_reaches_ahead_and_late_only_behind(one, client):
     check_slots(one, "one")
 
 
-def test_late_takes_what_has_been_due_for_long_and_leaves_the_rest_to_idle_workers(one, client):
-    """X1"""
-    now = now_us(client) / 1e6
-    for id, ago in (("a", 30), ("b", 20), ("c", 10), ("d", 0.5)):
-        one.put("one", id, b"", at=now + HOUR - ago)
-    time_passes(one, "one", HOUR)
+def due_since(center, **messages):
+    """Messages that have been due for so many seconds, and perhaps their priorities."""
+    now = now_us(center.client) / 1e6
+    for id, (ago, *priority) in messages.items():
+        how = {"priority": priority[0]} if priority else {}
+        center.put("one", id, b"", at=now + HOUR - ago, **how)
+    time_passes(center, "one", HOUR)
+
+
+def test_late_takes_what_has_been_due_for_long_and_leaves_the_rest_to_idle_workers(one):
+    """X1; also over the steps of priorities"""
+    due_since(one, a=[30], b=[20], c=[10], d=[0.5])
     popped = pop_now(one, ready_limit=1, overdue_limit=4, behind_us=15_000_000)
     assert [message.id for message in popped.messages] == ["a", "b"]
     assert popped.more
     check_slots(one, "one")
-
-
-def test_the_two_counts_include_each_other(one, client):
-    now = now_us(client) / 1e6
-    for number in range(10):
-        one.put("one", f"{number}", b"", at=now + HOUR - 100 + number)
-    time_passes(one, "one", HOUR)
-    assert len(pop_now(one, ready_limit=2, overdue_limit=5, behind_us=1000).messages) == 5
-    assert len(pop_now(one, ready_limit=3, overdue_limit=1, behind_us=1000).messages) == 3
-
-
-def test_the_counts_hold_over_priority_steps(one, client):
-    now = now_us(client) / 1e6
-    for id, ago, priority in (("fresh", 1, 0), ("old", 50, 9), ("new", 0.9, 9)):
-        one.put("one", id, b"", at=now + HOUR - ago, priority=priority)
-    time_passes(one, "one", HOUR)
+    one.ack(popped.messages)
+    one.queues.purge("one")
+    due_since(one, fresh=[1, 0], old=[50, 9], new=[0.9, 9])
     popped = pop_now(one, ready_limit=1, overdue_limit=5, behind_us=10_000_000)
     assert [message.id for message in popped.messages] == ["fresh", "old"]
     check_slots(one, "one")
+
+
+def test_the_two_counts_include_each_other(one):
+    due_since(one, **{f"{number}": [100 - number] for number in range(10)})
+    assert len(pop_now(one, ready_limit=2, overdue_limit=5, behind_us=1000).messages) == 5
+    assert len(pop_now(one, ready_limit=3, overdue_limit=1, behind_us=1000).messages) == 3
 
 
 def test_a_pop_that_wants_nothing_takes_nothing_and_says_what_is_due(one):
@@ -631,21 +606,13 @@ def test_a_pop_that_wants_nothing_takes_nothing_and_says_what_is_due(one):
 
 
 def test_an_acknowledged_message_is_gone(center, client):
-    """A5"""
+    """A5; also many of several topics at once"""
     for number in range(20):
-        center.put("mail", f"{number}", b"", priority=number % 10)
-    messages = center.pop("mail", 20).messages
-    assert center.ack(messages) == 20
+        for topic in ("mail", "mail", "sms"):
+            center.put(topic, f"{number}", b"", priority=number % 10)
+    messages = [one for topic in ("mail", "sms") for one in center.pop(topic, 50).messages]
+    assert center.ack(messages) == 60
     assert center.ack(messages) == 0
-    assert residue(client) == []
-
-
-def test_messages_of_many_topics_are_acknowledged_at_once(center, client):
-    for topic in ("a", "b", "c"):
-        center.put(topic, "x", b"1")
-        center.put(topic, "x", b"2")
-    messages = [message for topic in "abc" for message in center.pop(topic, 5).messages]
-    assert center.ack(messages) == 6
     assert residue(client) == []
 
 
@@ -672,23 +639,20 @@ def test_a_message_is_delivered_17_times_at_most_then_it_is_dead(one):
 def test_a_topic_may_allow_no_redelivery_at_all(center):
     """W2"""
     center.queues.declare("once", slots=1, retries=0)
-    center.put("once", "x", b"")
-    [message] = center.pop("once").messages
+    message = delivered(center, "once")
     assert message.retries_left == 0
     assert center.reject(message, requeue=True) == DEAD
 
 
 def test_a_rejected_message_goes_ahead_of_everything_untried(one):
-    one.put("one", "x", b"")
-    [message] = one.pop("one").messages
+    message = delivered(one)
     one.put("one", "old", b"", at=1)
     assert one.reject(message, requeue=True) == WAITING
     assert pop_ids(one) == ["x", "old"]
 
 
 def test_a_back_off_delays_the_redelivery(one, client):
-    one.put("one", "x", b"")
-    [message] = one.pop("one").messages
+    message = delivered(one)
     before = now_us(client)
     assert one.reject(message, requeue=True, backoff=HOUR) == WAITING
     [found] = one.get("x", topic="one")
@@ -701,36 +665,29 @@ def test_a_back_off_delays_the_redelivery(one, client):
 
 def test_a_message_that_is_not_to_be_tried_again_is_kept_with_the_reason(one):
     """A6: nothing is deleted silently"""
-    one.put("one", "x", b"body")
-    [message] = one.pop("one").messages
+    message = delivered(one, body=b"body")
     assert one.reject(message, requeue=False, reason="ill-formed ü") == DEAD
     [found] = one.get("x", topic="one")
     assert (found.state, found.body, found.reason) == (DEAD, b"body", "ill-formed ü")
     assert one.counts("one").dead == 1
 
 
-def test_a_rejection_after_the_lease_ended_costs_no_second_retry(one):
-    one.put("one", "x", b"")
-    [message] = one.pop("one").messages
+@pytest.mark.parametrize("delivered_again", [False, True])
+def test_a_rejection_after_the_lease_ended_costs_no_second_retry_and_a_final_one_counts(
+    one, delivered_again
+):
+    message = delivered(one, priority=9)
     end_lease(one, message)
-    one.pop("one", 0)
+    assert one.pop("one", 0).rolled_back == ["x"]
     assert one.reject(message, requeue=True) is None
-    assert one.pop("one").messages[0].retries_left == 15
-
-
-@pytest.mark.parametrize("delivered", [False, True])
-def test_a_final_rejection_counts_also_after_the_lease_ended(one, delivered):
-    one.put("one", "x", b"", priority=9)
-    [message] = one.pop("one").messages
-    end_lease(one, message)
-    one.pop("one", 1 if delivered else 0)
+    if delivered_again:
+        assert one.pop("one").messages[0].retries_left == 15
     assert one.reject(message, requeue=False) == DEAD
     check_slots(one, "one")
 
 
 def test_rejecting_or_releasing_what_is_gone_brings_nothing_back(one, client):
-    one.put("one", "x", b"")
-    [message] = one.pop("one").messages
+    message = delivered(one)
     one.ack([message])
     assert one.reject(message, requeue=True) is None
     assert one.reject(message, requeue=False) is None
@@ -765,8 +722,7 @@ def test_a_message_held_ahead_and_released_is_not_due_earlier_than_it_was(one, c
 
 
 def test_releasing_a_tried_message_takes_no_retry(one):
-    one.put("one", "x", b"")
-    one.reject(one.pop("one").messages[0], requeue=True)
+    one.reject(delivered(one), requeue=True)
     for _ in range(3):
         [message] = one.pop("one").messages
         assert message.retries_left == 15
@@ -822,8 +778,7 @@ def test_a_lease_that_keeps_ending_leads_to_the_dead_queue(one):
 
 def test_a_rolled_back_message_keeps_its_priority(one):
     """K3"""
-    one.put("one", "low", b"", priority=9)
-    end_lease(one, *one.pop("one").messages)
+    end_lease(one, delivered(one, id="low", priority=9))
     one.put("one", "high", b"", priority=0)
     popped = one.pop("one", 5)
     assert [(message.id, message.step) for message in popped.messages] == [("high", 0), ("low", 3)]

@@ -3,7 +3,6 @@ transport promise is tested there by the same tests as on one server (TOC_TEST_C
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -19,12 +18,9 @@ from unittest.mock import Mock
 import pytest
 import redis
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 from kombu import Connection, Consumer, Exchange, Message, Producer, Queue
 
 import kombu_toc
-from celery_toc.cli import toc
 from kombu_toc import ScheduleChange, ScheduleFiring, TimeoutCenter, center_for
 from kombu_toc.client.errors import BROKEN
 from kombu_toc.migrate import migrate_broker
@@ -32,6 +28,7 @@ from kombu_toc.migrate import migrate_broker
 from ..meta.test_readme import broker_of
 from ..support.cases import night
 from ..support.cluster import Cluster
+from ..support.commands import Answer, answer
 from ..support.fixtures import drain, failure
 from ..support.http_server import HttpServer
 from ..support.inspection import (
@@ -51,7 +48,6 @@ from ..support.servers import Server, frozen
 from ..support.waiting import in_thread, wait_until
 from .test_migrate import at, hold, send, source_keys
 from .test_reshard import Killed
-from .test_schedule_commands import APART
 
 
 @pytest.fixture
@@ -446,21 +442,19 @@ def what_is_done_to_many_is_done(one_away: OneAway) -> None:
             done[name] = exc.results
     assert (done["requeue"], done["purge"]) == (1, 1)
     cancelled = _toc(one_away.cluster, "cancel", "--queue", "mail", "--yes", "--json")
-    assert cancelled.exit_code == 6, cancelled
-    told = json.loads(cancelled.stdout)
+    assert cancelled.code == 6, cancelled
+    told = cancelled.json
     assert (told["cancelled"], told["late"]) == (len(here), 0)
     assert told["missing"][0]["queue"] == "mail"
 
 
-def _toc(cluster: Cluster, *words: str) -> Any:
+def _toc(cluster: Cluster, *words: str) -> Answer:
     """Run a command of ``celery toc``."""
-    options = {"socket_timeout": 1}
     places = {"h1:7000,h2:7000,h3:7000": cluster.toc_url.partition("//")[2]}
     broker = broker_of("docs/cluster.md", "toc+cluster:", places)
     with Celery("shop", broker=broker, set_as_current=False) as app:
-        app.conf.broker_transport_options = options
-        context = CLIContext(app=app, no_color=True, workdir=None)
-        return CliRunner(**APART).invoke(toc, words, obj=context, catch_exceptions=False)
+        app.conf.broker_transport_options = {"socket_timeout": 1}
+        return answer(app, *words)
 
 
 @pytest.mark.parametrize("one_away", ["dead", night("frozen")], indirect=True)
@@ -480,21 +474,21 @@ def test_commands_show_what_the_others_have_and_say_what_is_missing(one_away: On
     }
     for words, holds in expected.items():
         done = _toc(cluster, *words, "--json")
-        assert done.exit_code == 6, (words, done)
-        told = json.loads(done.stdout)
+        assert done.code == 6, (words, done)
+        told = done.json
         assert holds(told), (words, told)
         [missing] = told["missing"]
         assert missing["queue"] == "mail" and {*missing["slots"]} <= {*one_away.slots}
         assert f":{one_away.node.port}" in missing["server"]
-        assert "no answer from" in done.stderr and "'mail'" in done.stderr
+        assert "no answer from" in done.err and "'mail'" in done.err
     metrics = _toc(cluster, "metrics")
-    assert metrics.exit_code == 6
-    assert "celery_toc_slots_missing{server=" in metrics.stdout
-    assert "celery_toc_up 1.0" in metrics.stdout
-    assert "celery_toc_messages{" not in metrics.stdout, "a sum would be too small"
+    assert metrics.code == 6
+    assert "celery_toc_slots_missing{server=" in metrics.out
+    assert "celery_toc_up 1.0" in metrics.out
+    assert "celery_toc_messages{" not in metrics.out, "a sum would be too small"
     del here[0]  # it was cancelled
     fine = _toc(cluster, "show", here[0])
-    assert fine.exit_code == 0 and here[0] in fine.stdout, fine
+    assert fine.code == 0 and here[0] in fine.out, fine
 
 
 @pytest.mark.parametrize("one_away", ["dead", "frozen"], indirect=True)
@@ -659,8 +653,8 @@ def test_whether_one_dead_node_stops_the_others_is_warned_of(
         [True] if coverage == "yes" else []
     )
     done = _toc(cluster, "status")
-    assert done.exit_code == 0
-    assert ("cluster-require-full-coverage" in done.stdout) == (coverage == "yes")
+    assert done.code == 0
+    assert ("cluster-require-full-coverage" in done.out) == (coverage == "yes")
     stays = next(
         id
         for id in map("m{}".format, range(100))

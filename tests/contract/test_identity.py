@@ -16,7 +16,7 @@ from kombu_toc.model.results import STRAY_TOKEN
 from kombu_toc.scripts.call import load
 
 from ..support.fixtures import drain, own_server
-from ..support.inspection import check_slots, residue
+from ..support.inspection import check_slots, end_lease, residue
 from ..support.proxy import Proxy
 from ..support.servers import Server
 from ..support.waiting import wait_until
@@ -32,10 +32,6 @@ def deliver(center: TimeoutCenter, body: bytes = b"first", id: str = "x") -> Del
 
 def state(center: TimeoutCenter, id: str = "x") -> list[tuple[str, bytes]]:
     return [(found.state, found.body) for found in center.get(id, topic="mail")]
-
-
-def end_lease(center: TimeoutCenter, delivery: Delivery) -> None:
-    assert center.extend([delivery], 0) == []
 
 
 # -- namesakes

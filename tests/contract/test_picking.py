@@ -17,6 +17,7 @@ from ..support.inspection import (
     announced,
     birth_of,
     check_slots,
+    end_lease,
     forget_late,
     now_us,
     put_some,
@@ -34,10 +35,6 @@ def ids(popped: object) -> list[str]:
 
 def states(center: TimeoutCenter) -> dict[str, str]:
     return {found.id: found.state for found in center.scan("mail").messages}
-
-
-def end_lease(center: TimeoutCenter, *messages: object) -> None:
-    assert center.extend(list(messages), 0) == []
 
 
 # -- by id

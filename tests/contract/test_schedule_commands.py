@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from inspect import signature
+from functools import partial
 from typing import Any
 
 import pytest
 import redis
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 from kombu import pools
 
 from celery_toc import timeout_center
-from celery_toc.cli import toc
 
 from ..support.cases import each
 from ..support.cluster import Cluster
+from ..support.commands import answer
 from ..support.servers import Server
-
-#: Before Click 8.2, a runner keeps the two outputs apart only if it is told to.
-APART = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
 Run = Callable[..., Any]
 
@@ -43,15 +38,7 @@ def app(server: Server | Cluster, client: redis.Redis) -> Iterator[Celery]:
 
 @pytest.fixture
 def run(app: Celery) -> Run:
-    context = CLIContext(app=app, no_color=True, workdir=None)
-
-    def run(*words: str) -> Any:
-        said = CliRunner(**APART).invoke(
-            toc, ["schedule", *words], obj=context, catch_exceptions=False
-        )
-        return said
-
-    return run
+    return partial(answer, app, "schedule")
 
 
 @pytest.fixture
@@ -60,8 +47,8 @@ def ask(run: Run) -> Run:
 
     def ask(*words: str) -> Any:
         said = run(*words, "--json")
-        assert said.exit_code == 0, said.stderr
-        return json.loads(said.stdout)
+        assert said.code == 0, said.err
+        return said.json
 
     return ask
 
@@ -142,12 +129,12 @@ def test_a_schedule_is_back_filled_leaves_days_out_and_shows_who_changed_it(
     sent = ask("backfill", "a", "--from", "-200m", "--rate", "2")
     assert len(sent["ids"]) == 4  # of now, too
     assert len(timeout_center(app).get(sent["ids"])) == 4
-    assert run("backfill", "a", "--from", "-200m").stdout == "Sent 0 firings of 'a', 10 a second.\n"
+    assert run("backfill", "a", "--from", "-200m").out == "Sent 0 firings of 'a', 10 a second.\n"
     ask("put", "a", "shop.tidy", "--every", "2h", "--exclude", "2030-12-25")
     whats = [one["what"] for one in ask("show", "a")["edits"]]
     assert whats[0] == "put: schedule every 1 h -> every 2 h, exclude"
     assert whats[1].startswith("sent 4 of the past, from 20")
-    shown = run("show", "a").stdout
+    shown = run("show", "a").out
     assert "not on" in shown and "2030-12-25" in shown and whats[0] in shown
 
 
@@ -167,7 +154,7 @@ def test_schedules_are_listed_as_they_fire_filtered_and_in_pages(ask, run):
     first = ask("list", "--limit", "2")
     assert [one["name"] for one in first["schedules"]] == ["a", "b"]
     assert names("--limit", "2", "--after", first["after"]) == ["c", "other"]
-    table = run("list").stdout.splitlines()
+    table = run("list").out.splitlines()
     assert table[0].split()[:3] == ["NAME", "SCHEDULE", "TASK"]
     assert [line.split()[0] for line in table[1:]] == ["a", "b", "c", "other"]
 
@@ -209,11 +196,7 @@ def test_schedules_are_listed_as_they_fire_filtered_and_in_pages(ask, run):
 )
 def test_what_cannot_be_done_is_one_line_that_says_why(ask, run, words, code, said):
     ask("put", "nightly", "shop.tidy", "--cron", "0 3 * * *")
-    answer = run(*words)
-    assert answer.exit_code == code, (answer.stdout, answer.stderr)
-    assert answer.stderr.startswith("Error: ")
-    assert answer.stderr.count("\n") == 1
-    assert said in answer.stderr
+    run(*words).fails(code, said)
     assert [one["name"] for one in ask("list")["schedules"]] == ["nightly"]
 
 
@@ -221,16 +204,16 @@ def test_what_cannot_be_done_is_one_line_that_says_why(ask, run, words, code, sa
 def test_of_several_names_those_that_are_there_are_done(run, ask):
     ask("put", "a", "shop.tidy", "--every", "1h")
     said = run("pause", "x", "a", "--json")
-    assert said.exit_code == 3
-    assert [one["name"] for one in json.loads(said.stdout)["schedules"]] == ["a"]
+    assert said.code == 3
+    assert [one["name"] for one in said.json["schedules"]] == ["a"]
 
 
 def test_what_an_apps_setting_has_put_is_not_changed_by_mistake(run, ask, app):
     app.conf.beat_schedule = {"poll": {"task": "shop.tidy", "schedule": 60}}
     assert ask("sync")["put"] == ["poll"]
     said = run("put", "poll", "shop.tidy", "--every", "1h")
-    assert said.exit_code == 1
-    assert "comes from the beat_schedule of app 'shop': change it there" in said.stderr
+    assert said.code == 1
+    assert "comes from the beat_schedule of app 'shop': change it there" in said.err
     assert ask("put", "poll", "shop.tidy", "--every", "1h", "--force")["owner"] is None
 
 
@@ -248,10 +231,10 @@ def test_sync_puts_what_the_setting_has_and_removes_what_is_gone(run, ask, app):
         "c": {"task": "shop.tidy", "schedule": "daily"},
     }
     said = run("sync")
-    assert said.exit_code == 1
-    assert "a: removed" in said.stdout
-    assert "0 put, 1 removed, 1 unchanged." in said.stdout
-    assert "its schedule is str: write crontab, timedelta or solar" in said.stdout
+    assert said.code == 1
+    assert "a: removed" in said.out
+    assert "0 put, 1 removed, 1 unchanged." in said.out
+    assert "its schedule is str: write crontab, timedelta or solar" in said.out
 
 
 def test_sync_puts_a_release_that_was_taken_back(ask, app):
@@ -263,10 +246,7 @@ def test_sync_puts_a_release_that_was_taken_back(ask, app):
 
 def test_sync_of_an_app_without_a_name_says_so(server, client):
     with Celery(broker=server.toc_url, set_as_current=False) as app:
-        context = CLIContext(app=app, no_color=True, workdir=None)
-        said = CliRunner(**APART).invoke(toc, ["schedule", "sync"], obj=context)
-    assert said.exit_code == 2
-    assert "has no name: Celery('shop')" in said.stderr
+        answer(app, "schedule", "sync").fails(2, "has no name: Celery('shop')")
 
 
 def definition(name: str, **fields: Any) -> str:
@@ -288,16 +268,16 @@ def test_what_redbeat_keeps_is_taken_over(run, ask, single_server):
             client.zadd("redbeat::schedule", {f"redbeat:{name}": 1})
         url = single_server.url.removesuffix("/0") + "/3"
         tried = run("import", "redbeat", url, "--dry-run")
-        assert "3 entries: 2 would be put, 0 unchanged, 1 not taken." in tried.stdout
+        assert "3 entries: 2 would be put, 0 unchanged, 1 not taken." in tried.out
         assert ask("list")["schedules"] == []
         said = run("import", "redbeat", url, "--json")
-        assert said.exit_code == 1
-        done = json.loads(said.stdout)
+        assert said.code == 1
+        done = said.json
         assert (done["put"], done["paused"], done["unchanged"]) == (["off", "poll"], ["off"], 0)
         [refused] = done["refused"]
         assert refused["name"] == "rule"
         assert "its schedule is rrule" in refused["reason"]
-        assert json.loads(run("import", "redbeat", url, "--json").stdout)["unchanged"] == 2
+        assert run("import", "redbeat", url, "--json").json["unchanged"] == 2
         found = {one["name"]: one for one in ask("list", "--owner", "import:redbeat")["schedules"]}
         assert {name: one["state"] for name, one in found.items()} == {
             "poll": "active",

@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from celery_toc.cli import toc
 from celery_toc.metrics import metrics_text
 from kombu_toc import RateLimitedError, TimeoutCenter, UnknownTopicError, Usage
 
 from ..support.cluster import Cluster
+from ..support.commands import answer
 from ..support.fixtures import own_server
 from ..support.inspection import calls_of
 from ..support.servers import Server
@@ -189,10 +187,9 @@ def test_the_command_has_a_line_for_each_limit(
     with Celery("shop", broker=server.toc_url, set_as_current=False) as app:
 
         def run(*words: str) -> list[list[str]]:
-            context = CLIContext(app, no_color=True, workdir=None)
-            said = CliRunner().invoke(toc, ["limits", *words], obj=context)
-            assert said.exit_code == 0, said.output
-            return [line.split() for line in said.output.splitlines()]
+            said = answer(app, "limits", *words)
+            assert said.code == 0, said.err
+            return [line.split() for line in said.out.splitlines()]
 
         center.queues.declare("plain")
         assert "No queue limits anything" in " ".join(run()[0])

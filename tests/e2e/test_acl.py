@@ -16,6 +16,7 @@ import kombu_toc
 from kombu_toc.http import new_token
 from kombu_toc.scripts.call import commands_of
 
+from ..support.commands import answer
 from ..support.fixtures import failure
 from ..support.http_server import HttpServer
 from ..support.nodes import ROOT, WorkerProcess
@@ -23,7 +24,6 @@ from ..support.page_visitor import Visitor
 from ..support.servers import Server
 from ..support.tasks import make_app
 from ..support.workers import Journal, Live, wait_until
-from .test_cli import answer
 
 #: The scripts that a role runs.
 PRODUCER = {"admit", "bind", "bound", "broadcast", "cancel", "count", "counts", "declare"}

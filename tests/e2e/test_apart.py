@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from ..support.commands import answer
 from ..support.nodes import Worker
 from ..support.servers import Server
 from ..support.tasks import make_app
 from ..support.workers import Live
-from .test_cli import answer
 
 
 def by_prefix(server: Server, name: str) -> tuple[str, dict[str, Any]]:

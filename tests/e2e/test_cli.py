@@ -11,15 +11,12 @@ import subprocess
 import sys
 import time
 from datetime import datetime, timedelta, timezone
-from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import redis
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner, Result
 
 import kombu_toc
 from celery_toc import timeout_center
@@ -28,6 +25,7 @@ from celery_toc.cli import toc as command
 
 from ..support import nursery
 from ..support.cases import each
+from ..support.commands import Answer, answer
 from ..support.inspection import put_call
 from ..support.nodes import ROOT
 from ..support.servers import Server
@@ -38,34 +36,6 @@ HOUR = 3600
 
 #: Celery's own program, of the environment that runs the tests.
 CELERY = str(Path(sys.executable).with_name("celery"))
-
-#: Before Click 8.2, a runner keeps the two outputs apart only if it is told to.
-APART = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
-
-
-class Answer:
-    """What a command has said, and its exit code."""
-
-    def __init__(self, result: Result) -> None:
-        self.out, self.err, self.code = result.stdout, result.stderr, result.exit_code
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    def fails(self, code: int, *words: str) -> None:
-        """It has failed so, with one line on standard error that has these words."""
-        assert self.code == code, (self.out, self.err)
-        assert self.err.count("\n") == 1, self.err
-        assert self.err.startswith("Error: ")
-        for word in words:
-            assert word in self.err
-
-
-def answer(app: Celery, *args: object) -> Answer:
-    context = CLIContext(app=app, no_color=True, workdir=None)
-    words = [str(arg) for arg in args]
-    return Answer(CliRunner(**APART).invoke(command, words, obj=context, catch_exceptions=False))
 
 
 class Run(NamedTuple):
@@ -615,11 +585,10 @@ def test_a_broker_that_is_down_or_no_timeout_center_is_told_in_a_line(
 
 @each("name", sorted(command.commands_at))
 def test_every_command_has_help_with_an_example(name: str) -> None:
-    context = CLIContext(app=None, no_color=True, workdir=None)
-    said = CliRunner(**APART).invoke(command, [name, "--help"], obj=context)
-    assert said.exit_code == 0
+    said = answer(None, name, "--help")
+    assert said.code == 0
     groups = ("dead", "failures", "library", "schedule", "topic")
-    assert name in groups or f"  celery -A shop toc {name}" in said.output
+    assert name in groups or f"  celery -A shop toc {name}" in said.out
 
 
 # -- work that takes its time

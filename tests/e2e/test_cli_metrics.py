@@ -12,9 +12,10 @@ from celery import Celery
 
 from ..support import nursery
 from ..support.cases import each
+from ..support.commands import answer
 from ..support.tasks import make_app
 from ..support.workers import environment_of
-from .test_cli import answer, celery
+from .test_cli import celery
 
 
 @pytest.fixture

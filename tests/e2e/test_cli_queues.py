@@ -25,12 +25,13 @@ from celery_toc import timeout_center
 
 from ..support import nursery
 from ..support.cases import each
+from ..support.commands import answer
 from ..support.inspection import put_call
 from ..support.nodes import ROOT
 from ..support.servers import Server
 from ..support.tasks import make_app
 from ..support.workers import Live, wait_until
-from .test_cli import CELERY, Run, answer, bury, celery, environment, in_a_terminal, run, send
+from .test_cli import CELERY, Run, bury, celery, environment, in_a_terminal, run, send
 
 __all__ = ("environment", "run")  # fixtures
 

@@ -8,8 +8,8 @@ from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
 import kombu_toc
 
+from ..support.commands import answer
 from ..support.workers import LOOPS, POOLS, Live, wait_until
-from .test_cli import answer
 from .test_dead_letters import dead
 from .test_limits import marked
 

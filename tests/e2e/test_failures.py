@@ -10,8 +10,8 @@ from celery import Celery
 
 import kombu_toc
 
+from ..support.commands import answer
 from ..support.workers import POOLS, Live, wait_until
-from .test_cli import answer
 
 
 def listed(toc: kombu_toc.TimeoutCenter, number: int) -> dict[str, kombu_toc.FailedTask]:

@@ -15,9 +15,10 @@ import redis
 import celery_toc
 
 from ..support import nursery
+from ..support.commands import answer
 from ..support.library import on_engines, statuses
 from ..support.workers import POOLS, Live, wait_until
-from .test_cli import CELERY, answer
+from .test_cli import CELERY
 
 
 @pytest.fixture

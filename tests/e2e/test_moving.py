@@ -20,12 +20,13 @@ from celery.schedules import crontab, maybe_schedule, solar
 import kombu_toc
 from celery_toc import timeout_center
 
+from ..support.commands import answer
 from ..support.inspection import slot_keys
 from ..support.nodes import Worker
 from ..support.servers import Server
 from ..support.tasks import make_app
 from ..support.workers import Journal, StartWorkers, stop_when_done, wait_until
-from .test_cli import Run, answer, celery
+from .test_cli import Run, celery
 
 # The fixture comes along with the commands' own tests.
 from .test_cli import run as run

@@ -180,16 +180,14 @@ def test_the_overview_counts_and_draws_what_comes_due(
     remind(app, 99, 0)
     hour = ((30 + 7 * minute % 31, minute % 9 // 8, 1) for minute in range(55))
     an_hour_passes(timeout_center(app).center, "orders", hour)
-    browser.open(page)
-    row = browser.wait_text("mail", "#queues tbody")
+    row = browser.open(page, then="mail", at="#queues tbody")
     assert "30" in row
     cards = browser.text("#numbers")
     assert "30\nscheduled" in cards and "1\nready" in cards
     assert "30 messages due within the next hour" not in cards
     browser.wait_text("messages due within the next hour", "#coming")
     assert browser.all("#coming rect.bar")
-    browser.press("next day", "#coming")
-    browser.wait_text("30 messages due within the next day", "#coming")
+    browser.press("next day", "#coming", then="30 messages due within the next day", at="#coming")
     browser.screenshot("page-overview")
 
 
@@ -200,14 +198,11 @@ def test_what_changes_is_seen_without_a_reload_by_two_viewers(
     other = Browser(tmp_path / "other")
     try:
         for viewer in (browser, other):
-            viewer.open(f"{page}queue?queue=mail")
-            viewer.wait_text(id)
+            viewer.open(f"{page}queue?queue=mail", then=id)
             viewer.run("window.stays = true")
         choose(browser, id)
-        browser.press("Cancel", "main")
-        browser.wait_text("This cannot be taken back")
-        browser.press("Cancel 1 message")
-        browser.wait_text("1 message cancelled.")
+        browser.press("Cancel", "main", then="This cannot be taken back")
+        browser.press("Cancel 1 message", then="1 message cancelled.")
         other.wait(lambda: id not in other.text())
         assert other.run("return window.stays")
     finally:
@@ -224,8 +219,7 @@ def test_chosen_messages_are_cancelled_and_their_results_are_revoked(
     assert "2 chosen" in browser.text()
     browser.screenshot("page-queue")
     browser.press("Cancel", "main")
-    browser.press("Cancel 2 messages")
-    browser.wait_text("2 messages cancelled.")
+    browser.press("Cancel 2 messages", then="2 messages cancelled.")
     assert states(center, *ids) == ["waiting"]
     assert [app.AsyncResult(id).state for id in ids] == ["REVOKED", "REVOKED", "PENDING"]
     assert entries(browser, page)[0] == ["this machine", "cancel", "mail", "2"]
@@ -237,24 +231,19 @@ def test_what_a_browser_sends_back_is_what_the_page_has_shown(
 ) -> None:
     for one in (id, "other"):
         center.put("mail", one, b"x", delay=HOUR)
-    browser.open(f"{page}queue?queue=mail")
-    browser.wait_text("other", "#messages")
+    browser.open(f"{page}queue?queue=mail", then="other", at="#messages")
     browser.click("tbody tr:first-child input")
     browser.wait_text("1 chosen")
     browser.press("Cancel", "form[data-chooses]")
-    browser.press("Cancel 1 message")
-    browser.wait_text("1 message cancelled.")
+    browser.press("Cancel 1 message", then="1 message cancelled.")
     assert [one.id for one in center.scan("mail").messages] == ["other"]
     center.cancel("other")
     center.put("mail", "dead", b"x")
     [taken] = center.pop("mail").messages
     center.reject(taken, requeue=False, reason=id, error=f"ValueError: {id}")
-    browser.open(f"{page}dead")
-    browser.wait_text("no task", "#dead")
-    browser.press("Delete", "#dead tbody tr:first-child")
-    browser.wait_text("1 message matches.")
-    browser.press("Delete 1")
-    browser.wait_text("Done: 1 message deleted.")
+    browser.open(f"{page}dead", then="no task", at="#dead")
+    browser.press("Delete", "#dead tbody tr:first-child", then="1 message matches.")
+    browser.press("Delete 1", then="Done: 1 message deleted.")
     assert center.counts("mail").dead == 0
 
 
@@ -265,13 +254,11 @@ def test_chosen_messages_are_moved_and_run(
     browser.open(f"{page}queue?queue=mail")
     choose(browser, first)
     browser.type("form[data-chooses] input[name=at]", "2h")
-    browser.press("Reschedule", "form[data-chooses]")
-    browser.wait_text("1 message rescheduled.")
+    browser.press("Reschedule", "form[data-chooses]", then="1 message rescheduled.")
     [found] = center.get(first)
     assert abs(found.time_us / 1e6 - time.time() - 2 * HOUR) < 60
     choose(browser, second)
-    browser.press("Run now", "form[data-chooses]")
-    browser.wait_text("1 message made due.")
+    browser.press("Run now", "form[data-chooses]", then="1 message made due.")
     browser.wait_text("ready", "#messages")
     [found] = center.get(second)
     assert found.time_us <= time.time() * 1e6
@@ -301,12 +288,10 @@ def test_a_message_is_shown_in_full_and_what_is_hidden_is_not(
         countdown=HOUR,
         headers={**celery_toc.biz("order", 7), "x-key": "anna"},
     )
-    browser.open(f"{page}message?queue=mail&id={sent.id}")
-    shown = browser.wait_text("shop.mail.remind")
+    shown = browser.open(f"{page}message?queue=mail&id={sent.id}", then="shop.mail.remind")
     assert "scheduled" in shown and "order 7" in shown and "anna" in shown
     assert "7, ••••, to='<script>alert(1)</script>'" in shown
-    browser.press("Headers and body")
-    whole = browser.wait_text("properties.")
+    whole = browser.press("Headers and body", then="properties.")
     assert "api_token" in whole and "<script>alert(1)</script>" in whole
     source = browser.driver.page_source
     assert "4111-1111" not in source and "s3cret-s3cret" not in source
@@ -314,12 +299,10 @@ def test_a_message_is_shown_in_full_and_what_is_hidden_is_not(
     # A filter does not find what is hidden either.
     browser.open(f"{page}queue?queue=mail&text=4111")
     assert sent.id not in browser.wait_text("There is no such message")
-    browser.open(f"{page}queue?queue=mail&text=SCRIPT")
-    browser.wait_text(sent.id)
+    browser.open(f"{page}queue?queue=mail&text=SCRIPT", then=sent.id)
     browser.open(f"{page}message?queue=mail&id={sent.id}")
     browser.press("Cancel", "main")
-    browser.press("Cancel 1 message")
-    browser.wait_text("is in mail no more")
+    browser.press("Cancel 1 message", then="is in mail no more")
     assert center.get(sent.id) == []
 
 
@@ -331,8 +314,7 @@ def test_filters_find_by_task_arguments_business_id_time_and_id(
     business = app.tasks["shop.cancel_unpaid"].apply_async(
         (3,), countdown=HOUR, queue="mail", headers=celery_toc.biz("order", "b-3")
     )
-    browser.open(f"{page}queue?queue=mail")
-    browser.wait_text(soon)
+    browser.open(f"{page}queue?queue=mail", then=soon)
     every = {soon, late, business.id}
 
     def only(*ids: str) -> None:
@@ -370,15 +352,12 @@ def test_all_that_match_are_counted_asked_for_and_cancelled(
 ) -> None:
     for order in range(60):
         remind(app, order, HOUR + order, to="anna" if order % 3 else "ben")
-    browser.open(f"{page}queue?queue=mail&text=ben")
-    browser.wait_text("ben", "#messages")
+    browser.open(f"{page}queue?queue=mail&text=ben", then="ben", at="#messages")
     browser.press("To all that match")
-    browser.press("Cancel all that match")
-    browser.wait_text("20 messages match.")
+    browser.press("Cancel all that match", then="20 messages match.")
     assert center.counts("mail").scheduled == 60
     browser.screenshot("page-job")
-    browser.press("Cancel 20")
-    browser.wait_text("Done: 20 messages cancelled.")
+    browser.press("Cancel 20", then="Done: 20 messages cancelled.")
     assert center.counts("mail").scheduled == 40
     assert not center.scan("mail", where=lambda task: task.kwargs == {"to": "ben"}).messages
     [ends, begins] = entries(browser, page)[:2]
@@ -396,19 +375,15 @@ def test_what_is_done_to_all_can_be_stopped_and_what_is_not_confirmed_is_not_don
     )
     browser.open(f"{page}queue?queue=mail&state=scheduled")
     browser.press("To all that match")
-    browser.press("Run now all that match")
-    browser.wait_text(f"{number:,} messages match.")
-    browser.press("Do not")
-    browser.wait_text("stopped")
+    browser.press("Run now all that match", then=f"{number:,} messages match.")
+    browser.press("Do not", then="stopped")
     assert center.counts("mail").scheduled == number
     browser.open(f"{page}queue?queue=mail&state=scheduled")
     browser.press("To all that match")
-    browser.press("Cancel all that match")
-    browser.wait_text(f"{number:,} messages match.")
+    browser.press("Cancel all that match", then=f"{number:,} messages match.")
     browser.press(f"Cancel {number:,}")
     browser.wait(lambda: "Stop" in browser.text("#job .acts"))
-    browser.press("Stop", "#job")
-    said = browser.wait_text("Stopped:", "#job")
+    said = browser.press("Stop", "#job", then="Stopped:", at="#job")
     cancelled = int(said.split("Stopped: ")[1].split(" ")[0].replace(",", ""))
     assert 0 <= cancelled < number
     assert center.counts("mail").scheduled == number - cancelled
@@ -423,10 +398,8 @@ def test_all_that_match_are_moved_and_run(
     browser.open(f"{page}queue?queue=mail")
     browser.press("To all that match")
     browser.type("#all input[name=at]", "3h")
-    browser.press("Reschedule all that match", "#all")
-    browser.wait_text("700 messages match.")
-    browser.press("Reschedule 700")
-    browser.wait_text("Done: 700 messages rescheduled.")
+    browser.press("Reschedule all that match", "#all", then="700 messages match.")
+    browser.press("Reschedule 700", then="Done: 700 messages rescheduled.")
     assert center.queues.coming("mail", [2.9 * HOUR, 3.1 * HOUR]) == [0, 700]
     browser.press("To the queue")
     browser.press("To all that match")
@@ -452,8 +425,7 @@ def test_dead_letters_are_grouped_and_a_group_is_requeued_or_deleted(
 ) -> None:
     browser.open(page)
     browser.wait(lambda: browser.all("#queues td a.bad"))
-    browser.open(f"{page}dead")
-    shown = browser.wait_text("mailbox unavailable", "#dead")
+    shown = browser.open(f"{page}dead", then="mailbox unavailable", at="#dead")
     assert "5 dead" in shown
     rows = browser.run(
         "return [...document.querySelectorAll('#dead tbody tr')]"
@@ -461,17 +433,12 @@ def test_dead_letters_are_grouped_and_a_group_is_requeued_or_deleted(
     )
     assert rows == [["3", "ValueError: mailbox unavailable"], ["2", "to host"]]
     browser.screenshot("page-dead")
-    browser.press("Requeue", "#dead tbody tr:first-child")
-    browser.wait_text("3 messages match.")
-    browser.press("Requeue 3")
-    browser.wait_text("Done: 3 messages requeued.")
+    browser.press("Requeue", "#dead tbody tr:first-child", then="3 messages match.")
+    browser.press("Requeue 3", then="Done: 3 messages requeued.")
     assert states(center, *dead) == ["waiting"] * 3 + ["dead"] * 2
-    browser.open(f"{page}dead")
-    browser.wait_text("to host", "#dead")
-    browser.press("Delete", "#dead tbody tr:first-child")
-    browser.wait_text("2 messages match.")
-    browser.press("Delete 2")
-    browser.wait_text("Done: 2 messages deleted.")
+    browser.open(f"{page}dead", then="to host", at="#dead")
+    browser.press("Delete", "#dead tbody tr:first-child", then="2 messages match.")
+    browser.press("Delete 2", then="Done: 2 messages deleted.")
     assert states(center, *dead) == ["waiting"] * 3
     assert [entry[1:] for entry in entries(browser, page)[:4:2]] == [
         ["purge all", "mail", "2"],
@@ -482,12 +449,9 @@ def test_dead_letters_are_grouped_and_a_group_is_requeued_or_deleted(
 def test_one_dead_letter_is_shown_with_its_error_and_put_back(
     browser: Browser, page: str, dead: list[str], center: Any
 ) -> None:
-    browser.open(f"{page}queue?queue=mail&state=dead")
-    browser.wait_text("mailbox unavailable", "#messages")
-    browser.press(dead[0], "#messages")
-    browser.wait_text("Traceback:")
-    browser.press("Requeue", "main")
-    browser.wait_text("1 message requeued.")
+    browser.open(f"{page}queue?queue=mail&state=dead", then="mailbox unavailable", at="#messages")
+    browser.press(dead[0], "#messages", then="Traceback:")
+    browser.press("Requeue", "main", then="1 message requeued.")
     assert states(center, dead[0]) == ["waiting"]
 
 
@@ -501,28 +465,23 @@ def test_limits_show_what_is_used_and_waits_and_are_changed_in_use(
     taken = center.pop("api", 10).messages
     assert len(taken) == 2
     try:
-        browser.open(f"{page}limits")
-        row = browser.wait_text("2 of 2", "#usage")
+        row = browser.open(f"{page}limits", then="2 of 2", at="#usage")
         assert "serial" in row
-        browser.press("api", "#usage")
-        browser.wait_text("Workers and senders know within five seconds")
+        browser.press("api", "#usage", then="Workers and senders know within five seconds")
         waiting = browser.wait_text("Keys that wait", "#usage")
         assert "anna\tone that runs" in waiting
         browser.type("input[name='limit.concurrency']", "3")
         browser.type("input[name='limit.rate']", "100/s")
-        browser.press("Change", "form.limits")
-        browser.wait_text("Changed: ")
+        browser.press("Change", "form.limits", then="Changed: ")
         assert center.queues.describe("api").limits["concurrency"].value == 3
         assert center.queues.describe("api").limits["rate"].value == "100/s"
         browser.type("input[name='limit.rate']", "often")
-        browser.press("Change", "form.limits")
-        browser.wait_text("must be a rate such as 100/s")
+        browser.press("Change", "form.limits", then="must be a rate such as 100/s")
         assert center.queues.describe("api").limits["rate"].value == "100/s"
         browser.open(f"{page}limits?queue=api")
         browser.type("input[name='limit.rate']", "")
         browser.type("input[name='limit.concurrency']", "none")
-        browser.press("Change", "form.limits")
-        browser.wait_text("concurrency none")
+        browser.press("Change", "form.limits", then="concurrency none")
         assert center.queues.describe("api").limits["concurrency"].value is None
         assert entries(browser, page)[0][1:3] == ["alter", "api"]
     finally:
@@ -535,14 +494,11 @@ def test_a_queue_is_paused_and_resumed(
 ) -> None:
     remind(app, 1)
     browser.open(f"{page}queue?queue=mail")
-    browser.press("Pause")
-    browser.wait_text("mail is paused.")
+    browser.press("Pause", then="mail is paused.")
     assert center.queues.paused() == {"mail"}
-    browser.open(page)
-    browser.wait_text("paused", "#queues")
+    browser.open(page, then="paused", at="#queues")
     browser.open(f"{page}queue?queue=mail")
-    browser.press("Resume")
-    browser.wait_text("mail is resumed.")
+    browser.press("Resume", then="mail is resumed.")
     assert not center.queues.paused()
 
 
@@ -552,26 +508,19 @@ def test_schedules_are_paused_resumed_skipped_and_run(
     schedules = center.schedules
     schedules.put("nightly", "shop.cancel_unpaid", HOUR, args=[7])
     before = schedules.get("nightly").next
-    browser.open(f"{page}schedules")
-    browser.wait_text("nightly", "#schedules")
-    browser.press("Pause", "#schedules")
-    browser.wait_text("nightly is paused.")
+    browser.open(f"{page}schedules", then="nightly", at="#schedules")
+    browser.press("Pause", "#schedules", then="nightly is paused.")
     assert schedules.get("nightly").state == "paused"
-    browser.press("Resume", "#schedules")
-    browser.wait_text("nightly is resumed.")
-    browser.press("Skip next", "#schedules")
-    browser.wait_text("nightly will leave out its next firing.")
+    browser.press("Resume", "#schedules", then="nightly is resumed.")
+    browser.press("Skip next", "#schedules", then="nightly will leave out its next firing.")
     assert schedules.get("nightly").next > before
-    browser.press("nightly", "#schedules")
-    browser.wait_text("Latest firings")
-    browser.press("Run now", "#schedule")
-    browser.wait_text("nightly was sent.")
+    browser.press("nightly", "#schedules", then="Latest firings")
+    browser.press("Run now", "#schedule", then="nightly was sent.")
     assert center.counts("celery").ready == 1
     browser.wait_text("by hand", "#schedule")
     browser.wait_text("left out the next firing", "#schedule")
     browser.type("form input[name=start]", "-200m")
-    browser.press("Back-fill")
-    browser.wait_text("nightly: 4 firings of the past were sent.")
+    browser.press("Back-fill", then="nightly: 4 firings of the past were sent.")
     browser.wait_text("sent 4 of the past", "#schedule")
     acts = [entry[1] for entry in entries(browser, page)[:5]]
     assert acts == [
@@ -591,14 +540,12 @@ def test_a_task_is_sent_and_a_schedule_is_put_changed_and_deleted(
     browser.type("input[name=task]", "shop.mail.remind")
     browser.type("input[name=eta]", "soon")
     browser.type("textarea[name=args]", "[7]")
-    browser.press("Send", "main")
-    browser.wait_text("'soon' is not a time", "#wrong")
+    browser.press("Send", "main", then="'soon' is not a time", at="#wrong")
     field = browser.find("input[name=eta]")
     assert field.get_property("value") == "soon"
     assert field == browser.driver.switch_to.active_element
     browser.type("input[name=eta]", "1h30m")
-    browser.press("Send", "main")
-    browser.wait_text("shop.mail.remind was sent.")
+    browser.press("Send", "main", then="shop.mail.remind was sent.")
     assert center.counts("mail").scheduled == 1
     browser.open(f"{page}schedules")
     browser.press("New schedule", "main")
@@ -606,17 +553,14 @@ def test_a_task_is_sent_and_a_schedule_is_put_changed_and_deleted(
     browser.type("input[name=task]", "shop.cancel_unpaid")
     browser.type("input[name=when]", "0 3 * * *")
     browser.type("textarea[name=args]", "[7]")
-    browser.press("Put", "main")
-    browser.wait_text("nightly is put.")
+    browser.press("Put", "main", then="nightly is put.")
     browser.press("Edit", "#schedule")
     browser.press("More rules")
     browser.type("input[name=jitter]", "5s")
-    browser.press("Change", "main")
-    browser.wait_text("nightly is changed.")
+    browser.press("Change", "main", then="nightly is changed.")
     assert center.schedules.get("nightly").jitter == 5
     browser.press("Delete", "#schedule")
-    browser.press("Delete", "main")
-    browser.wait_text("nightly is deleted.")
+    browser.press("Delete", "main", then="nightly is deleted.")
     assert center.schedules.get("nightly") is None
     acts = [entry[1] for entry in entries(browser, page)[:4]]
     assert acts == ["delete schedule", "put schedule", "put schedule", "send"]
@@ -624,8 +568,7 @@ def test_a_task_is_sent_and_a_schedule_is_put_changed_and_deleted(
 
 def test_the_keyboard_goes_everywhere(browser: Browser, page: str, app: Celery) -> None:
     ids = [remind(app, order, HOUR + order) for order in range(3)]
-    browser.open(f"{page}queue?queue=mail")
-    browser.wait_text(ids[2])
+    browser.open(f"{page}queue?queue=mail", then=ids[2])
     browser.keys("jj")
     browser.keys("x")
     assert browser.find(f"input[name=id][value='{ids[1]}']").is_selected()
@@ -750,8 +693,7 @@ def an_hour_with_failures(browser: Browser, page: str, center: Any, queue: str) 
     toc = center.center
     an_hour_passes(toc, queue, ((20, 4, 20), (15, 3, 15), (5, 1, 5)))
     browser.open(f"{page}failures?queue={queue}&task=shop.pay&exception=ValueError")
-    browser.press("Retry all that match", "main")
-    browser.wait_text("4 tasks retried.")
+    browser.press("Retry all that match", "main", then="4 tasks retried.")
     kept = [failure(f"t{number}", queue) for number in range(2)]
     assert toc.failures.keep(kept, FailureBounds()) == [True, True]
     return str(browser.driver.current_url).partition("id=")[2]
@@ -819,8 +761,7 @@ def test_a_broker_that_goes_away_is_told_and_the_page_goes_on_when_it_is_back(
     browser: Browser, page: str, app: Celery, center: Any, own_server: Server
 ) -> None:
     remind(app, 1)
-    browser.open(page)
-    browser.wait_text("mail", "#queues")
+    browser.open(page, then="mail", at="#queues")
     browser.run("window.stays = true")
     own_server.kill()
     try:
@@ -836,8 +777,7 @@ def test_a_broker_that_goes_away_is_told_and_the_page_goes_on_when_it_is_back(
     browser.wait_text("mail", "#queues")
     assert browser.run("return window.stays")
     # A view of one queue says so, too, and is there again by itself.
-    browser.open(f"{page}queue?queue=mail")
-    browser.wait_text("shop.mail.remind", "#messages")
+    browser.open(f"{page}queue?queue=mail", then="shop.mail.remind", at="#messages")
     own_server.kill()
     try:
         browser.wait_text("No news.", "#trouble")
@@ -880,8 +820,7 @@ def worker(shared: Any, own_server: Server) -> Iterator[None]:
 def test_the_workers_say_what_they_hold_and_who_has_a_message(
     browser: Browser, page: str, app: Celery, worker: None, tmp_path: Path
 ) -> None:
-    browser.open(page)
-    browser.wait_text("w@here", "#workers")
+    browser.open(page, then="w@here", at="#workers")
     enough = tmp_path / "enough"
     sent = app.send_task("shop.mail.slow", (str(enough),), queue="mail")
     early = app.send_task("shop.mail.early", (str(enough),), queue="mail")
@@ -913,14 +852,12 @@ def test_with_tokens_people_sign_in_and_out(
         browser.open(f"{url}dead")
         browser.wait(lambda: browser.text("h1") == "Sign in")
         browser.type("input[name=token]", "nonsense")
-        browser.press("Sign in", "main")
-        browser.wait_text("This token is not known here")
+        browser.press("Sign in", "main", then="This token is not known here")
         browser.type("input[name=token]", reader)
         browser.press("Sign in", "main")
         browser.wait(lambda: browser.text("h1") == "Overview")
         assert "celery" not in browser.text("#queues tbody")
-        browser.press("mail", "#queues")
-        browser.wait_text("shop.mail.remind", "#messages")
+        browser.press("mail", "#queues", then="shop.mail.remind", at="#messages")
         assert not browser.all("input[name=id][type=checkbox]")
         assert "Pause" not in browser.text("main")
         browser.press("Sign out ben")
@@ -928,8 +865,7 @@ def test_with_tokens_people_sign_in_and_out(
         browser.open(url)
         browser.wait(lambda: browser.text("h1") == "Sign in")
         browser.type("input[name=token]", operator)
-        browser.press("Sign in", "main")
-        browser.wait_text("mail", "#queues")
+        browser.press("Sign in", "main", then="mail", at="#queues")
         # A session that ends elsewhere ends here, within seconds and without a click.
         with own_server.client() as client:
             for key in client.scan_iter("*session*"):
@@ -958,8 +894,7 @@ def test_the_library_is_searched_by_business_id(
             center.put("kept", f"order-{order}", pack(message, deflate=False), delay=HOUR)
         center.cancel("order-8", topic="kept")
         with HttpServer(url) as made:
-            browser.open(f"{made.url}/page/library")
-            browser.wait_text("order-7", "#records")
+            browser.open(f"{made.url}/page/library", then="order-7", at="#records")
             due = browser.find("#records td[data-label=Due] .when").text
             assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\sin (1 h|\d+ min( \d+ s)?)", due)
             assert browser.run(TIGHT) == []
@@ -967,14 +902,12 @@ def test_the_library_is_searched_by_business_id(
             browser.press("Find", ".filters")
             browser.wait(lambda: "order-7" not in browser.text("#records tbody"))
             assert "cancelled" in browser.wait_text("order-8", "#records")
-            browser.press("order-8", "#records")
-            browser.wait_text("is in kept no more")
+            browser.press("order-8", "#records", then="is in kept no more")
             browser.wait_text("cancelled", "main")
             browser.open(f"{made.url}/page/message?queue=kept&id=order-7")
             browser.wait_text("In the task library")
             browser.press("Cancel", "main")
-            browser.press("Cancel 1 message")
-            browser.wait_text("1 message cancelled.")
+            browser.press("Cancel 1 message", then="1 message cancelled.")
             browser.open(f"{made.url}/page/library?status=cancelled&biz=7")
             browser.wait_text("order-7", "#records")
     finally:
@@ -999,11 +932,9 @@ def test_a_newcomer_sees_tasks_count_down(browser: Browser) -> None:
                 break
         else:
             raise AssertionError("".join(said))
-        browser.open(found[1])
-        browser.wait_text("300\nscheduled", "#numbers")
+        browser.open(found[1], then="300\nscheduled", at="#numbers")
         browser.wait_text("celery@", "#workers")
-        browser.press("celery", "#queues")
-        browser.wait_text("first_run.note_lateness", "#messages")
+        browser.press("celery", "#queues", then="first_run.note_lateness", at="#messages")
         first = browser.text("#messages .away")
         browser.wait(lambda: browser.text("#messages .away") != first)
     finally:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
+from ..support.commands import answer
 from ..support.sentinels import Deployment
 from ..support.tasks import make_app
 from ..support.workers import Journal, StartWorkers, wait_until
-from .test_cli import answer
 
 
 @pytest.fixture

@@ -11,23 +11,21 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 from kombu import pools
 from sqlalchemy import Column, Integer, MetaData, Table, create_engine
 
 import celery_toc
 import kombu_toc
 from celery_toc import aio, timeout_center
-from celery_toc.cli import toc
 from celery_toc.web import api_for_app
 from kombu_toc import LibraryError
 from kombu_toc.http import Request, Token, Visitor
 from kombu_toc.library import rebuild
 from kombu_toc.library.schema import REVISION
 
-from ..meta.test_commands_page import APART, SAMPLES, assert_alike
+from ..meta.test_commands_page import SAMPLES, assert_alike
 from ..support.cases import each
+from ..support.commands import answer
 from ..support.library import close_libraries
 
 PAGE = (Path(__file__).parents[2] / "docs" / "library.md").read_text()
@@ -49,11 +47,10 @@ def app(server, client, tmp_path) -> Iterator[Celery]:
 @pytest.fixture
 def run(app) -> Callable[..., Any]:
     """Run a command; return what it prints, and its exit code."""
-    context = CLIContext(app=app, no_color=True, workdir=None)
 
     def run(*words: str) -> tuple[str, int]:
-        said = CliRunner(**APART).invoke(toc, words, obj=context, catch_exceptions=False)
-        return said.stdout + said.stderr, said.exit_code
+        said = answer(app, *words)
+        return said.out + said.err, said.code
 
     return run
 

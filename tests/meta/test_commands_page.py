@@ -6,28 +6,23 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Set
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 from kombu import Queue, pools
 
-from celery_toc.cli import toc
 from kombu_toc import TimeoutCenter
 
+from ..support.commands import answer
 from ..support.servers import Server
 
 pytestmark = pytest.mark.one_server("the samples are of one server")
 
 PAGE = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
 
-#: Before Click 8.2, a runner keeps the two outputs apart only if it is told to.
-APART = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 
 HOUR = 3600
 
@@ -88,13 +83,7 @@ def app(server: Server, client: redis.Redis) -> Iterator[Celery]:
 @pytest.fixture
 def run(app: Celery) -> Run:
     """Run a command, and return the document that it prints."""
-    context = CLIContext(app=app, no_color=True, workdir=None)
-
-    def run(*words: str) -> Any:
-        said = CliRunner(**APART).invoke(toc, [*words, "--json"], obj=context)
-        return json.loads(said.stdout)
-
-    return run
+    return lambda *words: answer(app, *words, "--json").json
 
 
 @pytest.fixture

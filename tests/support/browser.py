@@ -65,8 +65,10 @@ class Browser:
     def close(self) -> None:
         self.driver.quit()
 
-    def open(self, url: str) -> None:
+    def open(self, url: str, then: str = "", at: str = "body") -> str:
+        """Load a page; what it shows there, as soon as that has the text `then`."""
         self.driver.get(url)
+        return self.wait_text(then, at) if then else ""
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
@@ -84,8 +86,11 @@ class Browser:
     def all(self, selector: str) -> list[Any]:
         return list(self.driver.find_elements("css selector", selector))
 
-    def press(self, text: str, within: str = "body") -> None:
-        """Click the button or link with this text, as soon as it is there."""
+    def press(self, text: str, within: str = "body", then: str = "", at: str = "body") -> str:
+        """Click the button or link with this text, as soon as it is there.
+
+        then: a text that is waited for afterwards; what is shown at that place is returned
+        """
         self._click(
             lambda: self.run(
                 "return [...document.querySelectorAll(`${arguments[0]} button, "
@@ -96,6 +101,7 @@ class Browser:
             ),
             f"{text!r} in {within}",
         )
+        return self.wait_text(then, at) if then else ""
 
     def click(self, selector: str) -> None:
         """Click what is there, as soon as it is."""

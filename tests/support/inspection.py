@@ -42,6 +42,20 @@ def put_some(
         center.put(queue, f"{prefix}{n}", body, **how)
 
 
+def delivered(
+    center: TimeoutCenter, queue: str = "one", id: str = "x", body: bytes = b"", **put: Any
+) -> Delivery:
+    """A message that is put, as it is delivered."""
+    center.put(queue, id, body, **put)
+    [message] = center.pop(queue).messages
+    return message
+
+
+def end_lease(center: TimeoutCenter, *deliveries: Delivery) -> None:
+    """Let leases end now, so that nobody has to wait for it."""
+    assert center.extend(deliveries, 0) == []
+
+
 @contextmanager
 def full_server(client: redis.Redis, most: int = 1) -> Iterator[None]:
     """In this block the server refuses whatever takes memory. most: bytes that it may have"""
