@@ -19,6 +19,7 @@ from ..support.cluster import NODE_TIMEOUT, Cluster, Node
 from ..support.proxy import Proxy
 from ..support.sentinels import NAME, Deployment
 from ..support.servers import Server, SteppedServer
+from ..support.waiting import wait_until
 from .app_queues import LIMITED, QUEUES
 from .verdict import SLOTS, Event
 
@@ -361,10 +362,7 @@ class OfSentinel(Several):
 
     @staticmethod
     def _until(holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not holds():
-            assert time.monotonic() < deadline, "the sentinels do not settle it"
-            time.sleep(0.05)  # what they do comes by no event
+        wait_until(holds, 60, "the sentinels do not settle it")
 
 
 #: Faults with sentinels beside those of workers.

@@ -20,12 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from kombu_toc import TimeoutCenter, center_for
-from kombu_toc.client.options import read_databases
-from kombu_toc.library import migrate
-from kombu_toc.library.shards import Shards
 
 from ..support import nursery
 from ..support.databases import ENGINES, DatabaseServer
+from ..support.library import create_tables
 from .brokers import HASH_SLOTS, Single
 from .deaths import DEATHS
 from .modes import MODES
@@ -149,9 +147,7 @@ class LibraryRun(Run):
             self._servers.append(server)
             self.urls.append(server.new_url())
         self._options = {"toc_library": self.urls, "toc_library_timeout": TIMEOUT}
-        shards = Shards(read_databases("toc_library", self.urls), 1, 5.0)
-        migrate.create(shards)
-        shards.close()
+        create_tables(self.urls)
         more = {"CHAOS_LIBRARY": json.dumps(self._options)}
         more |= self._mode.environment()
         more["CHAOS_TERMS"] = json.dumps(self._mode.terms)

@@ -18,13 +18,15 @@ from sqlalchemy.pool import NullPool
 
 from kombu_toc import LIBRARY_TERMS, outbox
 from kombu_toc.client.options import DatabaseURL, read_databases
-from kombu_toc.library import deferred, guard, migrate, statuses
+from kombu_toc.library import deferred, guard, statuses
 from kombu_toc.library import horizon as loader
 from kombu_toc.library.horizon import FarStore
 from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 from kombu_toc.model.limits import LIMITS, Number
+
+from ..support.library import create_tables
 
 if TYPE_CHECKING:
     from .steps import Chaos
@@ -34,9 +36,7 @@ QUEUE = "mail"
 
 def make_library(urls: list[str], tables: int = 1) -> dict[str, Any]:
     """Make the tables in empty databases; return the options that name them."""
-    shards = Shards(read_databases("toc_library", urls), tables, 5.0)
-    migrate.create(shards)
-    shards.close()
+    create_tables(urls, tables)
     return {"toc_library": urls, "toc_library_tables": tables}
 
 

@@ -80,7 +80,7 @@ def test_it_is_taken_from_where_a_rollback_has_put_it(one):
 
 
 def test_what_has_its_id_since_stays_and_it_is_found_beside_that(one, client):
-    message = delivered(one)
+    message = delivered(one, body=b"body")
     one.ack(message)
     one.put("one", "x", b"another", delay=HOUR)
     copy = f"x#{zlib.crc32(b'body'):08x}"

@@ -28,7 +28,7 @@ from ..support.fixtures import own_server
 from ..support.http_server import HttpServer
 from ..support.loops import in_loop
 from ..support.servers import Server
-from ..support.waiting import in_thread
+from ..support.waiting import in_thread, wait_until
 
 LEASE = "/v1/queues/mail:lease"
 
@@ -289,10 +289,7 @@ def test_what_a_client_that_resets_has_not_got_is_given_back(api: HttpServer, si
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
         assert api.center.counts("mail").in_flight > 0
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    deadline = time.monotonic() + 10
-    while api.center.counts("mail").in_flight:
-        assert time.monotonic() < deadline, api.center.counts("mail")
-        time.sleep(0.05)
+    wait_until(lambda: not api.center.counts("mail").in_flight, 10)
     assert {one.failures for one in api.center.pop("mail", 1000).messages} == {0}
 
 

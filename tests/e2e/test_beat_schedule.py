@@ -119,8 +119,7 @@ def test_a_celery_beat_that_runs_beside_is_warned_of_by_itself_and_by_workers(
     live: Live, start_beat: Callable[..., Beat]
 ) -> None:
     [worker] = live.start_workers(1, "-P", "solo", toc_beat=True)
-    live.app.tasks["e2e.note"].delay("by hand")
-    live.journal.wait_for("by hand", 1)
+    live.begin("note", "by hand")
     often = {"often": {"task": "e2e.note", "schedule": 0.2, "args": ["beat"]}}
     beat = start_beat(toc_beat=True, beat_schedule=often)
     live.journal.wait_for("beat", 3)
@@ -135,8 +134,7 @@ def test_without_the_setting_nothing_is_put_and_a_beat_is_not_warned_of(
 ) -> None:
     often = {"often": {"task": "e2e.note", "schedule": 0.2, "args": ["beat"]}}
     [worker] = live.start_workers(1, "-P", "solo", beat_schedule=often)
-    live.app.tasks["e2e.note"].apply_async(("later",), countdown=1)
-    live.journal.wait_for("later", 1)
+    live.begin("note", "later", countdown=1)
     assert kept(live.app) == {}
     assert live.journal.entries("beat") == []
     beat = start_beat(beat_schedule=often)

@@ -139,8 +139,7 @@ def test_what_a_killed_worker_had_acknowledged_and_ran_is_dead(live: Live, pool:
 
 def test_a_task_that_does_not_ask_for_it_is_gone_when_it_is_acknowledged(live: Live) -> None:
     live.start_workers(1, *POOLS["prefork"])
-    sent = live.app.tasks["e2e.nap"].delay("early", 60)
-    live.journal.wait_for("early", 1)
+    sent = live.begin("nap", "early", 60)
     nothing_is_left(live.toc, 0)
     sent.revoke(terminate=True)
     wait_until(lambda: sent.state == "REVOKED")

@@ -156,8 +156,7 @@ def test_remote_control_and_workers_that_come_and_go_leave_nothing(live: Live, p
 def test_no_short_task_waits_behind_a_long_one_while_a_worker_idles(live: Live) -> None:
     """X1: two one-process workers, default prefetch, one of them busy for 4 seconds."""
     live.start_workers(2, "-c", "1")
-    live.app.tasks["e2e.nap"].delay("long", 4)
-    live.journal.wait_for("long", 1)
+    live.begin("nap", "long", 4)
     for i in range(50):
         live.app.tasks["e2e.nap"].apply_async((f"short-{i}", 0.01, time.time()))
         time.sleep(0.05)  # a stream of tasks, not a backlog

@@ -103,8 +103,7 @@ def test_a_killed_workers_message_comes_back_to_whoever_asks_first_afterwards(li
     visibility = 6.0
     options = {"broker_transport_options": {"visibility_timeout": visibility}}
     [victim] = live.start_workers(1, "-P", "solo", *ALONE, **options)
-    task = live.app.tasks["e2e.late_ack"].delay("killed", 60)
-    live.journal.wait_for("killed", 1)
+    task = live.begin("late_ack", "killed", 60)
     victim.container.kill("SIGKILL")
     time.sleep(visibility + 0.5)  # its lease ends
     [looked, back] = [time.monotonic(), []]
@@ -190,8 +189,7 @@ def test_the_late_acknowledgement_of_a_suspended_worker_cancels_a_second_run(
     options = {"broker_transport_options": {"visibility_timeout": VISIBILITY}}
     [worker] = live.start_workers(1, *SUSPENDED[pool], *ALONE, **options)
     ends = tmp_path / "ends"
-    sent = live.app.tasks["e2e.stall"].delay("once", 0, "sleep", str(ends))
-    live.journal.wait_for("once", 1)
+    sent = live.begin("stall", "once", 0, "sleep", str(ends))
     resume = suspend(worker)
     try:
         wait_until(lambda: brisk.pop("celery", 0).rolled_back != [], what="its lease has not ended")
@@ -203,8 +201,7 @@ def test_the_late_acknowledgement_of_a_suspended_worker_cancels_a_second_run(
     live.journal.wait_for("once-done", 1)
     [another] = live.start_workers(1, "-P", "solo", *ALONE, **options)
     wait_until(lambda: slot_keys(live.client) == [], what=lambda: slot_keys(live.client))
-    live.app.tasks["e2e.note"].delay("afterwards")
-    live.journal.wait_for("afterwards", 1)
+    live.begin("note", "afterwards")
     runs = live.journal.runs()
     assert runs == {"once": 1, "once-done": 1, "afterwards": 1}
     line = f"may be delivered again: {sent.id} of celery (task e2e.stall)"

@@ -9,13 +9,11 @@ import pytest
 from celery import Celery
 
 import celery_toc
-from kombu_toc.client.options import read_databases
 from kombu_toc.library.horizon import FarStore
 from kombu_toc.library.records import now_us
-from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
-from ..support.library import on_engines
+from ..support.library import on_engines, shards_of
 from ..support.nodes import Worker
 from ..support.workers import Live, wait_until
 
@@ -34,9 +32,8 @@ def options(url) -> dict[str, Any]:
 @pytest.fixture
 def far(url) -> Iterator[FarStore]:
     """What is far ahead, as it is in the database."""
-    shards = Shards(read_databases("toc_library", [url]), 1, 30.0)
-    yield FarStore(Store(shards))
-    shards.close()
+    with shards_of([url]) as shards:
+        yield FarStore(Store(shards))
 
 
 def send(app: Celery, number: int, name: str) -> list[str]:

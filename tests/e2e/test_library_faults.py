@@ -15,12 +15,9 @@ import psutil
 import pytest
 from celery import Celery
 
-from kombu_toc.client.options import read_databases
-from kombu_toc.library import migrate
-from kombu_toc.library.shards import Shards
-
 from ..support import nursery
 from ..support.databases import PostgreSQL
+from ..support.library import create_tables
 from ..support.library import own_engine as engine
 from ..support.nodes import Worker
 from ..support.workers import LOOPS, POOLS, Journal, Live, wait_until
@@ -39,9 +36,7 @@ SECRETS = ("se%40same", "se@same")
 @pytest.fixture
 def options(engine: PostgreSQL) -> dict[str, Any]:
     url = engine.new_url()
-    shards = Shards(read_databases("toc_library", [url]), 1, 5.0)
-    migrate.create(shards)
-    shards.close()
+    create_tables([url])
     return {"broker_transport_options": {"toc_library": url, "toc_library_timeout": 1}}
 
 
@@ -82,8 +77,7 @@ def test_a_worker_whose_database_stands_still_goes_on_and_ends(
     live: Live, options: dict[str, Any], engine: PostgreSQL, pool: str
 ) -> None:
     [worker] = live.start_workers(1, *POOLS[pool], **options)
-    live.app.tasks["e2e.note"].delay("before")
-    live.journal.wait_for("before", 1)
+    live.begin("note", "before")
     engine.pause()
     try:
         run_and_stop(

@@ -87,8 +87,7 @@ def test_a_task_is_carried_on_to_its_end_under_one_id(live: Live, options: dict[
         wait_until(
             lambda id=one.id: {r.status for r in library.history(id)} <= {"succeeded", "retried"}
         )
-    hang = live.app.tasks["e2e.hang"].delay("hang", 600)
-    live.journal.wait_for("hang", 1)
+    hang = live.begin("hang", "hang", 600)
     worker.kill()
     live.start_workers(1, "-c", "2", **options)
     assert hang.get(timeout=30) == "hang"

@@ -39,8 +39,7 @@ def test_a_task_that_is_lost_with_its_worker_was_never_done_and_runs_when_it_is_
     [first] = live.start_workers(1, *POOLS[pool], **options)
     short = live.app.tasks["e2e.nap"].delay("short", 0.1).id
     wait_until(lambda: statuses(library, short) == ["succeeded"], what=first.logs)
-    sent = live.app.tasks["e2e.nap"].delay("early", 5)
-    live.journal.wait_for("early", 1)
+    sent = live.begin("nap", "early", 5)
     wait_until(lambda: len(marked(live.toc)) == 1, what=first.logs)
     wait_until(lambda: statuses(library, sent.id) == ["taken"], what=first.logs)
     first.container.end()

@@ -106,8 +106,7 @@ def test_a_task_that_goes_on_when_it_is_terminated_keeps_its_place(live: Live, t
     """Celery takes it for ended as soon as it has sent the signal."""
     live.toc.queues.declare("celery", concurrency=1)
     live.start_workers(1, *POOLS["prefork"])
-    sent = live.app.tasks[f"e2e.{task}"].delay("stubborn", 3)
-    live.journal.wait_for("stubborn", 1)
+    sent = live.begin(task, "stubborn", 3)
     live.app.tasks["e2e.note"].delay("next")
     sent.revoke(terminate=True, signal="SIGUSR1")
     live.journal.wait_for("stubborn-told", 1)
@@ -141,13 +140,11 @@ def test_places_are_freed_although_the_connection_was_cut_or_the_worker_ends_at_
 ) -> None:
     live.toc.queues.declare("celery", concurrency=10)
     [worker] = live.start_workers(1, *POOLS[pool])
-    live.app.tasks["e2e.nap"].apply_async(("cut", 2))
-    live.journal.wait_for("cut", 1)
+    live.begin("nap", "cut", 2)
     live.client.client_kill_filter(_type="normal", skipme=True)
     wait_until(lambda: taken(live.toc) == 0, 5, what=worker.logs)
     assert marked(live.toc) == []
-    live.app.tasks["e2e.nap"].apply_async(("ended", 3))
-    live.journal.wait_for("ended", 1)
+    live.begin("nap", "ended", 3)
     wait_until(lambda: len(marked(live.toc)) == 1, 1, worker.logs)
     worker.container.kill(signal.SIGQUIT)
     assert (taken(live.toc), marked(live.toc)) == (0, []), worker.logs()
@@ -225,8 +222,7 @@ def test_limits_are_taken_away_and_set_while_a_worker_runs(live: Live) -> None:
     live.journal.wait_for("before-", 3)
     live.toc.queues.alter("celery", concurrency=1)
     time.sleep(5)  # by then every worker has read it
-    long = live.app.tasks["e2e.nap"].delay("long", 60)
-    live.journal.wait_for("long", 1)
+    long = live.begin("nap", "long", 60)
     note.delay("beside")
     time.sleep(0.5)  # in which an idle process would have started it
     raised = now_us(live.toc.client) / 1e6
@@ -240,8 +236,7 @@ def test_limits_are_taken_away_and_set_while_a_worker_runs(live: Live) -> None:
 def test_a_worker_that_stood_still_loses_its_places_and_leaves_none(live: Live) -> None:
     live.toc.queues.declare("celery", concurrency=1, visibility=2)
     [first] = live.start_workers(1, *POOLS["prefork"])
-    live.app.tasks["e2e.told"].delay("stopped", 1)
-    live.journal.wait_for("stopped", 1)
+    live.begin("told", "stopped", 1)
     wait_until(lambda: len(marked(live.toc)) == 1)
     live.start_workers(1, *POOLS["prefork"])
     live.app.tasks["e2e.told"].delay("next", 1)

@@ -59,8 +59,7 @@ def test_the_counts_in_redis_agree_with_what_producers_and_workers_did(
     revoked = live.app.tasks["e2e.note"].apply_async(("never",), countdown=3600)
     live.toc.cancel(revoked.id)
     live.journal.wait_for("counted-", 20)
-    live.app.tasks["e2e.note"].delay("last")
-    live.journal.wait_for("last", 1)
+    live.begin("note", "last")
     with live.app.connection_for_write() as connection:
         producer = connection.default_channel.center
     producer.metrics.send(producer.runner)  # the last seconds of this process
@@ -81,10 +80,8 @@ def test_the_counts_in_redis_agree_with_what_producers_and_workers_did(
 
 def test_inspect_toc_tells_what_a_worker_holds_serves_and_has_counted(live: Live) -> None:
     [worker] = live.start_workers(1, "-P", "prefork", "-c", "1", *ALONE)
-    live.app.tasks["e2e.note"].delay("before")
-    live.journal.wait_for("before", 1)
-    sent = live.app.tasks["e2e.late_ack"].delay("busy", 4)
-    live.journal.wait_for("busy", 1)
+    live.begin("note", "before")
+    sent = live.begin("late_ack", "busy", 4)
     report = inspect(live.app, worker)
     assert report["leases"] == {
         "count": 1,

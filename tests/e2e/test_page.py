@@ -26,17 +26,14 @@ import celery_toc
 from celery_toc import timeout_center
 from kombu_toc import FailureBounds, center_for, pack
 from kombu_toc.center.failures import FailureWriter
-from kombu_toc.client.options import read_databases
 from kombu_toc.http import new_token
-from kombu_toc.library import migrate
-from kombu_toc.library.shards import Shards
 
 from ..contract.test_failures import failure
 from ..support import nursery
 from ..support.browser import Browser, require_browser
 from ..support.http_server import HttpServer
 from ..support.inspection import minutes_pass
-from ..support.library import close_libraries
+from ..support.library import close_libraries, create_tables
 from ..support.nodes import ROOT
 from ..support.servers import Server
 
@@ -878,9 +875,7 @@ def test_the_library_is_searched_by_business_id(
 ) -> None:
     database = f"sqlite:///{tmp_path / 'library.db'}"
     url = f"{own_server.toc_url}?toc_library={database}"
-    shards = Shards(read_databases("toc_library", database), 1, 5.0)
-    migrate.create(shards)
-    shards.close()
+    create_tables(database)
     center = center_for(url)
     try:
         for order in (7, 8):

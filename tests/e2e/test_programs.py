@@ -88,8 +88,7 @@ def test_a_killed_workers_messages_come_back_within_the_visibility_timeout(live:
     """A5, W6"""
     options = {"broker_transport_options": {"visibility_timeout": 1}}
     [victim] = live.start_workers(1, "-P", "solo", **options)
-    live.app.tasks["e2e.late_ack"].delay("killed", 3)
-    live.journal.wait_for("killed", 1)
+    live.begin("late_ack", "killed", 3)
     victim.container.kill("SIGKILL")
     began = time.monotonic()
     live.start_workers(1, "-P", "solo", **options)

@@ -68,8 +68,7 @@ def test_what_a_thread_pool_was_given_runs_once_although_the_connection_was_cut(
     live.journal.wait_for("queued-1", 1)
     cut_connections(live.client)
     live.journal.wait_for("queued-", 12)
-    live.app.tasks["e2e.note"].delay("afterwards")
-    live.journal.wait_for("afterwards", 1)
+    live.begin("note", "afterwards")
     runs = live.journal.runs("queued-")
     assert set(runs.values()) == {1}, runs
 
@@ -79,8 +78,7 @@ def test_an_only_process_goes_on_after_the_connection_was_cut_and_keeps_its_time
 ) -> None:
     """X5: the worker hears of the task's end, acknowledges it, and takes the next."""
     live.start_workers(1, "-c", "1")
-    live.app.tasks["e2e.late_ack"].delay("first", 3)
-    live.journal.wait_for("first", 1)
+    live.begin("late_ack", "first", 3)
     cut_connections(live.client)
     live.journal.wait_for("first-done", 1)
     live.app.tasks["e2e.late_ack"].apply_async(("limited", 60), time_limit=4)
@@ -102,16 +100,14 @@ def test_a_task_that_ends_while_the_server_is_away_is_acknowledged_afterwards_wi
     """X5: also where the loop stands still while the task runs."""
     with Proxy(live.server.port) as proxy:
         [worker] = live.start_workers(1, "-P", pool, "-c", "1", broker=proxy.toc_url)
-        live.app.tasks["e2e.late_ack"].delay("ends", 1)
-        live.journal.wait_for("ends", 1)
+        live.begin("late_ack", "ends", 1)
         proxy.refuse()
         proxy.cut()
         live.journal.wait_for("ends-done", 1)
         wait_until(lambda: "Connection to broker lost" in worker.logs())
         proxy.accept()
         wait_until(lambda: slot_keys(live.client) == [])
-        live.app.tasks["e2e.note"].delay("afterwards")
-        live.journal.wait_for("afterwards", 1)
+        live.begin("note", "afterwards")
         assert "Couldn't ack" not in worker.logs()
         assert "CRITICAL" not in worker.logs()
         assert len(live.journal.entries("ends")) == 2
@@ -121,8 +117,7 @@ def test_a_task_that_celery_cancels_at_a_lost_connection_runs_again(live: Live) 
     """Its message is not kept, for nobody would ever acknowledge it."""
     options = {"worker_cancel_long_running_tasks_on_connection_loss": True}
     live.start_workers(1, "-c", "1", **options)
-    live.app.tasks["e2e.late_ack"].delay("cancelled", 2)
-    live.journal.wait_for("cancelled", 1)
+    live.begin("late_ack", "cancelled", 2)
     cut_connections(live.client)
     live.journal.wait_for("cancelled-done", 1)
     assert len(live.journal.wait_for("cancelled", 3)) == 3

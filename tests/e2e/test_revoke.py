@@ -197,8 +197,7 @@ def test_a_worker_is_told_of_what_it_may_have_begun_and_replies_where_that_is_as
     assert "flagged as revoked" in reply[worker.hostname()]["ok"]
     assert live.toc.get(sent.id) == []
 
-    sent = live.app.tasks["e2e.late_ack"].delay("long", 60)
-    live.journal.wait_for("long", 1)
+    sent = live.begin("late_ack", "long", 60)
     sent.revoke(terminate=True)
     wait_until(lambda: sent.state == states.REVOKED)
     assert live.journal.entries("long-done") == []

@@ -20,8 +20,7 @@ KNOWN = 5.0
 def test_a_running_worker_and_a_sender_know_within_five_seconds(live: Live, run: Run) -> None:
     """A lease, a retry and a back-off of the worker's; a priority of the sender's."""
     live.start_workers(1, "-c", "1", task_acks_late=True, task_reject_on_worker_lost=True)
-    sent = live.app.tasks["e2e.note"].apply_async(("first",))
-    live.journal.wait_for("first", 1)
+    sent = live.begin("note", "first")
     words = ("--visibility", "25", "--retries", "2", "--retry-backoff", "2m")
     said = run("topic", "set", "celery", *words, "--priority-steps", "0,5", "--json")
     began = time.time()
@@ -33,8 +32,7 @@ def test_a_running_worker_and_a_sender_know_within_five_seconds(live: Live, run:
     [lost] = live.toc.get("lost")
     assert lost.retries_left == 1
     assert 100 < lost.time_us / 1e6 - began < 150
-    live.app.tasks["e2e.late_ack"].apply_async(("held", 2.0), task_id="held")
-    live.journal.wait_for("held", 1)
+    live.begin("late_ack", "held", 2.0, task_id="held")
     [held] = live.toc.get("held")
     assert 15 < held.time_us / 1e6 - time.time() <= 25.5
     live.app.tasks["e2e.note"].apply_async(("later",), task_id="later", countdown=600, priority=9)

@@ -95,8 +95,7 @@ def test_the_key_of_the_only_worker_is_free_when_it_is_killed(
     options: dict[str, Any] = {"broker_transport_options": {"visibility_timeout": 1}}
     [worker] = live.start_workers(1, *POOLS["prefork"], **options)
     live.app.conf.update(options)
-    sent = live.app.tasks["e2e.nap"].apply_async(("slow", 60), **unique("k"))
-    live.journal.wait_for("slow", 1)
+    sent = live.begin("nap", "slow", 60, **unique("k"))
     wait_until(lambda: is_marked(brisk, sent.id), what=worker.logs)
     assert is_held(live.app, brisk, sent.id)
     worker.container.end()
@@ -112,8 +111,7 @@ def test_a_killed_worker_holds_no_key_but_its_task_does_if_it_comes_back(
 ) -> None:
     options: dict[str, Any] = {"broker_transport_options": {"visibility_timeout": 1}}
     [worker] = live.start_workers(1, *POOLS["prefork"], **options)
-    sent = live.app.tasks[f"e2e.{name}"].apply_async(("slow", 60), **unique("k"))
-    live.journal.wait_for("slow", 1)
+    sent = live.begin(name, "slow", 60, **unique("k"))
     if name == "nap":
         wait_until(lambda: is_marked(brisk, sent.id), what=worker.logs)
     assert is_held(live.app, brisk, sent.id)

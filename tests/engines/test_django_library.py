@@ -23,6 +23,7 @@ from kombu_toc.library.store import Store
 
 from ..support.cases import each
 from ..support.databases import DatabaseServer
+from ..support.library import shards_of
 from .test_library_growth import Reading, ends_of, rows_of
 
 #: A project whose library is not its default database. It reads expressions, and answers in JSON.
@@ -297,13 +298,12 @@ OF_ADMIN = "setattr(__import__('celery_toc.django.admin').django.admin{}, {!r}, 
 
 def test_pages_of_what_has_ended_have_every_task_once(ask_alone: Project) -> None:
     ask = ask_alone
-    shards = Shards(read_databases("toc_library", [ask.url]), 1, 5.0)
     statuses_of = [statuses.DONE, statuses.EXPIRED, statuses.DONE, statuses.CANCELLED]
     ends = [
         end._replace(status=statuses_of[number % 4]) for number, end in enumerate(ends_of(100, 111))
     ]
-    Store(shards).record(ends)
-    shards.close()
+    with shards_of([ask.url]) as shards:
+        Store(shards).record(ends)
     # What has failed first, and the latest of each; two were there before.
     ends.sort(key=lambda end: (-end.status, end.key[0]))
     wanted = [end.key[0] for end in ends]

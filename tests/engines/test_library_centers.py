@@ -25,6 +25,7 @@ from kombu_toc.library.putting import Putter
 from kombu_toc.library.store import Store
 
 from ..support.library import status_of
+from ..support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -229,10 +230,7 @@ def test_what_redis_did_not_answer_follows(recorded, store, center, monkeypatch,
                 recorded.put_many("mail", [("order-1", b"1", time.time() + 60)])
         else:
             assert recorded.put("mail", "order-1", b"1", delay=60).id == "order-1"
-    deadline = time.monotonic() + 20
-    while not center.get("order-1"):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)  # the recorder's thread puts it
+    wait_until(lambda: center.get("order-1"), 20)  # the recorder's thread puts it
     assert store.count()["pending"] == 2
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from ..meta.test_commands_page import SAMPLES, assert_alike
 from ..support.cases import each
 from ..support.commands import answer
 from ..support.library import close_libraries
+from ..support.waiting import wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "library.md").read_text()
 
@@ -160,10 +160,8 @@ def test_a_rebuild_lists_the_queues_of_which_something_is_lost(app, run, client)
         center.put(f"kept-{mode}", f"order-{mode}", b"x", delay=60)
     recorder = center.recorder.recorder
     recorder.consumes()
-    deadline = time.monotonic() + 60
-    while "kept-off" not in recorder.store.topics() or not recorder.store.of_ids(["order-behind"]):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: "kept-off" in recorder.store.topics(), 60)
+    wait_until(lambda: recorder.store.of_ids(["order-behind"]), 60)
     client.flushall()
     found = json.loads(run("library", "rebuild", "--json")[0])
     assert (found["put"], found["not_kept"], found["behind"]) == (2, ["kept-off"], ["kept-behind"])

@@ -19,6 +19,7 @@ from kombu_toc.library.recorder import Recorder
 from ..support.library import close_libraries, consume, fill, publish, status_of
 from ..support.library import own_engine as engine
 from ..support.servers import Server
+from ..support.waiting import wait_until
 
 __all__ = ("engine",)  # a fixture
 
@@ -81,10 +82,8 @@ def test_a_producer_that_starts_without_redis_publishes(redis_server, connect, o
     publish(connection, "order-1")
     assert store.of_ids(["order-1"])[0].place == statuses.NOT_PUT
     redis_server.start()
-    deadline = time.monotonic() + 30
-    while store.of_ids(["order-1"])[0].place == statuses.NOT_PUT:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)  # its thread looks once a second
+    # Its thread looks once a second.
+    wait_until(lambda: store.of_ids(["order-1"])[0].place != statuses.NOT_PUT, 30)
     assert consume(connect(options), 1) == ["order-1"]
 
 

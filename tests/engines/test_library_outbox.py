@@ -16,15 +16,22 @@ from kombu import Connection, Queue
 from sqlalchemy.orm import Session
 
 from kombu_toc import LibraryError, RateLimitedError, TimeoutCenter, center_for, outbox
-from kombu_toc.client.options import DatabaseURL, read_databases
-from kombu_toc.library import migrate, statuses
+from kombu_toc.client.options import DatabaseURL
 from kombu_toc.library import outbox as outboxes
+from kombu_toc.library import statuses
 from kombu_toc.library.putting import Putter
-from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
 from ..support import nursery
-from ..support.library import be_old, consume, end, publish, status_of
+from ..support.library import (
+    be_old,
+    consume,
+    create_tables,
+    end,
+    publish,
+    shards_of,
+    status_of,
+)
 from ..support.ports import free_port
 from ..support.waiting import wait_until
 
@@ -39,18 +46,15 @@ def url(new_url: Callable[[], str]) -> str:
 @pytest.fixture
 def options(url: str) -> dict[str, Any]:
     """A library in the database of the application, which has a table of its own."""
-    shards = Shards(read_databases("toc_library", [url]), 1, 5.0)
-    migrate.create(shards)
-    shards.databases[0].execute(sqlalchemy.text("CREATE TABLE orders (id INTEGER PRIMARY KEY)"))
-    shards.close()
+    with shards_of([url], create=True) as shards:
+        shards.databases[0].execute(sqlalchemy.text("CREATE TABLE orders (id INTEGER PRIMARY KEY)"))
     return {"toc_library": url}
 
 
 @pytest.fixture
 def store(options: dict[str, Any], url: str) -> Iterator[Store]:
-    shards = Shards(read_databases("toc_library", [url]), 1, 5.0)
-    yield Store(shards)
-    shards.close()
+    with shards_of([url]) as shards:
+        yield Store(shards)
 
 
 @pytest.fixture
@@ -195,9 +199,7 @@ def test_an_outbox_needs_a_connection_to_its_library(server, broker, database, n
         with pytest.raises(LibraryError, match=f"not a {said}"), outbox(nothing):
             publish(broker, "order-1")
     options = {"toc_library": [new_url(), new_url()]}
-    shards = Shards(read_databases("toc_library", options["toc_library"]), 1, 5.0)
-    migrate.create(shards)
-    shards.close()
+    create_tables(options["toc_library"])
     with (
         Connection(server.toc_url, transport_options=options) as other,
         database.connect() as connection,

@@ -18,12 +18,12 @@ from sqlalchemy.orm import DeclarativeBase
 import celery_toc
 from celery_toc import aio
 from kombu_toc import AsyncTimeoutCenter, LibraryError, outbox
-from kombu_toc.client.options import DatabaseURL, read_databases
-from kombu_toc.library import migrate, statuses
-from kombu_toc.library.shards import Shards
+from kombu_toc.client.options import DatabaseURL
+from kombu_toc.library import statuses
 from kombu_toc.library.store import Store
 
 from ..meta.test_readme import named
+from ..support.library import shards_of
 
 pytestmark = [
     pytest.mark.usefixtures("client"),
@@ -39,11 +39,9 @@ def url(new_url: Callable[[], str]) -> str:
 
 @pytest.fixture
 def store(url: str) -> Iterator[Store]:
-    shards = Shards(read_databases("toc_library", [url]), 1, 5.0)
-    migrate.create(shards)
-    shards.databases[0].execute(text("CREATE TABLE orders (id INTEGER PRIMARY KEY)"))
-    yield Store(shards)
-    shards.close()
+    with shards_of([url], create=True) as shards:
+        shards.databases[0].execute(text("CREATE TABLE orders (id INTEGER PRIMARY KEY)"))
+        yield Store(shards)
 
 
 @pytest.fixture

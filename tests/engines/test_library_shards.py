@@ -277,10 +277,7 @@ def callers(options) -> Iterator[list[Engine]]:
 
 
 def wait_for(center: Any, ids: list[str]) -> None:
-    deadline = time.monotonic() + 30
-    while len(center.get(ids)) < len(ids):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # a thread puts them
+    wait_until(lambda: len(center.get(ids)) == len(ids), 30)  # a thread puts them
 
 
 @pytest.mark.parametrize("number", [0, 1])

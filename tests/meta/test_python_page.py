@@ -6,16 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery
-from kombu import pools
 
 from celery_toc import timeout_center
 from kombu_toc import TimeoutCenter
 
-from ..support.cluster import Cluster
 from ..support.inspection import residue
-from ..support.servers import Server
 from .test_readme import named
 
 
@@ -56,44 +52,28 @@ def test_the_example_of_choosing_what_to_take_runs(
     ]
 
 
-def test_the_example_of_taking_tasks_runs(
-    server: Server | Cluster, client: redis.Redis, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with Celery("shop", broker=server.toc_url, set_as_current=False) as app:
+def test_the_example_of_taking_tasks_runs(app: Celery, capsys: pytest.CaptureFixture[str]) -> None:
+    @app.task(name="shop.other", shared=False)
+    def other() -> None: ...
 
-        @app.task(name="shop.remind", shared=False)
-        def remind(order: int) -> None: ...
-
-        @app.task(name="shop.other", shared=False)
-        def other() -> None: ...
-
-        other.apply_async(countdown=3600)
-        for order in (7, 8):
-            remind.apply_async((order,), countdown=3600 + order)
-        center = timeout_center(app)
-        names: dict[str, Any] = {"center": center}
-        exec(named("docs/python.md", "taken = center.pop(\n"), names)
-        assert capsys.readouterr().out.splitlines() == ["shop.remind [7]", "shop.remind [8]"]
-        assert repr(names["task"]).endswith(" in flight in celery>")
-        [left] = center.scan("celery").messages
-        assert center.task(left).name == "shop.other"
-    pools.reset()  # Kombu keeps connections by URL, and what they know of queues is flushed now
+    other.apply_async(countdown=3600)
+    for order in (7, 8):
+        app.tasks["shop.remind"].apply_async((order,), countdown=3600 + order)
+    center = timeout_center(app)
+    names: dict[str, Any] = {"center": center}
+    exec(named("docs/python.md", "taken = center.pop(\n"), names)
+    assert capsys.readouterr().out.splitlines() == ["shop.remind [7]", "shop.remind [8]"]
+    assert repr(names["task"]).endswith(" in flight in celery>")
+    [left] = center.scan("celery").messages
+    assert center.task(left).name == "shop.other"
 
 
 def test_the_example_of_recurring_tasks_runs(
-    server: Server | Cluster, client: redis.Redis, capsys: pytest.CaptureFixture[str]
+    app: Celery, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Celery("shop", broker=server.toc_url, set_as_current=False) as app:
-
-        @app.task(name="shop.remind", shared=False)
-        def remind(order: int) -> None: ...
-
-        exec(
-            named("docs/python.md", "schedules = center.schedules"), {"center": timeout_center(app)}
-        )
-        assert capsys.readouterr().out == "0 3 * * * 1\n"
-        assert timeout_center(app).schedules.count() == 0
-    pools.reset()
+    exec(named("docs/python.md", "schedules = center.schedules"), {"center": timeout_center(app)})
+    assert capsys.readouterr().out == "0 3 * * * 1\n"
+    assert timeout_center(app).schedules.count() == 0
 
 
 def test_the_example_of_topics_at_run_time_runs(

@@ -56,6 +56,16 @@ def app(server: Server, client: redis.Redis) -> Iterator[Celery]:
     pools.reset()  # Kombu keeps connections by URL, and what they know of queues is flushed now
 
 
+@pytest.fixture
+def remind(app: Celery) -> Any:
+    """The task that the pages talk of."""
+
+    @app.task(name="shop.remind", shared=False)
+    def remind(order: int) -> None: ...
+
+    return remind
+
+
 def test_every_example_is_at_least_python() -> None:
     pages = ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
     blocks = [(page, block) for page in pages for block in blocks_of(page)]
@@ -64,10 +74,9 @@ def test_every_example_is_at_least_python() -> None:
         compile(block, page, "exec")
 
 
-def test_the_example_of_zones_sends_to_slots_of_the_zone(app: Celery, client: redis.Redis) -> None:
-    @app.task(name="shop.remind", shared=False)
-    def remind(order: int) -> None: ...
-
+def test_the_example_of_zones_sends_to_slots_of_the_zone(
+    app: Celery, remind: Any, client: redis.Redis
+) -> None:
     exec(named("docs/options.md", '"toc_prefer_slots": "0-3"}'), {"app": app})
     names: dict[str, Any] = {"remind": remind}
     for _ in range(20):
@@ -94,11 +103,8 @@ def test_the_examples_of_what_a_task_has_of_its_own_run(app: Celery) -> None:
 
 
 def test_the_example_of_operations_finds_moves_and_cancels_a_scheduled_task(
-    app: Celery, capsys: pytest.CaptureFixture[str]
+    app: Celery, remind: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @app.task(name="shop.remind", shared=False)
-    def remind(order: int) -> None: ...
-
     names: dict[str, Any] = {"app": app, "remind": remind}
     exec(named("docs/options.md", "remind.apply_async("), names)
     sent = remind.apply_async(args=[7], countdown=3600)
@@ -108,11 +114,10 @@ def test_the_example_of_operations_finds_moves_and_cancels_a_scheduled_task(
     assert names["center"].get(sent.id) == []  # cancelled, as it says
 
 
-def test_the_examples_for_tasks_and_operations_run_one_after_the_other(app: Celery) -> None:
+def test_the_examples_for_tasks_and_operations_run_one_after_the_other(
+    app: Celery, remind: Any
+) -> None:
     """Scheduled as it says, tasks are read in pages and seen by the predicate."""
-
-    @app.task(name="shop.remind", shared=False)
-    def remind(order: int) -> None: ...
 
     @app.task(name="shop.other", shared=False)
     def other(**kwargs: Any) -> None: ...
@@ -140,30 +145,29 @@ def test_the_examples_for_tasks_and_operations_run_one_after_the_other(app: Cele
     assert names["center"].counts("celery").waiting == before
 
 
-def test_the_example_without_celery_runs(
-    single_server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("from kombu_toc import TimeoutCenter", "order-7 b'remind'"),
+        ("center.put_many(", "10000 order-7 added\n"),
+    ],
+    ids=["one", "many"],
+)
+def test_the_examples_without_celery_run(
+    single_server: Server, monkeypatch: pytest.MonkeyPatch, capsys: Any, text: str, printed: str
 ) -> None:
     made = redis.Redis
     monkeypatch.setattr(redis, "Redis", lambda: made(port=single_server.port, db=5))
-    exec(named("docs/python.md", "from kombu_toc import TimeoutCenter"), {})
-    assert "order-7 b'remind'" in capsys.readouterr().out
+    with made(port=single_server.port, db=5) as client:
+        client.flushdb()
+    exec(named("docs/python.md", text), {})
+    assert printed in capsys.readouterr().out
 
 
 def test_the_example_of_a_task_that_dies_when_it_fails_says_so(app: Celery) -> None:
     exec(named("docs/guarantees.md", "dead_on_failure=True"), {"app": app})
     [name] = [name for name in app.tasks if name.endswith("charge")]
     assert app.tasks[name].dead_on_failure is True
-
-
-def test_the_example_of_many_runs(
-    single_server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = redis.Redis
-    monkeypatch.setattr(redis, "Redis", lambda: made(port=single_server.port, db=5))
-    with made(port=single_server.port, db=5) as client:
-        client.flushdb()
-    exec(named("docs/python.md", "center.put_many("), {})
-    assert capsys.readouterr().out == "10000 order-7 added\n"
 
 
 def test_the_example_with_the_embedded_server_runs(tmp_path: Path) -> None:
@@ -187,10 +191,7 @@ def test_the_example_of_queues_is_declared(app: Celery) -> None:
     assert (declared.slots, declared.retries, declared.visibility) == (1, 3, 30)
 
 
-def test_the_examples_for_those_who_come_from_elsewhere_run(app: Celery) -> None:
-    @app.task(name="shop.remind", shared=False)
-    def remind(order: int) -> None: ...
-
+def test_the_examples_for_those_who_come_from_elsewhere_run(app: Celery, remind: Any) -> None:
     exec(named("docs/coming_from.md", "message_ttl"), {"app": app, "remind": remind})
     center = timeout_center(app)
     [found] = center.scan("mail").messages
@@ -207,11 +208,8 @@ def test_the_examples_for_those_who_come_from_elsewhere_run(app: Celery) -> None
 
 
 def test_the_examples_of_monitoring_read_what_was_counted(
-    app: Celery, capsys: pytest.CaptureFixture[str]
+    app: Celery, remind: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @app.task(name="shop.remind", shared=False)
-    def remind(order: int) -> None: ...
-
     remind.apply_async(args=[7], countdown=3600)
     exec(named("docs/monitoring.md", "from kombu_toc import read_metrics"), {"app": app})
     assert capsys.readouterr().out.startswith("celery ")  # a process tells every five seconds

@@ -119,8 +119,7 @@ def test_a_task_that_ends_while_the_connection_is_given_up_runs_once(
     live: Live, proxy: Proxy
 ) -> None:
     [worker] = live.start_workers(1, "-P", "threads", "-c", "1", broker=proxy.toc_url)
-    live.app.tasks["e2e.late_ack"].delay("ending", 1)
-    live.journal.wait_for("ending", 1)
+    live.begin("late_ack", "ending", 1)
     proxy.cut()
     proxy.freeze()  # whoever closes the connection waits for an answer
     live.journal.wait_for("ending-done", 1)
@@ -128,8 +127,7 @@ def test_a_task_that_ends_while_the_connection_is_given_up_runs_once(
     proxy.thaw()
     wait_until_empty(live.client)
     assert len(live.journal.entries("ending")) == 2
-    live.app.tasks["e2e.note"].delay("afterwards")
-    live.journal.wait_for("afterwards", 1)
+    live.begin("note", "afterwards")
     worker.teardown()  # while there is a proxy: Celery's mingle would look for it for ever
 
 
@@ -142,8 +140,7 @@ def test_a_stopping_worker_acknowledges_what_has_ended_while_another_task_goes_o
         1, "-P", pool, "-c", "2", broker_transport_options={"visibility_timeout": 1}
     )
     live.app.tasks["e2e.late_ack"].delay("long", 5)
-    live.app.tasks["e2e.late_ack"].delay("short", 1)
-    live.journal.wait_for("short", 1)
+    live.begin("late_ack", "short", 1)
     live.journal.wait_for("long", 1)
     os.kill(worker.container.pid, signal.SIGTERM)
     live.journal.wait_for("short-done", 1)

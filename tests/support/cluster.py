@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from pathlib import Path
@@ -17,6 +16,7 @@ from kombu_toc.client.connection import Client as NodeClient
 from kombu_toc.client.connection import ClusterClient
 
 from .servers import Host, Server
+from .waiting import wait_until
 
 #: Slots that are in migration at the same time, at most.
 AT_ONCE = 64
@@ -287,10 +287,7 @@ class Cluster:
         self._until(self.is_whole, "the cluster does not become whole", seconds)
 
     def _until(self, holds: Callable[[], bool], what: str, seconds: float = 30) -> None:
-        deadline = time.monotonic() + seconds
-        while not holds():
-            assert time.monotonic() < deadline, f"{what}\n{self.logs()}"
-            time.sleep(0.05)  # what one node says about the others comes by no event
+        wait_until(holds, seconds, lambda: f"{what}\n{self.logs()}")
 
     def _all_met(self) -> bool:
         ports = {node.port for node in self.nodes}

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -65,13 +66,27 @@ def new_url(engine, tmp_path) -> Iterator[Callable[[], str]]:
     close_libraries()
 
 
+@contextmanager
+def shards_of(urls: Any, tables: int = 1, *, create: bool = False) -> Iterator[Shards]:
+    """The databases of a library, in this block. create: whether their tables are made"""
+    made = Shards(read_databases("toc_library", urls), tables, 5.0)
+    if create:
+        migrate.create(made)
+    yield made
+    made.close()
+
+
+def create_tables(urls: Any, tables: int = 1) -> None:
+    """Make the tables of a library in empty databases."""
+    with shards_of(urls, tables, create=True):
+        pass
+
+
 @pytest.fixture
 def library_url(new_url) -> str:
     """The URL of a database with the tables of a library."""
     url = new_url()
-    shards = Shards(read_databases("toc_library", [url]), 1, 5.0)
-    migrate.create(shards)
-    shards.close()
+    create_tables([url])
     return url
 
 
@@ -113,17 +128,11 @@ def options(engine, tmp_path) -> Iterator[dict[str, Any]]:
         free.append(made)
 
 
-def _migrate(urls: list[str]) -> None:
-    shards = Shards(read_databases("toc_library", urls), 2, 5.0)
-    migrate.create(shards)
-    shards.close()
-
-
 @cache
 def _templates() -> list[Path]:
     """Two SQLite files with the tables of a library."""
     folder = Path(tempfile.mkdtemp(dir=os.environ["TOC_TEST_RUN"]))
-    _migrate([f"sqlite:///{folder / f'{number}.db'}" for number in range(2)])
+    create_tables([f"sqlite:///{folder / f'{number}.db'}" for number in range(2)], 2)
     return [folder / f"{number}.db" for number in range(2)]
 
 
@@ -133,7 +142,7 @@ class Migrated:
 
     def __init__(self, urls: list[str]) -> None:
         self.urls = urls
-        _migrate(urls)
+        create_tables(urls, 2)
         self._made = [self._in(url, _description) for url in urls]
 
     def clear(self) -> bool:
@@ -220,9 +229,8 @@ def recorded(server: Any, options: dict[str, Any]) -> Iterator[TimeoutCenter]:
 @pytest.fixture
 def store(options) -> Iterator[Store]:
     """The library's rows, seen by somebody else."""
-    shards = Shards(read_databases("toc_library", options["toc_library"]), 2, 5.0)
-    yield Store(shards)
-    shards.close()
+    with shards_of(options["toc_library"], 2) as shards:
+        yield Store(shards)
 
 
 @pytest.fixture

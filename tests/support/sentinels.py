@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import redis
 
 from .certificates import OnlyTLS
 from .servers import Host, Server
+from .waiting import wait_until
 
 #: By which the sentinels know the primary.
 NAME = "mymaster"
@@ -131,10 +131,7 @@ class Deployment:
         return True
 
     def _wait(self, holds, what: str, seconds: float = 30) -> None:
-        deadline = time.monotonic() + seconds
-        while not holds():
-            assert time.monotonic() < deadline, what
-            time.sleep(0.02)  # it comes about in other processes
+        wait_until(holds, seconds, what)
 
     def master(self) -> tuple[str, int]:
         """Where the master is, by the first sentinel that answers."""

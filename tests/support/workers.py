@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 from celery import Celery
+from celery.result import AsyncResult
 from pytest_celery import (
     CeleryBackendCluster,
     CeleryBrokerCluster,
@@ -262,6 +263,13 @@ class Live(NamedTuple):
     toc: kombu_toc.TimeoutCenter
     client: redis.Redis
     server: Server
+
+    def begin(self, task: str, name: str, *args: Any, **options: Any) -> AsyncResult:
+        """Send a task of tests/support/tasks.py that writes down its name, and return when it has
+        begun. options: as apply_async has them"""
+        sent = self.app.tasks[f"e2e.{task}"].apply_async((name, *args), **options)
+        self.journal.wait_for(name, 1)
+        return sent
 
 
 @pytest.fixture

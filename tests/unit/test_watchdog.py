@@ -9,16 +9,15 @@ import time
 from kombu_toc.library import shards
 from kombu_toc.library.shards import Watchdog
 
+from ..support.waiting import wait_until
+
 
 def threads() -> int:
     return sum(thread.name == "toc-watchdog" for thread in threading.enumerate())
 
 
 def until_there_are(number: int) -> None:
-    deadline = time.monotonic() + 10
-    while threads() != number:
-        assert time.monotonic() < deadline, threads()
-        time.sleep(0.005)
+    wait_until(lambda: threads() == number, 10, threads)
 
 
 def test_its_thread_ends_when_it_is_closed_and_begins_again() -> None:
