@@ -263,6 +263,22 @@ MUTANTS = [
         "test_one_that_is_deleted_and_declared_to_stay_stays_whoever_has_used_the_former",
     ),
     Mutant(
+        "with a connection goes a queue that somebody has declared to stay",
+        "kombu_toc/transport/channel.py",
+        "if unless_it_stays and declared",
+        "if if_empty and declared",
+        "tests/contract/test_expiring_queues.py::"
+        "test_an_exclusive_queue_that_somebody_has_declared_to_stay_does_not_go_with_its_connection",
+    ),
+    Mutant(
+        "a deletion that is owed deletes a queue that somebody has declared to stay",
+        "kombu_toc/consumer/holdings.py",
+        "if topic is not None and not topic.declaration.expires:",
+        "if False:",
+        "tests/contract/test_expiring_queues.py::"
+        "test_an_exclusive_queue_that_somebody_has_declared_to_stay_does_not_go_with_its_connection",
+    ),
+    Mutant(
         "a worker that is asked for an id tells nothing of what waits in the center",
         "celery_toc/worker/remote_control.py",
         "one.state == WAITING and one.time_us > now_us",

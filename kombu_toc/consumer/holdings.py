@@ -533,6 +533,8 @@ def calls_of(center: TimeoutCenter, deletion: Deletion) -> Iterator[ScriptCall]:
     is to be set."""
     queue, keys = deletion.queue, center.keys
     deletion.topic = topic = center.registry.declared(queue) or deletion.topic
+    if topic is not None and not topic.declaration.expires:
+        return  # somebody else has deleted it, and declared it to stay
     whole = [keys.wake(queue), keys.counted(queue), keys.minutes(queue)]
     entries = [
         (keys.bindings(exchange), "stale", member)

@@ -420,9 +420,17 @@ class Channel(virtual.Channel):
         self.broadcast_queues.read_no_more(lambda one: one.bound == bound)
 
     def queue_delete(
-        self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
+        self,
+        queue: str,
+        if_unused: bool = False,
+        if_empty: bool = False,
+        unless_it_stays: bool = False,
+        **kwargs: Any,
     ) -> int:
-        """Delete a queue with all its messages and bindings; return how many were waiting."""
+        """Delete a queue with all its messages and bindings; return how many were waiting.
+
+        unless_it_stays: not one that somebody else has deleted, and declared to stay
+        """
         if if_unused and queue in self._active_queues:
             return 0
         size = 0
@@ -431,6 +439,10 @@ class Channel(virtual.Channel):
             if self.broadcast_queues.only_reads(queue)
             else self.center.registry.declared(queue)
         )
+        if unless_it_stays and declared is not None and not declared.declaration.expires:
+            self.exchanges.forget(self.exchanges.members_of(queue))
+            self._forget_queue(queue)
+            return 0
         if declared is not None:
             size = self.center.counts(queue).waiting
             if if_empty and size:
@@ -474,7 +486,7 @@ class Channel(virtual.Channel):
         bindings: dict[str, list[str]] = {}
         try:
             bindings = self.exchanges.members_of(queue)
-            self.queue_delete(queue)
+            self.queue_delete(queue, unless_it_stays=True)
         except BROKEN as exc:
             logger.debug("queue %s is to be deleted later: %s", queue, exc)
             self._forget_queue(queue)

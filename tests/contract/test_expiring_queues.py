@@ -281,3 +281,22 @@ def test_one_that_is_deleted_and_declared_to_stay_stays_whoever_has_used_the_for
             assert {client.pttl(key) for key in keys} == {-1, -2}
     assert client.zrange("toc:{toc}:expiring", 0, -1) == []
     assert [one.id for one in other.get("kept")] == ["kept"]
+
+
+@pytest.mark.parametrize("is_away", [False, True], ids=["now", "later"])
+def test_an_exclusive_queue_that_somebody_has_declared_to_stay_does_not_go_with_its_connection(
+    connect: Connect, client: redis.Redis, is_away: bool
+) -> None:
+    """K6: nor when what is owed is done after the server was away."""
+    old, other = connect(), TimeoutCenter(client)
+    old.default_channel.queue_declare("brief", exclusive=True)
+    publish(old, "x", "brief")
+    other.queues.delete("brief")
+    other.queues.declare("brief", slots=1)
+    other.put("brief", "kept", b"")
+    keeper = old.transport.lease_keeper
+    if is_away:
+        keeper.delete_later("brief", {})
+    old.release()
+    assert any(not keeper.deletions or time.sleep(0.01) for _ in running(10))
+    assert [one.id for one in other.get("kept")] == ["kept"]
