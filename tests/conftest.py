@@ -9,7 +9,9 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
+import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -158,10 +160,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def tasks_of_the_apps_that_a_test_makes_end_with_it() -> Iterator[None]:
-    """Celery gives a task of one app to every app that is made later in the process."""
+def what_a_test_makes_ends_with_it() -> Iterator[None]:
+    """Celery gives a task of one app to every app that is made later in the process. A task library
+    that a test has opened would look after the shared server in the tests that follow."""
     before = set(celery._state._on_app_finalizers)
     yield
+    if (library := sys.modules.get("kombu_toc.library.opening")) and library._opened:
+        from .support.library import close_libraries  # most tests need none of what it imports
+
+        close_libraries()
+    left = [thread for thread in threading.enumerate() if thread.name == "toc-library"]
+    assert not left, "a task library was used after it was closed: it looks after the server on"
     for added in celery._state._on_app_finalizers - before:
         if added.__module__ == "celery.app.base":  # others are Celery's own
             celery._state._on_app_finalizers.discard(added)
