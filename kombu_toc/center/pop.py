@@ -415,8 +415,10 @@ class Deliveries(CenterPart):
         choice = Choice(limit, ids, where, early, look, visibility, only, recover, ahead_us)
         if not isinstance(topic, (str, Iterable)):
             check_name(topic)
-        if not isinstance(limit, (int, type(None))):
+        if not isinstance(limit, (int, type(None))) or type(limit) is bool:
             raise ConfigurationError(f"limit must be a whole number, not {limit!r:.100}")
+        if only is not None and not (only and all(type(slot) is int for slot in only)):
+            raise ConfigurationError(f"slots must be numbers of slots, not {slots!r:.100}")
         recorder = self._core.recorder
         if recorder is None:
             return self._pop(topic, wait, choice)

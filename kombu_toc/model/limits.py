@@ -359,7 +359,7 @@ def check_steps(steps: object) -> tuple[int, ...]:
     """Priority steps as a tuple: increasing integers that begin with 0, at most ten."""
     try:
         made = tuple(int(step) for step in steps)  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         made = ()
     if not made or made[0] != 0 or list(made) != sorted(set(made)) or len(made) > 10:
         raise ConfigurationError(

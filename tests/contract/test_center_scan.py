@@ -222,7 +222,8 @@ def test_no_call_reads_more_than_a_bounded_number(center, client):
         ({"state": "ready"}, "'ready' is no state; there are waiting, in flight, dead"),
         ({"after": "x"}, "no page goes on after 'x'"),
         ({"after": "MTIz"}, "no page goes on after 'MTIz'"),
-        ({"limit": 0}, "limit must be at least 1, not 0"),
+        ({"limit": 0}, "limit must be a whole number from 1 up, not 0"),
+        ({"limit": 1.5}, "limit must be a whole number from 1 up, not 1.5"),
     ],
 )
 def test_what_makes_no_sense_is_refused(center, wrong, said):

@@ -539,6 +539,7 @@ def test_a_node_of_a_cluster_that_dies_or_loses_the_wake_indexes_is_waited_for(
         (([], 1), "no topic is named"),
         ((["mail", b"sms"], 1), "named by a str"),
         ((["mail"], 0), "a limit of at least 1"),
+        (("mail", True), "limit must be a whole number, not True"),
     ],
 )
 def test_a_pop_that_makes_no_sense_is_refused_and_takes_nothing(
@@ -559,6 +560,9 @@ def test_a_wait_that_is_no_time_and_a_wait_for_some_slots_are_refused(
             center.pop("mail", wait=wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="leave out slots"):
         center.pop("mail", wait=1, slots=[0])
+    for none in ([], [True], ["0"]):
+        with pytest.raises(ConfigurationError, match="slots must be numbers of slots"):
+            center.pop("mail", slots=none)
     for chosen in ({"ids": ["m"]}, {"where": bool}, {"early": True}):
         with pytest.raises(ConfigurationError, match="a pop that chooses messages"):
             center.pop(["mail", "sms"], **chosen)  # type: ignore[arg-type]

@@ -194,6 +194,7 @@ def test_slots_are_preferred_by_numbers_and_ranges_for_all_topics_or_for_some(va
         ("visibility_timeout", float("nan")),
         ("priority_steps", "1,2"),
         ("priority_steps", 7),
+        ("priority_steps", [0, float("inf")]),
         ("toc_retries", "many"),
         ("toc_retries", 32),
         ("toc_retries", -1),
