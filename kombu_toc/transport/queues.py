@@ -101,8 +101,8 @@ class Queues:
             return None
         topic = self._declare_topic(queue, limits)
         if queue not in self.transient:
-            resharded = self._resharded(topic, limits)
-            self.ignored[queue] = [*_unknown(arguments), *resharded]
+            stood = [*self._resharded(topic, limits), *_expiring(topic)]
+            self.ignored[queue] = [*_unknown(arguments), *stood]
         return topic
 
     def _declare_topic(self, queue: str, limits: Mapping[str, Any]) -> Topic:
@@ -273,6 +273,16 @@ def read_expires(queue: str, value: object) -> int:
 def _touch_ms(topic: Topic) -> int:
     """Milliseconds after which it is said again that a queue is used: puts come in thousands."""
     return min(TOUCH_MS, (topic.declaration.expires or 0) // 4)
+
+
+def _expiring(topic: Topic) -> Iterator[str]:
+    """That it is to stay, if it goes when nobody uses it, as it was declared first."""
+    if topic.declaration.expires:
+        yield (
+            f"no x-expires (it was declared with {topic.declaration.expires}, which stands: it goes "
+            f"with its messages when nobody uses it; 'celery toc topic delete {topic.name}', then "
+            "it may be declared anew)"
+        )
 
 
 def _unknown(arguments: Mapping[str, Any]) -> Iterator[str]:

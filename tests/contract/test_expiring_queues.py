@@ -252,6 +252,19 @@ def test_a_declaration_without_it_stands(connect: Connect, client: redis.Redis) 
     }
 
 
+def test_who_declares_a_queue_to_stay_is_told_that_it_was_declared_to_expire(
+    connect: Connect,
+) -> None:
+    """A1: a worker warns of it when it starts."""
+    declared(connect())
+    channel = connect().default_channel
+    for queue in ("brief", "stays"):
+        channel.queue_declare(queue)
+    [said] = channel.ignored["brief"]
+    assert said.startswith("no x-expires (it was declared with 2000, which stands: it goes with")
+    assert channel.ignored["stays"] == []
+
+
 def test_what_is_kept_by_its_consumers_is_told_apart_in_its_declaration() -> None:
     kept = Declaration(slots=1, expires=2000, kept=60_000)
     assert Declaration.from_json(kept.to_json()) == kept
