@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Celery, signals, states
 from celery.app.task import Context
@@ -137,7 +137,7 @@ def _on_broadcast(
     if revoke is None or not _removes(connection):
         return send(arguments)
     center = TaskCenter(app, connection.transport.center)
-    return revoke(Revocation(center, connection), arguments or {}, reply, send)
+    return revoke(Revocation(center, connection.connection_errors), arguments or {}, reply, send)
 
 
 def _removes(connection: Any) -> bool:
@@ -176,13 +176,14 @@ _COMMANDS: dict[str, Callable[[Revocation, Any, bool, Send], Any]] = {
 }
 
 
-class Revocation:
-    """One revoke, on one connection."""
+class Revocation(NamedTuple):
+    """One revoke, on one connection.
 
-    def __init__(self, center: TaskCenter, connection: Any) -> None:
-        self.app = center.app
-        self.center = center
-        self._broken = connection.connection_errors
+    broken: the errors of a connection that broke
+    """
+
+    center: TaskCenter
+    broken: tuple[type[Exception], ...]
 
     def unless_it_fails(self, remove: Callable[[], Any]) -> Any:
         """Return what `remove` returns; None if it raises: then Celery's own revoke must do."""
@@ -196,7 +197,7 @@ class Revocation:
         """A connection that was idle for long may have been cut."""
         try:
             return operation()
-        except self._broken:
+        except self.broken:
             return operation()
 
     def by_id(self, ids: list[str]) -> set[str]:
@@ -212,7 +213,7 @@ class Revocation:
         lost_reply = False
         try:
             done = center.cancel(there, dead=False, revoked=True)
-        except self._broken:
+        except self.broken:
             lost_reply = True
             done = center.cancel(there, dead=False, revoked=True)
         # A message that is gone from where it waited may have been moved to another slot meanwhile.
@@ -275,7 +276,7 @@ class Revocation:
         task = self.center.task(found, decode="app")
         logger.info("Removed revoked task: %s[%s]", task.name, task.id)
         try:
-            marked = mark_revoked(self.app, task, only_if_not_begun=only_if_not_begun)
+            marked = mark_revoked(self.center.app, task, only_if_not_begun=only_if_not_begun)
         except Exception as exc:  # a result backend that cannot be reached
             logger.warning("Cannot mark task %s as revoked: %r", task.id, exc, exc_info=True)
             return False

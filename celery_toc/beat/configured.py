@@ -17,7 +17,7 @@ from kombu.exceptions import KombuError
 
 import kombu_toc
 
-from ..schedules.rules import decides_itself, read_exclusions
+from ..schedules.rules import read_exclusions
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -196,11 +196,6 @@ def _entry(app: Celery, name: str, given: Any) -> Entry:
         raise NotTakenError(f"its schedule is {kind}: write crontab, timedelta or solar") from None
     except (OverflowError, ValueError) as exc:  # seconds that no timedelta has
         raise NotTakenError(f"its schedule is {given['schedule']!r}: {exc}") from None
-    if decides_itself(schedule):
-        raise NotTakenError(
-            f"its class {type(schedule).__name__} decides when it is due, and no store has it: "
-            "write crontab, timedelta or solar"
-        )
     options, rules = dict(given.get("options") or {}), {}
     for rule in RULES:
         if (value := options.pop(f"toc_{rule}", None)) is not None:
