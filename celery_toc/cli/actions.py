@@ -313,7 +313,7 @@ class _Results:
         if self.marked:
             remember_revoked(self._session.center, self.marked)
         if self._failed is not None:
-            self._session.complain(f"results are not marked REVOKED: {self._failed}", cli.FAILED)
+            self._session.complain(f"results are not marked REVOKED: {self._failed}")
         elif self._why:
             self._session.screen.say(f"Results are not marked: {self._why}.", "dim")
 

@@ -110,7 +110,7 @@ def find(
     )
     _show(session, page.records, page.after, page.away)
     for url in page.away:
-        session.complain(f"{url} does not answer: what it has is not shown", cli.FAILED)
+        session.complain(f"{url} does not answer: what it has is not shown")
 
 
 def _attribute(text: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ import kombu_toc
 
 from ..schedules.state import Schedule
 from .screen import Column, counted
-from .session import FAILED, USAGE, Failure, Session, command, document, flag, option, yes_option
+from .session import USAGE, Failure, Session, command, document, flag, option, yes_option
 
 #: Added to the error that somebody consumes: what can be done.
 OVERRIDE = "; --force moves what is there all the same"
@@ -85,7 +85,7 @@ def migrate(
             if not session.yes:
                 preview = run("Counting", dry_run=True)
                 if preview.refused:
-                    raise Failure(f"{preview.refused}{OVERRIDE}", FAILED)
+                    raise Failure(f"{preview.refused}{OVERRIDE}")
                 where = f"{'from' if source else 'to'} {shown}"
                 if preview.moved:
                     session.confirm(
@@ -93,9 +93,7 @@ def migrate(
                     )
             result = run("Moving")
     except kombu_toc.ConsumersError as exc:
-        raise Failure(f"{exc}{OVERRIDE}", FAILED) from exc
-    except kombu_toc.MigrationError as exc:
-        raise Failure(exc, FAILED) from exc
+        raise Failure(f"{exc}{OVERRIDE}") from exc
     # No beat of the other broker knows of these.
     schedules = [
         one
@@ -159,8 +157,8 @@ def _report(session: Session, result: Any, dry_run: bool, schedules: list[Schedu
     _say_schedules(session, schedules)
     if result.staying:
         where = "where it is" if result.staying == 1 else "where they are"
-        session.complain(f"{counted(result.staying, 'message', 'stay')} {where}", FAILED)
+        session.complain(f"{counted(result.staying, 'message', 'stay')} {where}")
     for queue in result.unknown:
-        session.complain(f"there is no queue {queue!r} to move from", FAILED)
+        session.complain(f"there is no queue {queue!r} to move from")
     if result.refused:
-        session.complain(f"nothing would be moved: {result.refused}{OVERRIDE}", FAILED)
+        session.complain(f"nothing would be moved: {result.refused}{OVERRIDE}")

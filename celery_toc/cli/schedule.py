@@ -463,7 +463,7 @@ def put(
     schedules = session.center.schedules
     before = schedules.get(name)
     if before is not None and before.owner and not force:
-        raise cli.Failure(_owned(name, before.owner), cli.FAILED)
+        raise cli.Failure(_owned(name, before.owner))
     try:
         found = schedules.put(name, task, when, **rules)
     except (TypeError, KombuError) as exc:  # arguments that the task or its serializer refuses
@@ -491,7 +491,7 @@ def _schedule(cron: str | None, every: float | None, sun: str | None, place: str
             latitude, longitude = map(float, (place or "").split(","))
             return solar(sun, latitude, longitude)
     except ImportError as exc:
-        raise cli.Failure(f"{exc}: solar schedules need the package ephem", cli.FAILED) from exc
+        raise cli.Failure(f"{exc}: solar schedules need the package ephem") from exc
     except ValueError as exc:
         if sun is not None and (place or "").count(",") != 1:
             raise cli.Failure("--sun needs a place: --at 52.5,13.4", cli.USAGE) from exc
@@ -542,14 +542,12 @@ def sync(session: Session, dry_run: bool) -> None:
     if outcome.told.verdict == "busy":
         raise cli.Failure(
             f"{outcome.told.process} is putting a beat_schedule of this app: try again in "
-            f"{outcome.told.busy:.0f} s",
-            cli.FAILED,
+            f"{outcome.told.busy:.0f} s"
         )
     if not dry_run and outcome.told.verdict != "in force":
         raise cli.Failure(
             f"{outcome.told.process} has put another beat_schedule of this app meanwhile: see "
-            "'celery toc schedule list', and try again",
-            cli.FAILED,
+            "'celery toc schedule list', and try again"
         )
     would = "would be " if dry_run else ""
     parts = [f"{len(outcome.put)} {would}put", f"{len(outcome.removed)} {would}removed"]
@@ -639,8 +637,7 @@ def _read_django(session: Session, url: str | None) -> Read:
         return beat.read_django(beat.django_rows(), session.now)
     except Exception as exc:  # whatever Django and its database raise
         raise cli.Failure(
-            f"the tables of django-celery-beat cannot be read: {type(exc).__name__}: {exc}",
-            cli.FAILED,
+            f"the tables of django-celery-beat cannot be read: {type(exc).__name__}: {exc}"
         ) from exc
 
 
@@ -659,6 +656,4 @@ def _read_redbeat(session: Session, url: str | None, key_prefix: str | None) -> 
         with Redis.from_url(url) as client:
             return beat.read_redbeat(beat.redbeat_definitions(client, prefix))
     except (RedisError, ValueError, OSError) as exc:
-        raise cli.Failure(
-            f"redbeat's entries at {shown} cannot be read: {exc}", cli.FAILED
-        ) from exc
+        raise cli.Failure(f"redbeat's entries at {shown} cannot be read: {exc}") from exc

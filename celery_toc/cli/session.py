@@ -28,6 +28,15 @@ from .screen import Column, Progress, Row, Screen
 
 T = TypeVar("T")
 
+# Exit codes; docs/commands.md has them for users.
+DONE = 0
+FAILED = 1  #: the broker cannot be used, or the operation failed
+USAGE = 2  #: the command line is wrong, or the app's broker is no timeout center
+NOT_FOUND = 3  #: there is no message of that id, or no queue of that name
+TOO_LATE = 4  #: the message is in a state in which this cannot be done to it
+FAULTS = 5  #: `check` has found inconsistencies
+PARTIAL = 6  #: nodes of a Cluster did not answer; what the others have is shown
+
 _NO_LIBRARY = (
     "this app has no task library: set toc_library in its broker_transport_options, for workers, "
     "senders and commands alike, as in app.conf.broker_transport_options = "
@@ -227,7 +236,7 @@ class Session:
         """The queue that was named, if one was. Fails if it does not exist."""
         return self.queues([named])[0] if named is not None else None
 
-    def complain(self, message: str, exit_code: int) -> None:
+    def complain(self, message: str, exit_code: int = FAILED) -> None:
         """Report what went wrong with one of several things; the command goes on."""
         Failure(message, exit_code).show()
         self.exit_code = max(self.exit_code, exit_code)
@@ -252,7 +261,7 @@ class Session:
         if not sys.stdin.isatty():
             raise Failure("cannot ask for confirmation without a terminal; pass --yes", USAGE)
         if not click.confirm(question, err=True):
-            raise Declined("Cancelled; nothing was changed.", FAILED)
+            raise Declined("Cancelled; nothing was changed.")
 
 
 def command(function: Callable[..., Any]) -> click.Command:
@@ -476,16 +485,6 @@ def are_named(ids: Sequence[str], queue: str | None, **others: object) -> bool:
 # -- how a command ends: an exit code, and if it failed one line
 
 
-# Exit codes; docs/commands.md has them for users.
-DONE = 0
-FAILED = 1  #: the broker cannot be used, or the operation failed
-USAGE = 2  #: the command line is wrong, or the app's broker is no timeout center
-NOT_FOUND = 3  #: there is no message of that id, or no queue of that name
-TOO_LATE = 4  #: the message is in a state in which this cannot be done to it
-FAULTS = 5  #: `check` has found inconsistencies
-PARTIAL = 6  #: nodes of a Cluster did not answer; what the others have is shown
-
-
 class Failure(click.ClickException):
     """One line on standard error, and an exit code."""
 
@@ -528,7 +527,9 @@ def _failure(error: Exception, ctx: click.Context) -> Failure | None:
     told = (kombu_toc.ConfigurationError, kombu_toc.ActionTimeError, kombu_toc.TraitError)
     if isinstance(error, told):
         return Failure(error, USAGE)
-    if isinstance(error, kombu_toc.LibraryError):
+    if isinstance(
+        error, (kombu_toc.LibraryError, kombu_toc.MigrationError, kombu_toc.ReshardError)
+    ):
         return Failure(error)
     if isinstance(error, BrokenPipeError):  # nobody reads the output any more; Click ends quietly
         return None

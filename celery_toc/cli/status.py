@@ -362,9 +362,7 @@ def metrics(session: Session, address: tuple[str, int] | None) -> None:
     try:
         server, thread = exporter.serve(session.center, host, port)
     except OSError as exc:
-        raise cli.Failure(
-            f"cannot serve at {host}:{port}: {exc.strerror or exc}", cli.FAILED
-        ) from exc
+        raise cli.Failure(f"cannot serve at {host}:{port}: {exc.strerror or exc}") from exc
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"Serving metrics at http://{shown}:{server.server_port}/metrics", err=True)
     try:

@@ -173,8 +173,7 @@ def declare(session: Session, queue: str, **limits: Any) -> None:
     """
     if queue in session.center.queues.names():
         raise cli.Failure(
-            f"there is a queue {queue!r}; 'celery toc topic set {queue}' changes its limits",
-            cli.FAILED,
+            f"there is a queue {queue!r}; 'celery toc topic set {queue}' changes its limits"
         )
     session.center.queues.declare(queue, **{k: v for k, v in limits.items() if v is not None})
     _show(session, session.ask(session.center.queues.describe, queue))
@@ -402,14 +401,10 @@ def delete(session: Session, queue: str, force: bool) -> None:
     consumers = session.center.queues.consumers().get(queue, [])
     if not force:
         if held:
-            raise cli.Failure(
-                f"{queue!r} holds messages: {', '.join(held)}; --force deletes them", cli.FAILED
-            )
+            raise cli.Failure(f"{queue!r} holds messages: {', '.join(held)}; --force deletes them")
         if consumers:
             names = ", ".join(sorted(consumer.name for consumer in consumers))
-            raise cli.Failure(
-                f"{queue!r} is consumed by {names}; stop them first, or --force", cli.FAILED
-            )
+            raise cli.Failure(f"{queue!r} is consumed by {names}; stop them first, or --force")
     number = sum(counts)
     what = f"with {counted(number, 'message')} ({', '.join(held)})" if held else "which is empty"
     session.confirm(f"Delete {queue!r}, {what}?")
@@ -464,13 +459,10 @@ def reshard(session: Session, queue: str, slots: int, wait: float, settle: float
         session.screen.say(
             f"Waiting until the producers of {queue!r} know of {slots} slots.", "dim"
         )
-    try:
-        with session.progress("Moving") as bar:
-            result = kombu_toc.reshard_topic(
-                center.center, queue, slots, settle=settle, patience=wait, on_progress=bar
-            )
-    except kombu_toc.ReshardError as exc:
-        raise cli.Failure(exc, cli.FAILED) from exc
+    with session.progress("Moving") as bar:
+        result = kombu_toc.reshard_topic(
+            center.center, queue, slots, settle=settle, patience=wait, on_progress=bar
+        )
     moved = counted(result.moved, "message")
     session.tell(
         {
@@ -482,6 +474,5 @@ def reshard(session: Session, queue: str, slots: int, wait: float, settle: float
     if not result.done:
         session.complain(
             f"{result.left} of {queue!r} cannot be moved yet: a worker has them, or it is not "
-            "known where they belong; they are delivered as ever; run this again later",
-            cli.FAILED,
+            "known where they belong; they are delivered as ever; run this again later"
         )
