@@ -22,7 +22,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 import redis
 import redis.asyncio
 
-from ..center.admin_commands import Position
 from ..center.calls import PutRequest
 from ..center.center import TimeoutCenter
 from ..center.consumption import Consumption, Loops, Taken
@@ -31,7 +30,7 @@ from ..errors import ConfigurationError
 from ..library import outbox
 from ..library.opening import attach, open_center
 from ..model.limits import Limits
-from ..model.results import Delivery, Found
+from ..model.results import Delivery, Found, Position
 from ..model.topic import Topic
 from .client import AsyncClient, AsyncClusterClient, AwaitedPart, check, open_link, run, wait_for
 

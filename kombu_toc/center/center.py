@@ -19,7 +19,6 @@ from ..model.keys import Keys
 from ..model.limits import CLUSTER_SLOTS, DEFAULT_SLOTS, LIMITS, Limits, Number
 from ..model.scores import MAX_RETRIES
 from ..scripts.call import ScriptCall, commands_of, load, parts_of, texts
-from .admin_commands import AdminCommands
 from .calls import POP_BYTES, Commands, Context, add_counters
 from .consumption import Loops
 from .core import Core, Recorder, SharedNotes, TaskLibrary
@@ -186,8 +185,7 @@ class TimeoutCenter:
         )
         self.registry = registry = Registry(runner, keys, steps=steps, slots=slots, retries=retries)
         self.commands = Commands(context, registry.topic_of)
-        self.admin_commands = AdminCommands(context)
-        self.core = core = Core(runner, registry, context, self.commands, self.admin_commands)
+        self.core = core = Core(runner, registry, context, self.commands)
         self.expiring = Expiring(core)
         self.leases = Leases(core, grace=grace)
         self.lookup = Lookup(core)

@@ -9,10 +9,18 @@ from typing import Any, Protocol
 
 from ..model import library as kept
 from ..model.failures import FailedTask, FailuresRetried
-from ..model.results import Cancelled, Delivery, Found, OnProgress, Put, Rescheduled, tell_nobody
+from ..model.results import (
+    Cancelled,
+    Delivery,
+    Found,
+    OnProgress,
+    Position,
+    Put,
+    Rescheduled,
+    tell_nobody,
+)
 from ..model.topic import Topic
 from ..scripts.call import ScriptCall, load, parts_of, text
-from .admin_commands import AdminCommands, Position
 from .calls import Commands, Context, PutRequest, ScheduleChange
 from .registry import Registry
 from .runner import Runner
@@ -29,7 +37,6 @@ class Core:
     registry: Registry
     context: Context
     commands: Commands
-    admin: AdminCommands
     recorder: Recorder | None = None
 
 
@@ -39,8 +46,8 @@ class CenterPart:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._runner, self._registry, self._context = core.runner, core.registry, core.context
-        self._commands, self._admin = core.commands, core.admin
-        self._client, self._keys = core.runner.client, core.context.keys
+        self._commands, self._client = core.commands, core.runner.client
+        self._keys = core.context.keys
 
     @property
     def far(self) -> Far | None:

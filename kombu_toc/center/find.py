@@ -17,18 +17,18 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import ConfigurationError, PartialError
-from ..model import results
+from ..metrics import count_first
+from ..model import results, scores
 from ..model.delivery import is_receipt, name_in, origin_in
 from ..model.keys import Slot
 from ..model.limits import MAX_SLOTS
-from ..model.results import STATES, WAITING, Cancelled, Found, Page, Rescheduled
+from ..model.results import STATES, WAITING, Begin, Cancelled, Found, Page, Position, Rescheduled
 from ..model.topic import Topic, base_of
-from ..scripts.call import Countdown, ScriptCall, microseconds, parts_of, when_of
-from .admin_commands import CancelReply, Place, Position, SlotPage
-from .calls import batches_within
+from ..scripts.call import Countdown, ScriptCall, load, microseconds, parts_of, rows, text, when_of
+from .calls import Context, batches_within
 from .core import CenterPart, Core
 from .runner import Away
 from .schedules import Recurring
@@ -41,6 +41,221 @@ IDS_PER_CALL = 100
 
 #: Calls that leave together.
 CALLS_TOGETHER = 500
+
+
+# -- the calls: arguments in, a :class:`ScriptCall` out
+#
+# As in :mod:`.calls`, nothing here asks a server or reads a clock, and ``parse`` of a call counts
+# what it did.
+
+
+class Place(NamedTuple):
+    """A slot, and the ids to look for there."""
+
+    topic: Topic
+    slot: Slot
+    ids: Sequence[str]
+
+
+class SlotPage(list[tuple[results.Found, Position]]):
+    """What one call has read of a slot. cut: there is more, but it would have had too many
+    bytes."""
+
+    def __init__(self, read: Iterable[tuple[results.Found, Position]], cut: bool) -> None:
+        super().__init__(read)
+        self.cut = cut
+
+
+class CancelReply(NamedTuple):
+    """What one call of cancel did."""
+
+    cancelled: list[results.Cancelled]
+    done: int  #: how many of the ids it looked at: it ends early if the bodies are large
+
+
+def get_call(places: Sequence[Place]) -> ScriptCall:
+    """Look messages up by id, and copies that share it. Result: a list of :class:`Found`."""
+    keys: list[str] = []
+    args: list[Any] = [len(places)]
+    for _, slot, ids in places:
+        keys += (slot.prepare, slot.dead, slot.reasons, slot.body, slot.tokens, *slot.stores)
+        keys += map(slot.copies, ids)
+        args += (len(slot.stores), len(ids), *ids)
+
+    def parse(raw: list[Any]) -> list[results.Found]:
+        messages = []
+        for at, id, state, step, score, body, note, token in rows(raw, 8):
+            place, told = places[at], _reason_and_error(note)
+            what = (text(id), results.STATES[state], step, score, body)
+            messages.append(
+                results.Found(place.topic.name, place.slot.number, *what, *told, text(token))
+            )
+        return messages
+
+    return ScriptCall(load("get"), keys, args, parse)
+
+
+def cancel_call(
+    context: Context, place: Place, states: Collection[str], *, copies: bool, bodies: bool
+) -> ScriptCall:
+    """Delete messages that are in one of these states. Result: :class:`CancelReply`.
+
+    copies: also the copies that share the ids
+    bodies: read what is deleted; then a call looks at fewer ids if the bodies are large
+    """
+    topic, slot, ids = place
+    counts = context.counts(topic)
+
+    def parse(raw: list[Any]) -> CancelReply:
+        cancelled = []
+        for id, state, deleted, tried, body, token in rows(raw[0], 6):
+            what = (results.STATES[state], bool(deleted), bool(tried), body, text(token))
+            cancelled.append(results.Cancelled(topic.name, text(id), *what))
+        dead = sum(one.deleted for one in cancelled if one.state == results.DEAD)
+        counts.purged += dead
+        counts.cancelled += sum(one.deleted for one in cancelled) - dead
+        return CancelReply(cancelled, raw[1])
+
+    keys = [key for id in ids for key in (slot.copies(id), slot.copies(base_of(id)))]
+    return context.announcing(
+        topic,
+        "cancel",
+        (*slot.script_keys, slot.claims, slot.log, *keys),
+        (
+            len(slot.stores),
+            slot.number,
+            *(int(state in states) for state in results.STATES.values()),
+            int(copies),
+            context.pop_bytes if bodies else 0,
+            topic.declaration.logs,
+            *ids,
+        ),
+        parse,
+        limited=slot if topic.declaration.lanes else None,
+    )
+
+
+def reschedule_call(
+    context: Context, place: Place, when: str | Countdown, *, copies: bool
+) -> ScriptCall:
+    """Give the one message of a place another action time. Result: a list of :class:`Rescheduled`.
+
+    when: as :func:`.scripts.call.when_of` makes it
+    copies: also the copies that share the id
+    """
+    topic, slot, [id] = place
+    counts = context.counts(topic)
+
+    def parse(raw: list[Any]) -> list[results.Rescheduled]:
+        rescheduled = []
+        for id, state, score in rows(raw[0], 3):
+            moved = state == 1
+            counts.rescheduled += moved
+            what = (results.STATES[state], moved, scores.action_time(score) if moved else 0)
+            rescheduled.append(results.Rescheduled(topic.name, text(id), *what))
+        return rescheduled
+
+    return context.announcing(
+        topic,
+        "reschedule",
+        (*slot.script_keys, slot.copies(id), slot.log),
+        (len(slot.stores), slot.number, id, when, int(copies), topic.declaration.logs),
+        parse,
+    )
+
+
+def requeue_call(context: Context, place: Place) -> ScriptCall:
+    """Take messages out of DeadQueue and have them delivered now. Result: how many."""
+    topic, slot, ids = place
+    return context.announcing(
+        topic,
+        "requeue",
+        (*slot.script_keys, slot.claims, slot.log),
+        (
+            *(len(slot.stores), slot.number, topic.declaration.retries),
+            *(topic.declaration.logs, *ids),
+        ),
+        partial(count_first, context.counts(topic), "requeued"),
+    )
+
+
+def scan_call(
+    topic: Topic,
+    slot: Slot,
+    states: Collection[str],
+    begin: Begin | None,
+    step: int,
+    *,
+    since_us: int | None,
+    until_us: int | None,
+    bodies: bool,
+    budget: int,
+) -> ScriptCall:
+    """Read messages of a slot in the order of their scores. Result: :class:`SlotPage`.
+
+    begin: where to begin; at the first message if None
+    step: how many at most
+    since_us, until_us: bounds of their times, microseconds since the epoch
+    bodies: read their bodies, too
+    budget: bytes that the bodies may have together
+    """
+    lanes = topic.declaration.lanes
+    # Below 0 is what waits in lanes: it is read apart, in its order.
+    low = "0" if lanes else "-inf"
+    if since_us is not None:
+        low = str(max(since_us, 0) // 1000 * 1000)
+    high = "+inf" if until_us is None else str(max(until_us, 0) // 1000 * 1000 + 999)
+    steps = len(slot.stores)
+    kinds = [
+        *((results.WAITING, key, at) for at, key in enumerate(slot.stores)),
+        (results.IN_FLIGHT, slot.prepare, steps),
+        (results.DEAD, slot.dead, steps + 1),
+    ]
+    if lanes:
+        kinds += [(results.WAITING, key, steps + 2 + at) for at, key in enumerate(slot.stores)]
+    kinds = [kind for kind in kinds if kind[0] in states]
+
+    def parse(raw: list[Any]) -> SlotPage:
+        read = []
+        for kind, id, score, body, note, token in rows(raw, 6):
+            state, _, number = kinds[kind]
+            at = scores.read_lease(score).step
+            if state == results.WAITING:
+                at = number if number < steps else number - steps - 2
+            what = (text(id), state, at, score, body)
+            told = _reason_and_error(note)
+            found = results.Found(topic.name, slot.number, *what, *told, text(token))
+            read.append((found, Position(score, topic.name, id, slot.number, number)))
+        return SlotPage(read, len(raw) % 6 > 0)
+
+    where: tuple[Any, ...] = ("", "")
+    if begin is not None:
+        score, id, *here = begin
+        later = [int([slot.number, number] > here) for _, _, number in kinds]
+        where = (score, id)
+    else:
+        later = [0] * len(kinds)
+    return ScriptCall(
+        load("scan"),
+        (slot.body, slot.reasons, slot.tokens, *(key for _, key, _ in kinds)),
+        (
+            *(step, low, high, int(bodies), budget, *where),
+            *(
+                flag + 2 * (number >= steps + 2)
+                for flag, (_, _, number) in zip(later, kinds, strict=True)
+            ),
+        ),
+        parse,
+    )
+
+
+def _reason_and_error(raw: bytes) -> tuple[str, str]:
+    """(reason, last error) as the scripts keep them."""
+    reason, _, error = raw.decode("utf-8", "replace").partition("\n")
+    return reason, error
+
+
+# -- looks messages up by id
 
 
 def ids_of(id: str | Iterable[str]) -> list[str]:
@@ -172,7 +387,7 @@ class Lookup(CenterPart):
         # costs more than to look into some.
         ids_per_call = 1 if self._runner.clustered else IDS_PER_CALL
         batches = batches_within(places, (ids_per_call,), lambda place: (len(place.ids),))
-        calls = map(self._admin.get, batches)
+        calls = map(get_call, batches)
         messages: list[Found] = []
         while together := list(itertools.islice(calls, CALLS_TOGETHER)):
             for part in self._runner.run_there(together, away):
@@ -309,7 +524,7 @@ class Scan(CenterPart):
         # is read on.
         step = max(min(step, 2 * step // max(span, 1) + (8 if span <= 64 else 1)), 1)
         call = partial(
-            self._admin.scan,
+            scan_call,
             since_us=since_us,
             until_us=until_us,
             bodies=bodies,
@@ -432,7 +647,7 @@ class Operations(CenterPart):
         states = _states_to_cancel(in_flight, dead)
 
         def command(place: Place) -> ScriptCall:
-            return self._admin.cancel(place, states, copies=True, bodies=True)
+            return cancel_call(self._context, place, states, copies=True, bodies=True)
 
         far = self._far_of(topic)
         ahead = far.cancel(named, topic, revoked) if far is not None else []
@@ -466,7 +681,7 @@ class Operations(CenterPart):
         states = _states_to_cancel(in_flight, dead)
 
         def command(place: Place) -> ScriptCall:
-            return self._admin.cancel(place, states, copies=False, bodies=True)
+            return cancel_call(self._context, place, states, copies=False, bodies=True)
 
         far = [one for one in found if one.far]
         ahead = [] if self.far is None else self.far.cancel(far, None, revoked)
@@ -560,8 +775,7 @@ class Operations(CenterPart):
         self, places: Iterator[Place], when: str | Countdown, away: Away, *, copies: bool
     ) -> list[results.Rescheduled]:
         def command(place: Place) -> ScriptCall:
-            [id] = place.ids
-            return self._admin.reschedule(place.topic, place.slot, id, when, copies=copies)
+            return reschedule_call(self._context, place, when, copies=copies)
 
         return [one for _, part in self._lookup.run_at(places, command, away) for one in part]
 
@@ -598,10 +812,11 @@ class Dead(CenterPart):
         """
         recorder, total, away = self._core.recorder, 0, Away()
         dead = self._dead(topic, ids, where, away, bodies=recorder is not None)
+        requeue = partial(requeue_call, self._context)
         while batch := list(itertools.islice(dead, IDS_PER_CALL)):
             if recorder is not None:
                 recorder.requeuing(batch)
-            for place, number in self._lookup.run_for(batch, self._admin.requeue, away):
+            for place, number in self._lookup.run_for(batch, requeue, away):
                 if number and recorder is not None:
                     recorder.requeued([(place.topic.name, id) for id in place.ids])
                 total += number
@@ -619,7 +834,7 @@ class Dead(CenterPart):
         """Delete dead messages; return how many. Otherwise as :meth:`requeue`."""
 
         def command(place: Place) -> ScriptCall:
-            return self._admin.cancel(place, (results.DEAD,), copies=False, bodies=False)
+            return cancel_call(self._context, place, (results.DEAD,), copies=False, bodies=False)
 
         away = Away()
         replies = self._lookup.run_for(self._dead(topic, ids, where, away), command, away)

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from secrets import token_urlsafe
 from typing import Any
 
@@ -17,13 +17,13 @@ from redis.exceptions import ResponseError
 
 from .. import errors
 from ..client.connection import pipelined
+from ..metrics import count_first
 from ..model import limits as terms
 from ..model import results
-from ..model.keys import check_name
+from ..model.keys import Slot, check_name
 from ..model.topic import Declaration, Topic, base_of
-from ..scripts.call import ScriptCall, as_bytes, load, microseconds, texts
-from .admin_commands import PURGE_STEP
-from .calls import FULL, logs_of
+from ..scripts.call import ScriptCall, as_bytes, load, microseconds, rows, texts
+from .calls import FULL, Context, logs_of
 from .core import CenterPart, Core
 from .registry import AT_ONCE, RELOAD
 from .runner import Away, named
@@ -131,6 +131,77 @@ MOST_FAR = 100_000
 
 #: Seconds between two looks whether something was put into a topic that was deleted.
 LOOK_AGAIN = 0.25
+
+
+# -- the calls: arguments in, a :class:`ScriptCall` out
+
+#: Messages that one call of purge deletes per slot.
+PURGE_STEP = 1000
+
+
+def purge_call(context: Context, topic: Topic, slot: Slot) -> ScriptCall:
+    """Delete waiting messages, at most PURGE_STEP. Result: how many, and the ids of copies
+    that are to be removed from their copies sets."""
+    counted = partial(count_first, context.counts(topic), "purged")
+
+    return context.announcing(
+        topic,
+        "purge",
+        (slot.announced_times, slot.body, slot.reasons, slot.tokens, *slot.stores, slot.claims),
+        (len(slot.stores), slot.number, PURGE_STEP),
+        lambda raw: (counted(raw), texts(raw[1])),
+        limited=slot if topic.declaration.lanes else None,
+    )
+
+
+def vacate_call(topic: Topic, slot: Slot) -> ScriptCall:
+    """Delete what is left of a slot without messages. Result: False if it has any."""
+    kept = {slot.body, slot.leaving, *slot.of_schedules()} - {slot.schedule_names}
+    others = [key for key in slot.all() if key not in kept]
+    return ScriptCall(
+        load("vacate"), (slot.body, *others, *map(slot.store, topic.other_steps())), (), bool
+    )
+
+
+def counts_call(topic: Topic, slots: Sequence[Slot]) -> ScriptCall:
+    """Count messages. Result: a list of :class:`Counts`, one a slot."""
+    keys: list[str] = []
+    for slot in slots:
+        keys += (slot.prepare, slot.dead, *slot.stores)
+    return ScriptCall(
+        load("counts"),
+        keys,
+        (len(slots), len(topic.steps), 0),
+        lambda raw: [results.Counts(*counts[:4]) for counts in rows(raw, 5)],
+    )
+
+
+def coming_call(slot: Slot, times_us: Sequence[int]) -> ScriptCall:
+    """Count waiting messages that are due by each of some times, microseconds from now.
+    Result: a list of numbers."""
+    return ScriptCall(load("coming"), slot.stores, times_us, list)
+
+
+def summary_call(slot: Slot) -> ScriptCall:
+    """Result: :class:`Counts`, and for how many microseconds the oldest due message has been
+    due."""
+    return ScriptCall(
+        load("counts"),
+        (slot.prepare, slot.dead, *slot.stores),
+        (1, len(slot.stores), 1),
+        lambda raw: (results.Counts(*raw[:4]), raw[4]),
+    )
+
+
+def usage_call(slot: Slot) -> ScriptCall:
+    """Tell what is used of a topic's limits in a slot. Result: :class:`SlotUsage`."""
+    _, turns, waits, pace, _, busy, _ = slot.lane_keys
+    return ScriptCall(
+        load("usage"),
+        (turns, waits, pace, busy, slot.put_pace, *slot.stores),
+        (),
+        lambda raw: results.SlotUsage(*raw),
+    )
 
 
 class Queues(CenterPart):
@@ -292,8 +363,7 @@ class Queues(CenterPart):
         """
         declared = self._registry.standing(topic)
         calls = [
-            self._admin.counts(declared, slots)
-            for slots in self._context.groups(declared.all_slots())
+            counts_call(declared, slots) for slots in self._context.groups(declared.all_slots())
         ]
         away = Away()
         parts = self._runner.run_there(calls, away)
@@ -318,7 +388,7 @@ class Queues(CenterPart):
         times = [microseconds(time) or 0 for time in seconds]
         slots = self._registry.standing(topic).all_slots()
         away = Away()
-        calls = [self._admin.coming(slot, times) for slot in slots]
+        calls = [coming_call(slot, times) for slot in slots]
         by_slot = [part for part in self._runner.run_there(calls, away) if part is not None]
         none = [0] * len(times)
         return away.checked([sum(column) for column in zip(none, *by_slot, strict=True)])
@@ -336,7 +406,7 @@ class Queues(CenterPart):
         else:
             named = set(topic)
             topics = [one for one in self._registry.select(None) if one.name in named]
-        calls = [self._admin.summary(slot) for one in topics for slot in one.all_slots()]
+        calls = [summary_call(slot) for one in topics for slot in one.all_slots()]
         away = Away()
         parts = iter(self._runner.run_there(calls, away, misused=True))
         summaries = []
@@ -361,7 +431,7 @@ class Queues(CenterPart):
         Raises UnknownTopicError if nobody has declared the topic, PartialError as :meth:`counts`.
         """
         declared = self._require(topic)
-        calls = [self._admin.usage(slot) for slot in declared.all_slots()]
+        calls = [usage_call(slot) for slot in declared.all_slots()]
         away = Away()
         slots = [one for one in self._runner.run_there(calls, away) if one is not None]
         if not slots:
@@ -448,7 +518,7 @@ class Queues(CenterPart):
     def _purge(self, topic: Topic, on_progress: results.OnProgress = results.tell_nobody) -> int:
         total = 0
         for slot in topic.all_slots():
-            call = self._admin.purge(topic, slot)
+            call = purge_call(self._context, topic, slot)
             while True:
                 count, copies = self._runner.run(call)
                 total += count
@@ -518,7 +588,7 @@ class Queues(CenterPart):
         self._undeclare(topic)
         # Who puts a message from now on declares the topic; who has read the declaration before
         # may have put one just now.
-        calls = [self._admin.vacate(topic, slot) for slot in topic.all_slots()]
+        calls = [vacate_call(topic, slot) for slot in topic.all_slots()]
         stays = not all(self._runner.run_all(calls))
         while not stays and (left := until - time.monotonic()) > 0:
             self._sleep(min(left, LOOK_AGAIN))

@@ -16,8 +16,9 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from ..client.connection import pipelined
 from ..errors import NotPermittedError
+from ..model import results, scores
 from ..model.keys import Slot
-from ..model.message import FOR_A_TIME, Claim
+from ..model.message import FOR_A_TIME, Claim, decode_key
 from ..model.results import OTHER_TYPE, Fault
 from ..model.topic import Topic, base_of
 from ..scripts.call import (
@@ -29,6 +30,7 @@ from ..scripts.call import (
     parts_of,
     rows,
     text,
+    texts,
 )
 from .calls import RECOVER, Context, batches_within, terms_of
 from .clock import MAY, MAY_NOT, Watch
@@ -41,6 +43,88 @@ from .waiting import sleep_of
 
 #: Ids that one call of check looks at, about.
 CHECK_STEP = 200
+
+
+def check_call(
+    context: Context,
+    topic: Topic,
+    slot: Slot,
+    other_steps: Sequence[int],
+    part: int,
+    cursor: str,
+    *,
+    step: int,
+    repair: bool,
+) -> ScriptCall:
+    """Look for inconsistencies in one part of a slot. Result: a list of
+    :class:`Fault`, where to go on (``0``: this part of the slot is done), and how many bytes were
+    looked at.
+
+    other_steps: priority steps that the topic lacks and that messages may wait under
+    part: number of the key that is looked through: one of the slot's `script_keys`, or one
+        of the stores of `other_steps` behind them; from 1
+    step: about how many ids the call looks at
+    repair: mend each fault at once
+    """
+    keys = (*slot.script_keys, *map(slot.store, other_steps))
+
+    def parse(raw: list[Any]) -> tuple[list[Fault], str, int]:
+        cursor, flat, size, *_ = raw
+        faults = []
+        for kind, id, places in rows(flat, 3):
+            what = (results.FAULT_KINDS[kind], text(id), tuple(keys[at - 1] for at in places))
+            faults.append(results.Fault(topic.name, slot.number, *what))
+        return faults, cursor.decode(), size
+
+    return context.announcing(
+        topic,
+        "check",
+        keys,
+        (
+            len(slot.stores),
+            slot.number,
+            part,
+            cursor,
+            step,
+            int(repair),
+            scores.lease(0, 0, topic.declaration.retries),
+            *(topic.step_index(other) for other in other_steps),
+        ),
+        parse,
+        limited=slot if topic.declaration.lanes else None,
+    )
+
+
+def recount_call(
+    context: Context, topic: Topic, slots: Sequence[Slot], *, repair: bool
+) -> ScriptCall:
+    """Compare what runs of a topic that is limited with what is counted. Result: a list of
+    :class:`Fault`."""
+    keys = [key for slot in slots for key in (slot.prepare, slot.tokens, slot.busy)]
+    gate = context.gate_of(topic, slots[0])
+
+    def parse(raw: list[Any]) -> list[results.Fault]:
+        faults = []
+        for at, key, _, _ in rows(raw, 4):
+            busy = slots[at].busy if key else gate.busy
+            what = (results.MISCOUNTED, decode_key(text(key)), (busy,))
+            faults.append(results.Fault(topic.name, slots[at].number, *what))
+        return faults
+
+    return ScriptCall(load("recount"), (*keys, gate.busy), (int(repair),), parse)
+
+
+def check_copies_call(topic: Topic, slot: Slot, key: str, *, repair: bool) -> ScriptCall:
+    """Look for names of messages that are gone in a copies set. Result: a list of
+    :class:`Fault`."""
+
+    def parse(raw: list[bytes]) -> list[results.Fault]:
+        return [
+            results.Fault(topic.name, slot.number, results.STRAY_COPY, id, (key,))
+            for id in texts(raw)
+        ]
+
+    return ScriptCall(load("check_copies"), (key, slot.body), (int(repair),), parse)
 
 
 class Admin(CenterPart):
@@ -84,9 +168,9 @@ class Admin(CenterPart):
         rest = []
         if declared.declaration.lanes:
             for slots in self._context.groups(declared.all_slots()):
-                rest.append(self._admin.recount(declared, slots, repair=repair))
+                rest.append(recount_call(self._context, declared, slots, repair=repair))
         for slot, key in copies:
-            rest.append(self._admin.check_copies(declared, slot, key, repair=repair))
+            rest.append(check_copies_call(declared, slot, key, repair=repair))
         for call in rest:
             [faults] = self._runner.run_there([call], away)
             found += faults or ()
@@ -144,8 +228,15 @@ class Admin(CenterPart):
             # Redis reads the bodies with their ids.
             page_size = PageSize(step, self._context.pop_bytes)
             while True:
-                call = self._admin.check(
-                    topic, slot, others, part, cursor, step=page_size.next, repair=repair
+                call = check_call(
+                    self._context,
+                    topic,
+                    slot,
+                    others,
+                    part,
+                    cursor,
+                    step=page_size.next,
+                    repair=repair,
                 )
                 [checked] = self._runner.run_there([call], away)
                 if checked is None:

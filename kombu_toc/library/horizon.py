@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select, text, update
 
-from ..center.admin_commands import Position
 from ..center.center import TimeoutCenter
 from ..center.core import started
 from ..errors import LibraryError, MessageError
 from ..model import scores
-from ..model.results import WAITING, Cancelled, Found, Rescheduled
+from ..model.results import WAITING, Cancelled, Found, Position, Rescheduled
 from ..model.topic import Declaration, Topic
 from . import outcomes, statuses
 from .outcomes import DAY_US, are

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, delete, select, text, tuple_, update
 
-from ..center.admin_commands import Place
 from ..center.calls import ScheduleChange, ScheduleFiring
 from ..center.center import TimeoutCenter
+from ..center.find import Place, cancel_call
 from ..center.pop import bury_call
 from ..center.put import BYTES_PER_CALL, MESSAGES_PER_CALL, Conflict, put_many_call, unique_call
 from ..center.upkeep import home_of
@@ -500,7 +500,7 @@ def withdraw(center: TimeoutCenter, rows: Iterable[records.Row]) -> int:
     for one in found:
         topic = center.registry.resolved(one.topic)
         place = Place(topic, topic.slot(one.slot), [one.id])
-        calls.append(center.admin_commands.cancel(place, (WAITING,), copies=False, bodies=False))
+        calls.append(cancel_call(center.context, place, (WAITING,), copies=False, bodies=False))
     return sum(one.deleted for reply in center.runner.run_all(calls) for one in reply.cancelled)
 
 

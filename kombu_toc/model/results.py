@@ -430,6 +430,27 @@ class Page(NamedTuple):
     after: str | None  #: where the next page begins; None: there is no next page
 
 
+#: Where reading of a slot begins: behind this score and id there, or in a later slot and place.
+Begin = tuple[int, bytes, int, int]
+
+
+class Position(NamedTuple):
+    """Where a scan is. A scan reads in the order of its positions, which is total."""
+
+    score: int
+    topic: str
+    id: bytes
+    slot: int
+    kind: int
+
+    def within(self, topic: str) -> Begin:
+        """Where reading of a topic's slots begins."""
+        if topic == self.topic:
+            return self.score, self.id, self.slot, self.kind
+        # Of those with the same score, the ones of earlier topics have been read.
+        return self.score + (topic < self.topic), b"", -1, -1
+
+
 #: Is told how far an operation has come, now and then: how many are done, and of about how many; 0:
 #: nobody knows. What it raises ends the operation there.
 OnProgress = Callable[[int, int], Any]

@@ -21,8 +21,7 @@ from kombu_toc import (
     Unique,
     pack,
 )
-from kombu_toc.center import admin_commands
-from kombu_toc.center.admin_commands import AdminCommands
+from kombu_toc.center import topics
 from kombu_toc.center.calls import PopRequest, PutRequest
 from kombu_toc.center.clock import MAY_NOT
 from kombu_toc.center.pop import mark_calls
@@ -903,9 +902,9 @@ def test_who_purges_a_part_of_a_slot_lets_go_what_waited_for_that(
     [first] = pop(center)
     center.reject(first, requeue=True)
     assert pop(center) == []  # it is held
-    monkeypatch.setattr(admin_commands, "PURGE_STEP", 1)
+    monkeypatch.setattr(topics, "PURGE_STEP", 1)
     topic = center.registry.topic("mail")
-    call = AdminCommands(center.context).purge(topic, topic.slot(0))
+    call = topics.purge_call(center.context, topic, topic.slot(0))
     assert center.runner.run(call) == (1, [])
     assert min(us for _, us in announced(center, "mail")) <= now_us(center.client)
     assert ids(pop(center)) == ["second"]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from kombu_toc.center.admin_commands import PURGE_STEP, AdminCommands, Place
 from kombu_toc.center.calls import (
     Commands,
     Context,
@@ -21,10 +20,20 @@ from kombu_toc.center.calls import (
     read_call,
     written_call,
 )
+from kombu_toc.center.find import Place, cancel_call, get_call, requeue_call, reschedule_call
 from kombu_toc.center.pop import PickRequest, Wanted, bury_call, look_call, mark_calls, pick_call
 from kombu_toc.center.put import put_many_call, unique_call
 from kombu_toc.center.schedules import changing, reading
-from kombu_toc.center.upkeep import sweep_call
+from kombu_toc.center.topics import (
+    PURGE_STEP,
+    coming_call,
+    counts_call,
+    purge_call,
+    summary_call,
+    usage_call,
+    vacate_call,
+)
+from kombu_toc.center.upkeep import check_call, check_copies_call, sweep_call
 from kombu_toc.metrics import Metrics
 from kombu_toc.model import scores
 from kombu_toc.model.keys import Keys
@@ -51,7 +60,6 @@ class Made:
         behind = Declaration(slots=slots, library="behind", key_order="serial", put_rate="9/s")
         self.behind = Topic(NAME, behind, "toc:")
         self.commands = Commands(self.context, lambda delivery: self.topic)
-        self.admin = AdminCommands(self.context)
         self._numbers = count()
 
     def delivery(self, slot: int = 0, id: str = "", **more: Any) -> Delivery:
@@ -77,7 +85,7 @@ def hash_slots(keys: Any) -> set[int]:
 
 def every_call(made: Made) -> list[ScriptCall]:
     """One call, or several, of each command."""
-    commands, admin, topic = made.commands, made.admin, made.topic
+    commands, context, topic = made.commands, made.context, made.topic
     slot = topic.slot(1)
     place = Place(topic, slot, ["a", "a#1"])
     held = [made.delivery(slot % 4, f"m{slot}#{slot}") for slot in range(8)]
@@ -101,7 +109,7 @@ def every_call(made: Made) -> list[ScriptCall]:
         commands.recall(topic, [1], "me.1"),
         look_call(commands, topic, PopRequest("me.1", [1], heads=10)),
         pick_call(made.context, topic, slot, PickRequest("me.2", [Wanted("a")], 1, 100)),
-        admin.vacate(topic, slot),
+        vacate_call(topic, slot),
         *commands.reannounce(topic, [(0, 1), (1, 2), (3, 4)]),
         *commands.ack(held),
         *commands.release(held),
@@ -109,17 +117,17 @@ def every_call(made: Made) -> list[ScriptCall]:
         commands.reject(held[0], requeue=True),
         bury_call(made.context, topic, held[1], "failed", ""),
         *mark_calls(lambda delivery: topic, held),
-        admin.get([place]),
-        admin.cancel(place, (WAITING,), copies=True, bodies=True),
-        admin.reschedule(topic, slot, "a", "", copies=True),
-        admin.requeue(place),
-        admin.purge(topic, slot),
-        admin.check(topic, slot, topic.other_steps(), 1, "0", step=10, repair=False),
-        admin.check_copies(topic, slot, slot.copies("a"), repair=False),
-        admin.counts(topic, [slot]),
-        admin.coming(slot, [0]),
-        admin.summary(slot),
-        admin.usage(slot),
+        get_call([place]),
+        cancel_call(context, place, (WAITING,), copies=True, bodies=True),
+        reschedule_call(context, Place(topic, slot, ["a"]), "", copies=True),
+        requeue_call(context, place),
+        purge_call(context, topic, slot),
+        check_call(context, topic, slot, topic.other_steps(), 1, "0", step=10, repair=False),
+        check_copies_call(topic, slot, slot.copies("a"), repair=False),
+        counts_call(topic, [slot]),
+        coming_call(slot, [0]),
+        summary_call(slot),
+        usage_call(slot),
         changing(made.context, topic, ScheduleChange("nightly", "", "x", template=b"y")),
         reading(topic, ["nightly"]),
     ]
@@ -202,7 +210,7 @@ def test_a_recall_delivers_nothing_new(made: Made) -> None:
 
 
 def test_a_purge_deletes_a_bounded_number(made: Made) -> None:
-    call = made.admin.purge(made.topic, made.topic.slot(0))
+    call = purge_call(made.context, made.topic, made.topic.slot(0))
     assert call.args == (4, 0, PURGE_STEP)
     assert call.parse([3, [b"a#1"], [], []]) == (3, ["a#1"])
     assert made.counted.purged == 3

@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from ...aio.center import AsyncTimeoutCenter
 from ...center.center import TimeoutCenter
+from ...center.topics import coming_call, summary_call
 from ...errors import LibraryError, PartialError
 from ...metrics import Lateness, lateness_of, read_minutes
 from ...model.failures import FailureGroup
@@ -169,12 +170,12 @@ def _held(
 ) -> dict[str, tuple[Counts, float, dict[float, int]]]:
     """How much each of some topics holds, for how many seconds its oldest due message has been due,
     and how much is due by some times. Only slots in which something is scheduled are asked when."""
-    admin, run_all = center.admin_commands, center.runner.run_all
+    run_all = center.runner.run_all
     slots = [slot for one in topics for slot in one.all_slots()]
-    held = run_all([admin.summary(slot) for slot in slots])
+    held = run_all([summary_call(slot) for slot in slots])
     later = [slot for slot, (counts, _) in zip(slots, held, strict=True) if counts.scheduled]
     times = [round(edge * 1e6) for edge in edges]
-    coming = iter(run_all([admin.coming(slot, times) for slot in later]))
+    coming = iter(run_all([coming_call(slot, times) for slot in later]))
     made, parts = {}, iter(held)
     for one in topics:
         every, oldest = zip(*itertools.islice(parts, one.slot_span), strict=True)
