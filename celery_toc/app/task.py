@@ -241,10 +241,10 @@ class TaskCenter(TimeoutCenter):
         seconds, rest = self.client.time()
         since = seconds + rest / 1e6
 
-        away = self.center.scans.away()
+        away = self.center.messages.away()
 
         def waiting(topic: str) -> Iterator[kombu_toc.Found]:
-            found = self.center.scans.read(
+            found = self.center.messages.read(
                 topic, kombu_toc.WAITING, since=since, far=far, away=away
             )
             return (one for one, _ in found if self.task(one).name is not None)

@@ -2,7 +2,7 @@
 changed; and removes what an earlier release of the app has put and this one does not have.
 
 Any number of processes may do it at a time, of several releases: which of them is in force is
-decided by the center (:meth:`kombu_toc.TimeoutCenter.editions.edition`), and one process puts it.
+decided by the center (:meth:`kombu_toc.TimeoutCenter.recurring.edition`), and one process puts it.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Sync:
         )
 
     def _tell(self, what: str, looked: float = 0.0) -> kombu_toc.Edition:
-        return self._center.editions.edition(
+        return self._center.recurring.edition(
             self._source,
             self._edition,
             self._process,

@@ -23,12 +23,12 @@ from .calls import POP_BYTES, Commands, Context, add_counters
 from .consumption import Loops
 from .core import Core, Recorder, SharedNotes, TaskLibrary
 from .failures import Failures
-from .find import Dead, Lookup, Operations, Scan
+from .find import Dead, Messages
 from .pop import Deliveries
 from .put import Puts
 from .registry import Registry
 from .runner import Runner
-from .schedules import Editions, Recurring
+from .schedules import Recurring
 from .topics import Expiring, Queues
 from .upkeep import Admin, Leases
 
@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 class Delegate(Generic[P, R]):
-    """A method that a part has: ``get = Delegate("lookup", Lookup.get)``.
+    """A method that a part has: ``get = Delegate("messages", Messages.get)``.
 
     Of an instance it is the bound method of that part, so that a call costs no further layer; of
     the class it is the part's function, with its signature and docstring.
@@ -188,19 +188,16 @@ class TimeoutCenter:
         self.core = core = Core(runner, registry, context, self.commands)
         self.expiring = Expiring(core)
         self.leases = Leases(core, grace=grace)
-        self.lookup = Lookup(core)
-        self.scans = Scan(core)
-        self.puts = Puts(core, self.lookup, self.leases)
-        self.deliveries = Deliveries(core, self.leases, self.lookup, self.scans)
-        self.loops = Loops(core, self.deliveries)
         self.recurring = Recurring(core)
-        self.operations = Operations(core, self.lookup, self.recurring)
-        self.dead = Dead(core, self.lookup, self.scans)
+        self.messages = Messages(core, self.recurring)
+        self.puts = Puts(core, self.messages, self.leases)
+        self.deliveries = Deliveries(core, self.leases, self.messages)
+        self.loops = Loops(core, self.deliveries)
+        self.dead = Dead(core, self.messages)
         self.failures = Failures(core, self.puts, self.dead)
         self.queues = Queues(core, self.recurring)
         self.admin = Admin(core)
         self.notes = SharedNotes(core)
-        self.editions = Editions(core)
 
     @classmethod
     def from_url(cls, url: str, *, ssl: Any = None, **options: Any) -> TimeoutCenter:
@@ -250,12 +247,12 @@ class TimeoutCenter:
 
     # -- messages by id, by state and time
 
-    get = Delegate("lookup", Lookup.get)
-    cancel = Delegate("operations", Operations.cancel)
-    reschedule = Delegate("operations", Operations.reschedule)
-    run_now = Delegate("operations", Operations.run_now)
-    scan = Delegate("scans", Scan.scan)
-    count = Delegate("scans", Scan.count)
+    get = Delegate("messages", Messages.get)
+    cancel = Delegate("messages", Messages.cancel)
+    reschedule = Delegate("messages", Messages.reschedule)
+    run_now = Delegate("messages", Messages.run_now)
+    scan = Delegate("messages", Messages.scan)
+    count = Delegate("messages", Messages.count)
     counts = Delegate("queues", Queues.counts)
 
 

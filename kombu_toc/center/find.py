@@ -255,26 +255,24 @@ def _reason_and_error(raw: bytes) -> tuple[str, str]:
     return reason, error
 
 
-# -- looks messages up by id
+# -- messages by id, by state and time
+
+#: Messages that one call of scan reads from a slot, at most.
+SCAN_STEP = 200
+
+#: No score is higher: it is a whole number in a double.
+_HIGHEST = 2**53
 
 
-def ids_of(id: str | Iterable[str]) -> list[str]:
-    """Ids that a caller names. Raises ConfigurationError for what is none."""
-    if isinstance(id, str):
-        return [id]
-    try:
-        ids = list(id)
-    except TypeError:
-        raise ConfigurationError(f"id must be a str, or several of them, not {id!r:.100}") from None
-    for one in ids:
-        if not isinstance(one, str):
-            raise ConfigurationError(f"id must be a str, or several of them, not {one!r:.100}")
-    return ids
+class Messages(CenterPart):
+    """Finds messages by id, changes them, and reads them by state and time. In all of it, `topic`
+    is the name of the topic to look at; without it, all declared topics are."""
 
+    def __init__(self, core: Core, recurring: Recurring) -> None:
+        super().__init__(core)
+        self._recurring = recurring
 
-class Lookup(CenterPart):
-    """Finds messages by id. In all of it, `topic` is the name of the topic to look at; without it,
-    all declared topics are."""
+    # -- looks them up by id
 
     def get(
         self,
@@ -395,19 +393,7 @@ class Lookup(CenterPart):
         self._runner.send_counters()
         return messages
 
-
-# -- reads messages in the order of their times, page by page
-
-#: Messages that one call of scan reads from a slot, at most.
-SCAN_STEP = 200
-
-#: No score is higher: it is a whole number in a double.
-_HIGHEST = 2**53
-
-
-class Scan(CenterPart):
-    """Reads messages by state and time. `topic` is the name of the topic to read; without it, all
-    declared topics are read."""
+    # -- reads them in the order of their times, page by page
 
     def scan(
         self,
@@ -565,53 +551,7 @@ class Scan(CenterPart):
                 continue
             yield found, position
 
-
-def _write_cursor(position: Position | None) -> str | None:
-    if position is None:
-        return None
-    score, topic, id, slot, kind = position
-    fields = [topic, score, base64.b64encode(id).decode(), slot, kind]
-    return base64.urlsafe_b64encode(json.dumps(fields).encode()).decode()
-
-
-def _read_cursor(after: str | None) -> Position | None:
-    if after is None:
-        return None
-    try:
-        topic, score, id, slot, kind = json.loads(base64.urlsafe_b64decode(after))
-        position = Position(score, topic, base64.b64decode(id, validate=True), slot, kind)
-    except (ValueError, TypeError, RecursionError):
-        pass
-    else:
-        # Anybody may have made it: no other number reaches the server.
-        numbers = ((score, _HIGHEST), (slot, MAX_SLOTS), (kind, MAX_SLOTS))
-        if isinstance(topic, str) and all(
-            type(one) is int and -1 <= one <= most for one, most in numbers
-        ):
-            return position
-    raise ValueError(f"no page goes on after {after!r:.100}") from None
-
-
-def _checked_states(state: str | Collection[str] | None) -> Sequence[str]:
-    if state is None:
-        return tuple(STATES.values())
-    states = (state,) if isinstance(state, str) else tuple(state)
-    for one in states:
-        if one not in STATES.values():
-            raise ValueError(f"{one!r} is no state; there are {', '.join(STATES.values())}")
-    return states
-
-
-# -- changes messages by id, and dead messages: cancel, reschedule, requeue, purge
-
-
-class Operations(CenterPart):
-    """Changes messages by id. `topic` is the name of the topic to look at; without it, all declared
-    topics are."""
-
-    def __init__(self, core: Core, lookup: Lookup, recurring: Recurring) -> None:
-        super().__init__(core)
-        self._lookup, self._recurring = lookup, recurring
+    # -- changes them by id: cancel, reschedule
 
     def cancel(
         self,
@@ -654,16 +594,16 @@ class Operations(CenterPart):
         away = Away()
 
         def cancel(places: Iterator[Place]) -> list[results.Cancelled]:
-            return self._all_cancelled(self._lookup.run_at(places, command, away), command)
+            return self._all_cancelled(self.run_at(places, command, away), command)
 
-        found = self._lookup.looked(cancel, named, topic, basis, away)
+        found = self.looked(cancel, named, topic, basis, away)
         if self._core.recorder is not None:
             known = named
             if away:  # of the others nothing is known
                 there = {base_of(one.id) for one in found} | {one.id for one in found}
                 known = [one for one in named if one in there]
             found += self._core.recorder.cancelled(known, found, topic, revoked)
-        return self._lookup.checked(named, _with(ahead, found), away)
+        return self.checked(named, _with(ahead, found), away)
 
     def _delivered_by(self, receipt: str) -> list[results.Found]:
         """The message of a receipt, if it is still there."""
@@ -671,7 +611,7 @@ class Operations(CenterPart):
         origin = origin_in(delivery.birth, delivery.slot)
         return [
             one
-            for one in self._lookup.get(delivery.id, topic=delivery.topic)
+            for one in self.get(delivery.id, topic=delivery.topic)
             if one.id == delivery.id and origin_in(one.own_token, one.slot) == origin
         ]
 
@@ -686,7 +626,7 @@ class Operations(CenterPart):
         far = [one for one in found if one.far]
         ahead = [] if self.far is None else self.far.cancel(far, None, revoked)
         away = Away()
-        cancelled = self._all_cancelled(self._lookup.run_for(found, command, away), command)
+        cancelled = self._all_cancelled(self.run_for(found, command, away), command)
         if self._core.recorder is not None:
             self._core.recorder.deleted(cancelled, revoked)
         return away.checked(_with(ahead, cancelled))
@@ -752,10 +692,10 @@ class Operations(CenterPart):
         ahead = far.reschedule(named, topic, *times) if far is not None else []
 
         move = partial(self._moved, when=when, away=away, copies=True)
-        moved = self._lookup.looked(move, named, topic, basis, away)
+        moved = self.looked(move, named, topic, basis, away)
         if self._core.recorder is not None and (moved or not away):
             moved += self._core.recorder.rescheduled(named, moved, topic, *times)
-        return self._lookup.checked(named, _with(ahead, moved), away)
+        return self.checked(named, _with(ahead, moved), away)
 
     def _reschedule_found(
         self, found: Sequence[results.Found], *, at: float | None, delay: float | None
@@ -777,7 +717,7 @@ class Operations(CenterPart):
         def command(place: Place) -> ScriptCall:
             return reschedule_call(self._context, place, when, copies=copies)
 
-        return [one for _, part in self._lookup.run_at(places, command, away) for one in part]
+        return [one for _, part in self.run_at(places, command, away) for one in part]
 
     def run_now(
         self, id: str, *, topic: str | None = None, basis: str | None = None
@@ -786,13 +726,89 @@ class Operations(CenterPart):
         return self.reschedule(id, topic=topic, basis=basis)
 
 
+def ids_of(id: str | Iterable[str]) -> list[str]:
+    """Ids that a caller names. Raises ConfigurationError for what is none."""
+    if isinstance(id, str):
+        return [id]
+    try:
+        ids = list(id)
+    except TypeError:
+        raise ConfigurationError(f"id must be a str, or several of them, not {id!r:.100}") from None
+    for one in ids:
+        if not isinstance(one, str):
+            raise ConfigurationError(f"id must be a str, or several of them, not {one!r:.100}")
+    return ids
+
+
+def _write_cursor(position: Position | None) -> str | None:
+    if position is None:
+        return None
+    score, topic, id, slot, kind = position
+    fields = [topic, score, base64.b64encode(id).decode(), slot, kind]
+    return base64.urlsafe_b64encode(json.dumps(fields).encode()).decode()
+
+
+def _read_cursor(after: str | None) -> Position | None:
+    if after is None:
+        return None
+    try:
+        topic, score, id, slot, kind = json.loads(base64.urlsafe_b64decode(after))
+        position = Position(score, topic, base64.b64decode(id, validate=True), slot, kind)
+    except (ValueError, TypeError, RecursionError):
+        pass
+    else:
+        # Anybody may have made it: no other number reaches the server.
+        numbers = ((score, _HIGHEST), (slot, MAX_SLOTS), (kind, MAX_SLOTS))
+        if isinstance(topic, str) and all(
+            type(one) is int and -1 <= one <= most for one, most in numbers
+        ):
+            return position
+    raise ValueError(f"no page goes on after {after!r:.100}") from None
+
+
+def _checked_states(state: str | Collection[str] | None) -> Sequence[str]:
+    if state is None:
+        return tuple(STATES.values())
+    states = (state,) if isinstance(state, str) else tuple(state)
+    for one in states:
+        if one not in STATES.values():
+            raise ValueError(f"{one!r} is no state; there are {', '.join(STATES.values())}")
+    return states
+
+
+def _with(ahead: list[T], found: list[T]) -> list[T]:
+    """What was found in the task library and in Redis: each once."""
+    there = {one[:2] for one in found}
+    return found + [one for one in ahead if one[:2] not in there]
+
+
+def _named(
+    given: str | results.Found | Iterable[str | results.Found],
+) -> tuple[list[str], list[results.Found]]:
+    """Ids and messages that a caller names. Raises ConfigurationError for what is neither."""
+    if isinstance(given, results.Found):
+        return [], [given]
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        return ids_of(given), []
+    given = list(given)
+    messages = [one for one in given if isinstance(one, results.Found)]
+    return ids_of([one for one in given if not isinstance(one, results.Found)]), messages
+
+
+def _states_to_cancel(in_flight: bool, dead: bool) -> Collection[str]:
+    return (results.WAITING, *[results.IN_FLIGHT] * in_flight, *[results.DEAD] * dead)
+
+
+# -- dead messages
+
+
 class Dead(CenterPart):
     """Dead messages: those that were given up on. `topic` is the name of the topic to look at;
     without it, all declared topics are."""
 
-    def __init__(self, core: Core, lookup: Lookup, scan: Scan) -> None:
+    def __init__(self, core: Core, messages: Messages) -> None:
         super().__init__(core)
-        self._lookup, self._scan = lookup, scan
+        self._messages = messages
 
     def requeue(
         self,
@@ -816,7 +832,7 @@ class Dead(CenterPart):
         while batch := list(itertools.islice(dead, IDS_PER_CALL)):
             if recorder is not None:
                 recorder.requeuing(batch)
-            for place, number in self._lookup.run_for(batch, requeue, away):
+            for place, number in self._messages.run_for(batch, requeue, away):
                 if number and recorder is not None:
                     recorder.requeued([(place.topic.name, id) for id in place.ids])
                 total += number
@@ -837,7 +853,7 @@ class Dead(CenterPart):
             return cancel_call(self._context, place, (results.DEAD,), copies=False, bodies=False)
 
         away = Away()
-        replies = self._lookup.run_for(self._dead(topic, ids, where, away), command, away)
+        replies = self._messages.run_for(self._dead(topic, ids, where, away), command, away)
         deleted: list[results.Cancelled] = []
         for _, reply in replies:
             deleted += [one for one in reply.cancelled if one.deleted]
@@ -863,36 +879,13 @@ class Dead(CenterPart):
             seconds, us = self._runner.client.time()
             until = seconds + us / 1e6
             bodies = bodies or where is not None
-            pairs = self._scan.read(topic, results.DEAD, until=until, bodies=bodies, away=away)
+            pairs = self._messages.read(topic, results.DEAD, until=until, bodies=bodies, away=away)
             dead: Iterator[results.Found] = (one for one, _ in pairs)
         else:
             try:
-                known = self._lookup.get(ids, topic=topic)
+                known = self._messages.get(ids, topic=topic)
             except PartialError as exc:
                 known = exc.results
                 away.add(exc.missing)
             dead = (one for one in known if one.state == results.DEAD)
         return dead if where is None else filter(where, dead)
-
-
-def _with(ahead: list[T], found: list[T]) -> list[T]:
-    """What was found in the task library and in Redis: each once."""
-    there = {one[:2] for one in found}
-    return found + [one for one in ahead if one[:2] not in there]
-
-
-def _named(
-    given: str | results.Found | Iterable[str | results.Found],
-) -> tuple[list[str], list[results.Found]]:
-    """Ids and messages that a caller names. Raises ConfigurationError for what is neither."""
-    if isinstance(given, results.Found):
-        return [], [given]
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        return ids_of(given), []
-    given = list(given)
-    messages = [one for one in given if isinstance(one, results.Found)]
-    return ids_of([one for one in given if not isinstance(one, results.Found)]), messages
-
-
-def _states_to_cancel(in_flight: bool, dead: bool) -> Collection[str]:
-    return (results.WAITING, *[results.IN_FLIGHT] * in_flight, *[results.DEAD] * dead)

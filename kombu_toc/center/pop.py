@@ -44,7 +44,7 @@ from .calls import (
     terms_of,
 )
 from .core import CenterPart, Core
-from .find import CALLS_TOGETHER, IDS_PER_CALL, Lookup, Scan, ids_of
+from .find import CALLS_TOGETHER, IDS_PER_CALL, Messages, ids_of
 from .upkeep import Leases
 from .waiting import Flown, Gathered, Waiting, sleep_of
 
@@ -350,9 +350,9 @@ class SlotHeads(NamedTuple):
 class Deliveries(CenterPart):
     """Delivers messages, one round trip or a few each."""
 
-    def __init__(self, core: Core, leases: Leases, lookup: Lookup, scan: Scan) -> None:
+    def __init__(self, core: Core, leases: Leases, messages: Messages) -> None:
         super().__init__(core)
-        self._leases, self._lookup, self._scan = leases, lookup, scan
+        self._leases, self._messages = leases, messages
         self._waiting = Waiting(core)
         #: waits for so many seconds, where this center is used
         self.sleep = sleep_of(core.runner.client)
@@ -635,7 +635,7 @@ class Deliveries(CenterPart):
         if choice.ids is not None:
             there = [
                 one
-                for one in self._lookup.get(choice.ids, topic=topic.name)
+                for one in self._messages.get(choice.ids, topic=topic.name)
                 if one.state == WAITING
                 and (until_us is None or one.time_us < until_us)
                 and (choice.slots is None or one.slot in choice.slots)
@@ -644,7 +644,7 @@ class Deliveries(CenterPart):
             return
         for index, step in enumerate(topic.steps):
             only = replace(topic, steps=(step,))
-            for one, _ in self._scan.read(
+            for one, _ in self._messages.read(
                 [only], WAITING, until=until, slots=choice.slots, step=FIRST_PAGE, far=False
             ):
                 yield one._replace(step=index)

@@ -46,7 +46,7 @@ from .calls import (
     too_large,
 )
 from .core import CenterPart, Core, Recorder
-from .find import Lookup
+from .find import Messages
 from .runner import BROKEN
 from .upkeep import Leases, home_of
 
@@ -629,9 +629,9 @@ def check_put(id: object, body: object, basis: object, priority: object, token: 
 class Puts(CenterPart):
     """Puts messages, one round trip or a few each."""
 
-    def __init__(self, core: Core, lookup: Lookup, leases: Leases) -> None:
+    def __init__(self, core: Core, messages: Messages, leases: Leases) -> None:
         super().__init__(core)
-        self._lookup, self._leases = lookup, leases
+        self._messages, self._leases = messages, leases
         self._names = FreeNames()
 
     def put(
@@ -758,7 +758,7 @@ class Puts(CenterPart):
         does not have. Raises MessageError if one is to be replaced."""
         moves = bool(topic.declaration.draining_counts)
         slot = topic.slot_for(basis or id).number
-        messages = self._lookup.get(id, topic=topic.name)
+        messages = self._messages.get(id, topic=topic.name)
         others = [one for one in messages if one.slot != slot or moves]
         if if_exists == KEEP:
             return others[0].id if others else None

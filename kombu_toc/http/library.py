@@ -166,11 +166,11 @@ async def far_of(api: Any, queue: str, within: float | None = None) -> int | Non
     so many seconds, if any are said. None: it cannot be asked."""
 
     def count(center: TimeoutCenter) -> int | None:
-        if center.scans.far is None:
+        if center.messages.far is None:
             return None
         seconds, us = center.client.time()
         until_us = seconds * 1_000_000 + us + int((within or 0.0) * 1_000_000)
-        return center.scans.far.count(queue, MOST_FAR, None if within is None else until_us)
+        return center.messages.far.count(queue, MOST_FAR, None if within is None else until_us)
 
     try:
         found: int | None = await asyncio.wait_for(api.center.call(count), FAR_WITHIN)

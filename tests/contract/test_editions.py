@@ -9,7 +9,9 @@ from kombu_toc import ConfigurationError, Edition, TimeoutCenter
 
 
 def verdict(center: TimeoutCenter, edition: str, process: str = "", **options: object) -> str:
-    return center.editions.edition("shop", edition, process or f"{edition}@host", **options).verdict
+    return center.recurring.edition(
+        "shop", edition, process or f"{edition}@host", **options
+    ).verdict
 
 
 def put(center: TimeoutCenter, edition: str, process: str = "", **options: object) -> None:
@@ -27,7 +29,7 @@ def age(center: TimeoutCenter, client: redis.Redis, seconds: int) -> None:
 @pytest.mark.cluster
 def test_of_many_processes_one_puts_an_edition_and_the_others_have_nothing_to_do(center):
     assert verdict(center, "old", "first") == "put"
-    told = center.editions.edition("shop", "old", "second")
+    told = center.recurring.edition("shop", "old", "second")
     assert told[:5] == ("busy", 1, "old", "", "first")
     assert isinstance(told, Edition) and 25 < told.busy <= 30
     assert verdict(center, "old", "first", what="renew") == "put"
@@ -42,7 +44,7 @@ def test_the_edition_that_came_last_goes_before_those_that_were_there(center):
         *("former", "former"),
         "in force",
     ]
-    told = center.editions.edition("shop", "one", "again")
+    told = center.recurring.edition("shop", "one", "again")
     assert told[1:5] == (3, "three", "", "three@host")
 
 
@@ -60,7 +62,7 @@ def test_an_edition_that_takes_a_later_release_keeps_it(center):
     put(center, "same", release="1")
     assert verdict(center, "same", release="3") == "in force"
     assert verdict(center, "same", release="2") == "in force"
-    assert center.editions.edition("shop", "other", "it", release="2")[:4] == (
+    assert center.recurring.edition("shop", "other", "it", release="2")[:4] == (
         "former",
         1,
         "same",
@@ -93,7 +95,7 @@ def test_an_edition_can_be_put_whatever_is_in_force(center):
     put(center, "old", release="1", what="force")
     put(center, "old", release="1", what="force")
     assert verdict(center, "new", release="1") == "former"
-    assert center.editions.edition("shop", "old", "it").generation == 3
+    assert center.recurring.edition("shop", "old", "it").generation == 3
 
 
 @pytest.mark.cluster
@@ -136,7 +138,7 @@ def test_while_one_edition_is_put_the_next_one_waits(center):
 @pytest.mark.cluster
 def test_apps_do_not_know_of_each_other(center):
     put(center, "old")
-    assert center.editions.edition("blog", "other", "it").verdict == "put"
+    assert center.recurring.edition("blog", "other", "it").verdict == "put"
 
 
 @pytest.mark.cluster
@@ -152,7 +154,7 @@ def test_a_hundred_former_editions_are_remembered(center, client):
 def test_what_is_too_long_or_no_text_is_refused(center, names):
     source, release = names
     with pytest.raises(ConfigurationError, match="at most 200 characters"):
-        center.editions.edition(source, "one", "it", release=release)
+        center.recurring.edition(source, "one", "it", release=release)
 
 
 def test_a_release_that_was_taken_back_by_hand_does_not_return_while_its_processes_go_on(

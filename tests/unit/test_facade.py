@@ -14,7 +14,7 @@ from redis.retry import Retry
 
 from kombu_toc import ConfigurationError, Limits, TimeoutCenter
 from kombu_toc.center.center import Delegate
-from kombu_toc.center.find import Lookup
+from kombu_toc.center.find import Messages
 
 from ..support.cases import each
 
@@ -30,7 +30,7 @@ def center() -> TimeoutCenter:
 def test_a_verb_is_that_of_a_part_with_its_name_signature_and_docstring(
     center: TimeoutCenter,
 ) -> None:
-    assert TimeoutCenter.get is Lookup.get
+    assert TimeoutCenter.get is Messages.get
     assert 12 < len(VERBS) < 25, "what is no verb of a message is a method of a part"
     for name in VERBS:
         method = getattr(center, name)

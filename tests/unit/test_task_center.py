@@ -55,7 +55,7 @@ def test_a_predicate_is_asked_about_a_task(app, center, tasks, monkeypatch):
         assert (topic, options["state"], options["limit"]) == ("mail", DEAD, 9)
         return Page([one for one in (found("a"), found("b")) if where(one)], None)
 
-    monkeypatch.setattr(center.scans, "scan", scan)
+    monkeypatch.setattr(center.messages, "scan", scan)
     [one] = tasks.scan("mail", state=DEAD, where=where, limit=9).messages
     assert one.id == "b"
     assert [type(task) for task in asked] == [Task, Task]
@@ -71,9 +71,9 @@ def test_who_has_no_predicate_reads_no_task(center, tasks, monkeypatch, name):
         given.append(options["where"])
         return 0
 
-    part = "scans" if name in ("scan", "count") else "dead"
+    part = "messages" if name in ("scan", "count") else "dead"
     monkeypatch.setattr(getattr(center, part), name, called)
-    getattr(tasks if part == "scans" else tasks.dead, name)("mail")
+    getattr(tasks if part == "messages" else tasks.dead, name)("mail")
     assert given == [None]
 
 
