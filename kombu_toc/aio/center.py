@@ -24,7 +24,7 @@ import redis.asyncio
 
 from ..center.calls import PutRequest
 from ..center.center import TimeoutCenter
-from ..center.consumption import Consumption, Loops, Taken
+from ..center.consumption import Consumption, Taken
 from ..client.options import Address, Settings
 from ..errors import ConfigurationError
 from ..library import outbox
@@ -200,8 +200,8 @@ class AsyncConsumption:
     """What :meth:`AsyncTimeoutCenter.consume` returns: an asynchronous context manager, and in its
     block an asynchronous iterator over messages. Otherwise it is as :class:`Consumption`."""
 
-    def __init__(self, loops: Loops, topics: tuple[str, ...], options: Any) -> None:
-        self._loop = _Consumption(loops, topics, **options)
+    def __init__(self, loop: _Consumption) -> None:
+        self._loop = loop
 
     async def __aenter__(self) -> AsyncConsumption:
         self._loop.__enter__()
@@ -256,21 +256,6 @@ class Awaited(Generic[P, R]):
 
         call.__name__, call.__doc__ = self._name, self._method.__doc__
         return call
-
-
-class _Consume(Awaited[..., Any]):
-    """The method `consume`: what it returns is awaited, and not the method."""
-
-    def __get__(self, facade: AsyncTimeoutCenter | None, owner: type) -> Callable[..., Any]:
-        if facade is None:
-            return self._method
-        loops = facade.center.loops
-
-        def consume(*topics: str, **options: Any) -> AsyncConsumption:
-            return AsyncConsumption(loops, topics, options)
-
-        consume.__doc__ = self._method.__doc__
-        return consume
 
 
 class AsyncTimeoutCenter:
@@ -366,10 +351,24 @@ class AsyncTimeoutCenter:
 
     # -- put, pop, and what ends a delivery
 
+    def consume(
+        self,
+        *topics: str,
+        limit: int = 1,
+        idle: float | None = None,
+        visibility: float | None = None,
+        auto_ack: bool = True,
+    ) -> AsyncConsumption:
+        """As :meth:`TimeoutCenter.consume`; what it returns is awaited, and not the method."""
+        loops = self.center.loops
+        loop = _Consumption(
+            loops, topics, limit=limit, idle=idle, visibility=visibility, auto_ack=auto_ack
+        )
+        return AsyncConsumption(loop)
+
     put = Awaited(TimeoutCenter.put)
     put_many = Awaited(TimeoutCenter.put_many)
     pop = Awaited(TimeoutCenter.pop)
-    consume = _Consume(TimeoutCenter.consume)
     ack = Awaited(TimeoutCenter.ack)
     reject = Awaited(TimeoutCenter.reject)
     bury = Awaited(TimeoutCenter.bury)
