@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime, timezone
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
@@ -302,9 +302,50 @@ class TaskCenter(TimeoutCenter):
     def _on_tasks(self, where: Callable[[Task], Any] | None) -> Callable[[Any], Any] | None:
         return None if where is None else lambda found: where(self.task(found))
 
-    scan = _of_tasks(TimeoutCenter.scan)
-    count = _of_tasks(TimeoutCenter.count)
-    pop = _of_tasks(TimeoutCenter.pop)
+    if TYPE_CHECKING:  # a checker does not see what becomes of `where`
+
+        def scan(  # type: ignore[override]
+            self,
+            topic: str | None = None,
+            *,
+            state: str | Collection[str] | None = None,
+            since: float | None = None,
+            until: float | None = None,
+            where: Callable[[Task], Any] | None = None,
+            limit: int = 100,
+            after: str | None = None,
+            size: int | None = None,
+        ) -> kombu_toc.Page: ...
+
+        def count(  # type: ignore[override]
+            self,
+            topic: str | None = None,
+            *,
+            state: str | Collection[str] | None = None,
+            since: float | None = None,
+            until: float | None = None,
+            where: Callable[[Task], Any] | None = None,
+        ) -> int: ...
+
+        def pop(  # type: ignore[override]
+            self,
+            topic: str | Iterable[str],
+            limit: int | None = None,
+            *,
+            wait: float | None = 0.0,
+            ids: str | Iterable[str] | None = None,
+            where: Callable[[Task], Any] | None = None,
+            early: bool = False,
+            look: int = 1000,
+            visibility: float | None = None,
+            slots: Iterable[int] | None = None,
+            recover: int = 100,
+            ahead: float = 0.0,
+        ) -> kombu_toc.Popped: ...
+    else:
+        scan = _of_tasks(TimeoutCenter.scan)
+        count = _of_tasks(TimeoutCenter.count)
+        pop = _of_tasks(TimeoutCenter.pop)
 
 
 class DeadTasks:
