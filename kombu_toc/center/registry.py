@@ -412,21 +412,14 @@ class Registry:
         the one asked for, PriorityStepsError if it has other steps than this center or `limits`
         name and nobody has altered these, ConfigurationError if a limit makes no sense.
         """
-        steps = self.steps
-        if limits.get("steps") is not None:
-            steps = check_steps(limits["steps"])
-        given = limits
-        limits = {**limits, "steps": steps or PRIORITY_STEPS}
         check_name(name)
+        given = {limit: value for limit, value in limits.items() if value is not None}
+        steps = check_steps(given["steps"]) if "steps" in given else self.steps
         self.check_horizon(name, given)
-        asked = limits.get("slots")
-        if asked is None:
-            limits = {**limits, "slots": 1 if self.needs_one_slot(limits) else self.slots}
-        if limits.get("retries") is None:
-            limits = {**limits, "retries": self.retries}
-            if self.retries != MAX_RETRIES:
-                given = {**given, "retries": self.retries}
-        wanted = replace(Declaration.of(name, **limits), bases=False)
+        slots = 1 if self.needs_one_slot(given) else self.slots
+        defaults = {"slots": slots, "retries": self.retries}
+        said = {**defaults, **given, "steps": steps or PRIORITY_STEPS}
+        wanted = replace(Declaration.of(name, **said), bases=False)
         wanted.check_horizon(name)
         if not given.keys().isdisjoint(TERMS):
             wanted.check_gates(name, clustered=self._runner.clustered)
@@ -440,13 +433,15 @@ class Registry:
         )
         if steps is not None:
             topic = agreed(topic, steps)
-        if asked not in (None, topic.slots, *topic.declaration.previous_counts):
+        asked = given.get("slots", topic.slots)
+        if asked not in (topic.slots, *topic.declaration.previous_counts):
             raise SlotCountError(
                 f"queue {name!r} was declared with {topic.slots} slots, not {asked}; "
                 f"declare it with {topic.slots}, or change it: "
                 f"'celery toc reshard {name} --slots {asked}'"
             )
-        warn_of_contradictions(self._keys.topics, topic, {**given, "steps": steps})
+        own = {} if self.retries == MAX_RETRIES else {"retries": self.retries}
+        warn_of_contradictions(self._keys.topics, topic, {**own, **given, "steps": steps})
         return topic
 
     def check_horizon(self, name: str, limits: Mapping[str, Any]) -> None:
