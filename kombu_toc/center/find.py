@@ -586,9 +586,7 @@ class Messages(CenterPart):
             return gone + (self.cancel(named, topic=topic, basis=basis, **how) if named else [])
         states = _states_to_cancel(in_flight, dead)
 
-        def command(place: Place) -> ScriptCall:
-            return cancel_call(self._context, place, states, copies=True, bodies=True)
-
+        command = partial(cancel_call, self._context, states=states, copies=True, bodies=True)
         far = self._far_of(topic)
         ahead = far.cancel(named, topic, revoked) if far is not None else []
         away = Away()
@@ -620,9 +618,7 @@ class Messages(CenterPart):
     ) -> list[results.Cancelled]:
         states = _states_to_cancel(in_flight, dead)
 
-        def command(place: Place) -> ScriptCall:
-            return cancel_call(self._context, place, states, copies=False, bodies=True)
-
+        command = partial(cancel_call, self._context, states=states, copies=False, bodies=True)
         far = [one for one in found if one.far]
         ahead = [] if self.far is None else self.far.cancel(far, None, revoked)
         away = Away()
@@ -714,9 +710,7 @@ class Messages(CenterPart):
     def _moved(
         self, places: Iterator[Place], when: str | Countdown, away: Away, *, copies: bool
     ) -> list[results.Rescheduled]:
-        def command(place: Place) -> ScriptCall:
-            return reschedule_call(self._context, place, when, copies=copies)
-
+        command = partial(reschedule_call, self._context, when=when, copies=copies)
         return [one for _, part in self.run_at(places, command, away) for one in part]
 
     def run_now(
@@ -849,10 +843,8 @@ class Dead(CenterPart):
     ) -> int:
         """Delete dead messages; return how many. Otherwise as :meth:`requeue`."""
 
-        def command(place: Place) -> ScriptCall:
-            return cancel_call(self._context, place, (results.DEAD,), copies=False, bodies=False)
-
-        away = Away()
+        states, away = (results.DEAD,), Away()
+        command = partial(cancel_call, self._context, states=states, copies=False, bodies=False)
         replies = self._messages.run_for(self._dead(topic, ids, where, away), command, away)
         deleted: list[results.Cancelled] = []
         for _, reply in replies:

@@ -66,8 +66,27 @@ class Wanted(NamedTuple):
     digest: str = ""
 
 
-class PickRequest(NamedTuple):
-    """What one call of a pick asks for: of one slot.
+class Picked(NamedTuple):
+    """What one call of a pick did."""
+
+    popped: Popped
+    looked: int  #: how many of the wanted messages it has looked at
+
+
+def pick_call(
+    context: Context,
+    topic: Topic,
+    slot: Slot,
+    name: str,
+    wanted: Sequence[Wanted],
+    limit: int,
+    budget: int,
+    *,
+    early: bool = False,
+    visibility: float | None = None,
+) -> ScriptCall:
+    """Deliver messages of a slot by id. Result: :class:`Picked`; the caller removes what is
+    `stray`.
 
     name: a name that no pop and no other pick has
     wanted: which messages
@@ -77,28 +96,8 @@ class PickRequest(NamedTuple):
     visibility: seconds that they may stay unacknowledged and unrenewed; as each message says, or
         its topic, unless given
     """
-
-    name: str
-    wanted: Sequence[Wanted]
-    limit: int
-    budget: int
-    early: bool = False
-    visibility: float | None = None
-
-
-class Picked(NamedTuple):
-    """What one call of a pick did."""
-
-    popped: Popped
-    looked: int  #: how many of the wanted messages it has looked at
-
-
-def pick_call(context: Context, topic: Topic, slot: Slot, request: PickRequest) -> ScriptCall:
-    """Deliver messages of a slot by id. Result: :class:`Picked`; the caller removes what is
-    `stray`."""
     limits = topic.declaration.limits(context.limits)
     counts = context.counts(topic)
-    name, wanted = request.name, request.wanted
 
     def parse(raw: list[Any]) -> Picked:
         now, looked, more, flat, gone, late, *_ = raw
@@ -120,11 +119,11 @@ def pick_call(context: Context, topic: Topic, slot: Slot, request: PickRequest) 
         (
             len(slot.stores),
             slot.number,
-            request.limit,
-            request.budget,
-            int(request.early),
-            lease_ms(request.visibility, limits),
-            terms_of(limits, own_of(request.visibility, limits)),
+            limit,
+            budget,
+            int(early),
+            lease_ms(visibility, limits),
+            terms_of(limits, own_of(visibility, limits)),
             topic.declaration.retries,
             name,
             *(value for one in wanted for value in one),
@@ -566,11 +565,11 @@ class Deliveries(CenterPart):
         # Copies count too: as many as there are.
         limit = 10**9 if choice.limit is None else choice.limit - len(found.messages)
         budget = max(self._context.pop_bytes // max(len(places), 1), 1)
-        calls = []
-        for slot, wanted in places:
-            how = (limit, budget, choice.early, choice.visibility)
-            request = PickRequest(self.names.next(), wanted, *how)
-            calls.append(pick_call(self._context, topic, slot, request))
+        pick = partial(pick_call, early=choice.early, visibility=choice.visibility)
+        calls = [
+            pick(self._context, topic, slot, self.names.next(), wanted, limit, budget)
+            for slot, wanted in places
+        ]
         rest: list[_Place] = []
         errors = []
         for (slot, wanted), picked in zip(places, self._runner.run_each(calls), strict=True):

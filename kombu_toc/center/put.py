@@ -726,7 +726,7 @@ class Puts(CenterPart):
             request = named_by(request, token, time.time())
         result = self._put(declared, request, claim)
         self._names.give(names)  # not after an error: the call may be on its way yet
-        return result if token is not None else result.by_this_put
+        return result.by_this_put if token is None and result.outcome == REPEATED else result
 
     def put_named(self, topic: str, request: PutRequest, token: str) -> Put:
         """As :meth:`put` with a token, of a message whose traits are known already."""

@@ -21,7 +21,7 @@ from kombu_toc.center.calls import (
     written_call,
 )
 from kombu_toc.center.find import Place, cancel_call, get_call, requeue_call, reschedule_call
-from kombu_toc.center.pop import PickRequest, Wanted, bury_call, look_call, mark_calls, pick_call
+from kombu_toc.center.pop import Wanted, bury_call, look_call, mark_calls, pick_call
 from kombu_toc.center.put import put_many_call, unique_call
 from kombu_toc.center.schedules import changing, reading
 from kombu_toc.center.topics import (
@@ -108,7 +108,7 @@ def every_call(made: Made) -> list[ScriptCall]:
         commands.pop(topic, PopRequest("me.1", [1], ready_limit=5, recover=7)),
         commands.recall(topic, [1], "me.1"),
         look_call(commands, topic, PopRequest("me.1", [1], heads=10)),
-        pick_call(made.context, topic, slot, PickRequest("me.2", [Wanted("a")], 1, 100)),
+        pick_call(made.context, topic, slot, "me.2", [Wanted("a")], 1, 100),
         vacate_call(topic, slot),
         *commands.reannounce(topic, [(0, 1), (1, 2), (3, 4)]),
         *commands.ack(held),
