@@ -21,8 +21,7 @@ from redis.exceptions import RedisError
 
 from .compat import socket_of
 from .errors import TocError
-from .model.keys import MINUTES
-from .model.topic import Declaration, Topic
+from .model.topic import MINUTES, Declaration, Topic
 
 
 @dataclass(eq=False, slots=True)

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 from ..errors import MessageError, RateLimitedError
 from ..metrics import TopicCounts, count_first
 from ..model import results, scores
-from ..model.keys import Keys, Slot
 from ..model.limits import Limits
 from ..model.results import Delivery, Popped, Put
-from ..model.topic import Topic
+from ..model.topic import Keys, Slot, Topic
 from ..scripts.call import (
     Countdown,
     ScriptCall,

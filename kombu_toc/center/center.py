@@ -15,9 +15,9 @@ from ..client.errors import DOCUMENT, explained, is_refused
 from ..client.options import Settings
 from ..errors import ConfigurationError, NotPermittedError
 from ..metrics import Metrics
-from ..model.keys import Keys
 from ..model.limits import CLUSTER_SLOTS, DEFAULT_SLOTS, LIMITS, Limits, Number
 from ..model.scores import MAX_RETRIES
+from ..model.topic import Keys
 from ..scripts.call import ScriptCall, commands_of, load, parts_of, texts
 from .calls import POP_BYTES, Commands, Context, add_counters
 from .consumption import Loops

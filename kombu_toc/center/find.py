@@ -23,10 +23,9 @@ from ..errors import ConfigurationError, PartialError
 from ..metrics import count_first
 from ..model import results, scores
 from ..model.delivery import is_receipt, name_in, origin_in
-from ..model.keys import Slot
 from ..model.limits import MAX_SLOTS
 from ..model.results import STATES, WAITING, Begin, Cancelled, Found, Page, Position, Rescheduled
-from ..model.topic import Topic, base_of
+from ..model.topic import Slot, Topic, base_of
 from ..scripts.call import Countdown, ScriptCall, load, microseconds, parts_of, rows, text, when_of
 from .calls import Context, batches_within
 from .core import CenterPart, Core

@@ -20,9 +20,8 @@ from ..errors import ConfigurationError, ReceiptError
 from ..metrics import TopicCounts
 from ..model import scores
 from ..model.delivery import shown
-from ..model.keys import Slot, check_name
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Delivery, Found, Popped, Settled
-from ..model.topic import Topic, base_of
+from ..model.topic import Slot, Topic, base_of, check_name
 from ..scripts.call import Names, ScriptCall, as_bytes, load, parts_of, rows, text, texts
 from .calls import (
     ERROR_LENGTH,

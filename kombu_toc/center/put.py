@@ -14,10 +14,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from .. import errors
 from ..errors import ConfigurationError, MessageError, ReplicationError, UniqueError
 from ..model.delivery import traits_of
-from ..model.keys import Slot
 from ..model.message import KEEP_EARLIER, TAKES, Claim, Unique, claim_of, key_of
 from ..model.results import ADDED, KEPT, REPEATED, REPLACED, WAITING, Put, PutTogether
-from ..model.topic import Topic, slot_of
+from ..model.topic import Slot, Topic, slot_of
 from ..scripts.call import (
     FreeNames,
     Names,

@@ -12,7 +12,6 @@ from typing import Any
 
 from ..client.connection import pipelined
 from ..errors import ConfigurationError, PriorityStepsError, ServerError, SlotCountError
-from ..model.keys import Keys, check_name
 from ..model.limits import (
     LIBRARY_TERMS,
     LIMITS,
@@ -25,7 +24,7 @@ from ..model.limits import (
 )
 from ..model.results import Delivery
 from ..model.scores import MAX_RETRIES
-from ..model.topic import Declaration, Topic
+from ..model.topic import Declaration, Keys, Topic, check_name
 from ..scripts.call import ScriptCall, as_bytes, load, text, texts
 from .runner import Runner
 

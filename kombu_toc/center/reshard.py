@@ -14,11 +14,10 @@ from ..client.connection import pipelined
 from ..errors import EnvelopeError, ReshardError
 from ..model import message
 from ..model.delivery import encoded_key_in, trait
-from ..model.keys import Slot
 from ..model.limits import MAX_SLOTS
 from ..model.message import decode_key, encode_key, is_hashed, key_of
 from ..model.results import OnProgress, tell_nobody
-from ..model.topic import Topic, base_of, check_slots, slot_of
+from ..model.topic import Slot, Topic, base_of, check_slots, slot_of
 from ..scripts.call import PageSize, ScriptCall, as_bytes, load, texts
 from .center import TimeoutCenter
 from .registry import RELOAD

@@ -21,8 +21,8 @@ from redis.exceptions import AuthenticationError, AuthorizationError, NoScriptEr
 from .. import errors
 from ..client.connection import pipelined
 from ..metrics import Metrics
-from ..model.keys import reading, slot_of
 from ..model.results import Missing
+from ..model.topic import reading, slot_of_key
 from ..scripts.call import Announced, ScriptCall, as_bytes, pack_command, write_announcements
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Away:
     def note(self, key: str | bytes, place: Any, error: Exception) -> None:
         """A key could not be asked for. Raises the error if it belongs to no slot: then nothing
         can be told of the others either."""
-        of = slot_of(key)
+        of = slot_of_key(key)
         if of is None:
             raise error
         misused = isinstance(error, ResponseError)  # such a key may be on the only server there is

@@ -20,9 +20,8 @@ from redis.exceptions import RedisError
 
 from ..client.connection import pipelined
 from ..errors import ConfigurationError
-from ..model.keys import schedule_place
 from ..model.results import Edition
-from ..model.topic import Topic
+from ..model.topic import Topic, schedule_place
 from ..scripts.call import ScriptCall, load, parts_of, text, texts
 from .calls import Context, PutRequest, ScheduleChange, ScheduleFiring
 from .core import CenterPart, Core

@@ -20,8 +20,7 @@ from ..client.connection import pipelined
 from ..metrics import count_first
 from ..model import limits as terms
 from ..model import results
-from ..model.keys import Slot, check_name
-from ..model.topic import Declaration, Topic, base_of
+from ..model.topic import Declaration, Slot, Topic, base_of, check_name
 from ..scripts.call import ScriptCall, as_bytes, load, microseconds, rows, texts
 from .calls import FULL, Context, logs_of
 from .core import CenterPart, Core

@@ -17,10 +17,9 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from ..client.connection import pipelined
 from ..errors import NotPermittedError
 from ..model import results, scores
-from ..model.keys import Slot
 from ..model.message import FOR_A_TIME, Claim, decode_key
 from ..model.results import OTHER_TYPE, Fault
-from ..model.topic import Topic, base_of
+from ..model.topic import Slot, Topic, base_of
 from ..scripts.call import (
     PageSize,
     ScriptCall,

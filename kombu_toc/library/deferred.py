@@ -28,10 +28,9 @@ from ..center.center import TimeoutCenter
 from ..client.connection import pipelined
 from ..errors import LibraryError
 from ..model import scores
-from ..model.keys import Slot
 from ..model.library import OFF
 from ..model.results import DEAD, IN_FLIGHT, WAITING, Found
-from ..model.topic import Topic
+from ..model.topic import Slot, Topic
 from . import statuses
 from .guard import ends_of, over_of
 from .putting import DeadLetters, missing_of

@@ -23,11 +23,10 @@ from ..client.connection import pipelined
 from ..errors import LibraryError
 from ..model import message, results, scores
 from ..model.delivery import trait, with_trait
-from ..model.keys import Slot
 from ..model.library import OFF
 from ..model.message import FOR_A_TIME, KEEP_EARLIER, UNIQUE, Claim, Unique, claim_of, decode_key
 from ..model.results import WAITING, Delivery, Found, PutTogether
-from ..model.topic import Topic
+from ..model.topic import Slot, Topic
 from ..scripts.call import ScriptCall
 from . import records, statuses
 from .guard import ended_rows, ends_of, over_of

@@ -16,7 +16,7 @@ from kombu import Connection, Consumer, Producer, Queue
 import kombu_toc
 from kombu_toc import TimeoutCenter, read_metrics, read_script_times
 from kombu_toc.metrics import COUNTERS, INTERVAL, Metrics, _all
-from kombu_toc.model.keys import MINUTES
+from kombu_toc.model.topic import MINUTES
 
 from ..support import nursery
 from ..support.cases import night

@@ -7,7 +7,7 @@ import re
 from inspect import signature
 from pathlib import Path
 
-from kombu_toc.model.keys import Keys, Slot
+from kombu_toc.model.topic import Keys, Slot
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()

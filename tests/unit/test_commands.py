@@ -36,11 +36,10 @@ from kombu_toc.center.topics import (
 from kombu_toc.center.upkeep import check_call, check_copies_call, sweep_call
 from kombu_toc.metrics import Metrics
 from kombu_toc.model import scores
-from kombu_toc.model.keys import Keys
 from kombu_toc.model.limits import Limits
 from kombu_toc.model.message import Unique, claim_of
 from kombu_toc.model.results import WAITING, Delivery
-from kombu_toc.model.topic import Declaration, Topic
+from kombu_toc.model.topic import Declaration, Keys, Topic
 from kombu_toc.scripts.call import FreeNames, ScriptCall, publish_of
 
 from ..support.cases import each

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from kombu_toc.center.registry import MAX_KNOWN, RELOAD, Registry
-from kombu_toc.model.keys import Keys
 from kombu_toc.model.results import Delivery
-from kombu_toc.model.topic import Declaration
+from kombu_toc.model.topic import Declaration, Keys
 from kombu_toc.scripts.call import ScriptCall
 
 

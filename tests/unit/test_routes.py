@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kombu_toc.center.exchanges import Routes, binding
-from kombu_toc.model.keys import Keys
+from kombu_toc.model.topic import Keys
 from kombu_toc.scripts.call import ScriptCall
 
 

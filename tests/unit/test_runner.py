@@ -12,7 +12,7 @@ from redis.exceptions import NoScriptError
 from kombu_toc.center.calls import add_counters
 from kombu_toc.center.runner import Runner, executor_for
 from kombu_toc.metrics import Metrics
-from kombu_toc.model.keys import Keys
+from kombu_toc.model.topic import Keys
 from kombu_toc.scripts.call import ScriptCall, load
 
 #: What a client replies to a command: a function of what was sent.

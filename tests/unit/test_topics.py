@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from kombu_toc import ConfigurationError, Limits, SlotCountError
-from kombu_toc.model.keys import Keys, encode_name
 from kombu_toc.model.limits import LIMITS, MAX_SLOTS, PRIORITY_STEPS, Number, check_steps
-from kombu_toc.model.topic import Declaration, Topic, check_slots, slot_of
+from kombu_toc.model.topic import Declaration, Keys, Topic, check_slots, encode_name, slot_of
 
 from ..support.cases import each
 

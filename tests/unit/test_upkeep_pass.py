@@ -13,9 +13,8 @@ from kombu_toc.center.calls import Context
 from kombu_toc.center.registry import Registry
 from kombu_toc.center.upkeep import MAX_EMPTY, MAX_REPEATS, REREAD, REST, Event, Upkeep
 from kombu_toc.metrics import Metrics
-from kombu_toc.model.keys import Keys
 from kombu_toc.model.limits import Limits
-from kombu_toc.model.topic import Declaration
+from kombu_toc.model.topic import Declaration, Keys
 from kombu_toc.scripts.call import ScriptCall
 
 
