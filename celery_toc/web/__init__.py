@@ -307,11 +307,11 @@ class AppExtras(http.PageExtras):
     def _signed(self, by: str) -> Any:
         return self.allowed.recurring.signed(f"{by or 'this machine'} (page)")
 
-    async def change_schedule(self, name: str, act: str, by: str, *given: float) -> Any:
+    async def change_schedule(self, name: str, act: str, by: str, *given: float | None) -> Any:
         """Pause, resume, skip, run, delete or back-fill a schedule. Raises Problem.
 
         by: who does it
-        given: of a back-fill, the first and the last moment, in seconds since the epoch
+        given: of a back-fill, the first and the last moment, in seconds since the epoch; None: now
         """
         schedules = self._signed(by)
         with over_http.refusals(name):
@@ -349,20 +349,13 @@ def _worker(name: str, running: Sequence[Any], report: Any) -> http.WorkerRow:
     """
     active = [(one["id"], one["name"]) for one in running if isinstance(one, dict)]
     ids = {id for id, _ in active}
-    said = report if isinstance(report, dict) and "leases" in report else None
-    held = []
-    if said is not None:
-        messages = [*said["leases"]["messages"], *said["held"]]
-        named = {one["id"]: one.get("task") or "" for one in messages}
-        held = [(id, task) for id, task in named.items() if id not in ids]
-    return http.WorkerRow(
-        name,
-        sorted(said["topics"]) if said is not None else [],
-        active,
-        held,
-        said["capacity"]["free"] if said is not None else None,
-        bool(said is not None and said["paused"]),
-    )
+    if not isinstance(report, dict) or "leases" not in report:
+        return http.WorkerRow(name, [], active, [], None)
+    messages = [*report["leases"]["messages"], *report["held"]]
+    named = {one["id"]: one.get("task") or "" for one in messages}
+    held = [(id, task) for id, task in named.items() if id not in ids]
+    free, is_paused = report["capacity"]["free"], bool(report["paused"])
+    return http.WorkerRow(name, sorted(report["topics"]), active, held, free, is_paused)
 
 
 def _span(seconds: float) -> str:

@@ -533,14 +533,18 @@ def retry_after(seconds: float) -> tuple[tuple[bytes, bytes], ...]:
     return ((b"retry-after", str(max(1, math.ceil(seconds))).encode()),)
 
 
-#: Errors of a caller, the kind of problem that each is, and the field that it is about.
+#: Errors whose text a caller is told, the kind of problem that each is, and the field that it is
+#: about.
 _MISTAKES: tuple[tuple[type[Exception], str, str], ...] = (
+    (errors.RateLimitedError, "rate-limited", ""),
     (errors.AlreadyThereError, "conflict", "id"),
     (errors.UnknownTopicError, "not-found", ""),
     (errors.ActionTimeError, "invalid-field", "scheduleTime"),
     (errors.ReceiptError, "invalid-field", "receipts"),
     (errors.TraitError, "invalid-field", ""),
     (errors.ConfigurationError, "invalid-field", ""),
+    (errors.ReplicationError, "broker", ""),
+    (errors.PutManyError, "broker", ""),
 )
 
 #: The broker refuses what this server is: no retry mends that.
@@ -551,15 +555,12 @@ def problem_of(exc: BaseException) -> Problem:
     """What a caller is told of an error. What is no fault of theirs is logged."""
     if isinstance(exc, Problem):
         return exc
-    if isinstance(exc, errors.RateLimitedError):
-        return Problem("rate-limited", str(exc), headers=retry_after(exc.retry_after))
     if isinstance(exc, errors.UniqueError):
         return Problem("conflict", str(exc), "unique", id=exc.id, hasStarted=exc.has_started)
     for mistake, kind, at in _MISTAKES:
         if isinstance(exc, mistake):
-            return Problem(kind, str(exc), at)
-    if isinstance(exc, (errors.ReplicationError, errors.PutManyError)):
-        return Problem("broker", str(exc), headers=retry_after(1))
+            again = retry_after(getattr(exc, "retry_after", 1))
+            return Problem(kind, str(exc), at, again if kind in ("broker", "rate-limited") else ())
     if isinstance(exc, _REFUSALS):
         # Which rule is missing is for the operator, and is in the log.
         logger.error("the broker refuses this server: %s", exc)

@@ -167,8 +167,7 @@ async def _unless_gone(
         return waiting.result()
     finally:
         for task in (waiting, *leaving):
-            if not task.done():
-                task.cancel()
+            task.cancel()
 
 
 def receipts_of(fields: dict[str, Any], queue: str) -> list[str]:

@@ -509,13 +509,13 @@ class Jobs:
         id, run = secrets.token_urlsafe(16), self._count if asks else self._count_and_do
         selection = selection._replace(state=narrowed(EVERY_ACT[act], selection.state))
         job = Job(id, act, selection, who, at, slots=slots)
-        if act in FAILED_ACTS:
-            job, run = job._replace(phase=RUNNING, is_meant=True), self._do_to_failed
         if slots:
             check_slots(selection.queue, slots)
-            job = job._replace(phase=RUNNING, is_meant=True)
             run = partial(self._reshard, **how)
-        if job.is_meant:
+        elif act in FAILED_ACTS:
+            run = self._do_to_failed
+        if slots or act in FAILED_ACTS:
+            job = job._replace(phase=RUNNING, is_meant=True)
             await self._note(job, "begins")
         await self._write(job)
 
@@ -540,19 +540,12 @@ class Jobs:
 
     async def get(self, id: str) -> Job:
         """How far a job has come. Raises Problem if there is none."""
-
-        def read(center: Any) -> Any:
-            with center.client.pipeline(transaction=False) as pipe:
-                pipe.hmget(self._key(id), "run", "job")
-                pipe.pttl(self._key(id))
-                return pipe.execute()
-
-        (run, counted), left = await self._center.call(read)
-        raw = run or counted
-        if raw is None:
+        run, counted = await self._redis.hmget(self._key(id), "run", "job")
+        if not (run or counted):
             raise not_found("there is no such job: it is over for an hour, or was never begun")
-        job = Job.of_json(raw)
-        silent = KEPT - left / 1000  # by Redis's clock: those of several machines differ
+        job = Job.of_json(run or counted)
+        # By Redis's clock: those of several machines differ.
+        silent = KEPT - await self._redis.pttl(self._key(id)) / 1000
         if job.phase in (COUNTING, RUNNING) and silent > SILENT and id not in self._tasks:
             return job._replace(phase=LOST)
         return job

@@ -20,12 +20,14 @@ from .snapshots import Tools, check_any, check_role
 PAGE = 100
 EVERY = 2_000
 
-#: act -> what is said of it, and the states in which it can be done
-ACTS = {
+#: act -> its button, what is said of it, and the states in which it has one in each list
+ACTS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "pause": ("Pause", "is paused", ("active",)),
     "resume": ("Resume", "is resumed", ("paused",)),
     "skip": ("Skip next", "will leave out its next firing", ("active",)),
     "run": ("Run now", "was sent", ("active", "paused", "ended")),
+    "delete": ("Delete", "is deleted", ()),
+    "backfill": ("Back-fill", "has sent firings of the past", ()),
 }
 
 
@@ -61,28 +63,23 @@ async def change(tools: Tools, ask: Ask) -> View | Answer:
     """Put, pause, resume, skip, run, back-fill or delete one."""
     _check(tools)
     check_role(ask, "operate", None)
-    name, act = ask.field("name"), ask.field("act")
-    who = ask.visitor.name
+    name, act, who = ask.field("name"), ask.field("act"), ask.visitor.name
     if act == "put":
         return await _put(tools, ask)
-    given: tuple[float, ...] = ()
-    to = link("schedules", name=name) if ask.field("back") else "schedules"
+    if act not in ACTS:
+        raise invalid("act", f"it must be one of {', '.join(ACTS)}")
+    times: list[float | None] = []
     if act == "backfill":
         now = await tools.now_us() / 1e6
-        start = read_time(ask.field("start"), "start", now)
-        if start is None:
+        times = [read_time(ask.field(field), field, now) for field in ("start", "end")]
+        if times[0] is None:
             raise invalid("start", "it must be a time: 2026-01-31 09:30, or 2 days ago")
-        end = read_time(ask.field("end"), "end", now)
-        given = (start,) if end is None else (start, end)
-    elif act not in ACTS and act != "delete":
-        raise invalid("act", f"it must be one of {', '.join(ACTS)}")
     async with tools.audit.doing(who, f"{act} schedule", what=name):
-        done = await tools.extras.change_schedule(name, act, who, *given)
-    if act == "backfill":
-        return redirect(ask, to, f"{name}: {len(done)} firings of the past were sent.")
-    if act == "delete":
-        return redirect(ask, "schedules", f"{name} is deleted.")
-    return redirect(ask, to, f"{name} {ACTS[act][1]}.")
+        done = await tools.extras.change_schedule(name, act, who, *times)
+    told = f": {len(done)} firings of the past were sent." if times else f" {ACTS[act][1]}."
+    stays = ask.field("back") and act != "delete"
+    to = link("schedules", name=name) if stays else "schedules"
+    return redirect(ask, to, f"{name}{told}")
 
 
 # -- forms: what is typed becomes the body that the HTTP API takes
@@ -192,7 +189,10 @@ async def _form(
     rules: Collection[str] = (),
     **more: Any,
 ) -> View:
-    """A form, with what was typed, and what is wrong with it."""
+    """A form, with what was typed, and what is wrong with it.
+
+    more: what it does (`act`), what it sends beside what is typed (`kept`), and the way `back`
+    """
     tasks, about = await tools.extras.tasks(_may_any(tools, ask)) if fields else ([], "")
     wrong = detail = ""
     if problem is not None:
@@ -201,9 +201,8 @@ async def _form(
         detail = problem.detail.removeprefix(f"{problem.field}: ")
     names = [one for one in await tools.center.queues.names() if ask.visitor.may("write", one)]
     values = {
-        **{"about": about, "kept": {}, "danger": False, "wrong": wrong, "detail": detail},
         **{"fields": fields, "rules": rules, "needed": NEEDED, "typed": typed, "tasks": tasks},
-        **{"queues": sorted(names)[:500], **more},
+        **{"queues": sorted(names)[:500], "about": about, "wrong": wrong, "detail": detail, **more},
     }
     status = 200 if problem is None else problem.status
     return View(title, "form", values, typed=True, status=status)
@@ -222,8 +221,8 @@ async def _send_form(
 ) -> View:
     back = link("queue", queue=typed["queue"]) if typed["queue"] else "./"
     kept = {"id": id}  # a form that is sent twice sends one task while that waits
-    more: dict[str, Any] = {"action": "send", "act": "send", "button": "Send", "back": back}
-    return await _form(tools, ask, "Send a task", SEND, typed, problem, kept=kept, **more)
+    how: dict[str, Any] = {"act": "send", "kept": kept, "back": back}
+    return await _form(tools, ask, "Send a task", SEND, typed, problem, **how)
 
 
 async def send_task(tools: Tools, ask: Ask) -> View | Answer:
@@ -263,9 +262,8 @@ async def _form_of(tools: Tools, ask: Ask) -> View:
         about = "Its next firing goes with it. What has fired already goes on."
         if row.owner:
             about += f" It was put by {row.owner}, and may come back from there."
-        more: dict[str, Any] = {"action": "schedules", "act": "delete", "button": "Delete"}
-        more.update(danger=True, kept={"name": name}, back=back, about=about)
-        return await _form(tools, ask, f"Delete {name}", (), {}, **more)
+        how: dict[str, Any] = {"act": "delete", "kept": {"name": name}, "about": about}
+        return await _form(tools, ask, f"Delete {name}", (), {}, back=back, **how)
     return await _put_form(tools, ask, await _shown(tools, name), name)
 
 
@@ -290,13 +288,11 @@ async def _put_form(
     tools: Tools, ask: Ask, typed: Mapping[str, str], name: str = "", problem: Problem | None = None
 ) -> View:
     """name: of the schedule that is edited; empty: it is a new one"""
-    more: dict[str, Any] = {"action": "schedules", "act": "put", "back": "schedules"}
-    more["button"] = "Change" if name else "Put"
-    if name:
-        more.update(kept={"name": name, "edit": "1"}, back=link("schedules", name=name))
+    kept = {"name": name, "edit": "1"} if name else {}
     title = f"Change {name}" if name else "New schedule"
     fields = [one for one in PUT if not (name and one == "name")]
-    return await _form(tools, ask, title, fields, typed, problem, RULES, **more)
+    how: dict[str, Any] = {"act": "put", "kept": kept, "back": link("schedules", name=name)}
+    return await _form(tools, ask, title, fields, typed, problem, RULES, **how)
 
 
 async def _put(tools: Tools, ask: Ask) -> View | Answer:
