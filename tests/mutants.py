@@ -79,6 +79,14 @@ MUTANTS = [
         "tests/contract/test_center_delivery.py::test_an_acknowledged_message_is_gone",
     ),
     Mutant(
+        "an acknowledgement of several takes one for another with the same id",
+        f"{SCRIPTS}/operations/ack.lua",
+        "call('ZREM', keys[before + 2], unpack(args, from, to)) == to - from + 1",
+        "call('ZCARD', keys[before + 2]) >= to - from + 1",
+        "tests/contract/test_center_delivery.py::"
+        "test_a_handler_may_put_its_job_again_for_later_and_then_acknowledge",
+    ),
+    Mutant(
         "an acknowledgement counts for another message of the id",
         f"{SCRIPTS}/lib/redelivered.lua",
         "if not is_of(token, mine) then return 0 end",
