@@ -360,7 +360,7 @@ MUTANTS = [
     ),
     Mutant(
         "one more of a queue runs than may",
-        f"{SCRIPTS}/lib/choose.lua",
+        f"{SCRIPTS}/operations/pop_limited.lua",
         "if not head or running >= whole_most or",
         "if not head or running > whole_most or",
         "tests/contract/test_limits.py",

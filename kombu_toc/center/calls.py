@@ -336,9 +336,8 @@ def read_put(counts: TopicCounts, raw: Any, asked: str = "") -> Put:
 
 def read_settled(counts: TopicCounts, counter: str, raw: list[Any] | int) -> results.Settled:
     """The result of an ack or a release; `counter` counts what was there."""
-    if isinstance(raw, int):  # of one message that was in flight
-        raw = [raw, []]
-    return results.Settled(count_first(counts, counter, raw), [number - 1 for number in raw[1]])
+    there, stale, *_ = (raw, []) if isinstance(raw, int) else raw
+    return results.Settled(count_first(counts, counter, [there]), [number - 1 for number in stale])
 
 
 def read_put_many(counts: TopicCounts, number: int, raw: list[Any]) -> results.PutTogether:

@@ -38,14 +38,13 @@ class Script(NamedTuple):
 
 def source(name: str) -> str:
     """The text of a script or a fragment, with its comments."""
-    for folder in ("operations", "lib"):
-        file = files(__package__).joinpath(f"{folder}/{name}.lua")
-        if file.is_file():
-            return file.read_text(encoding="ascii")
+    operation = files(__package__).joinpath(f"operations/{name}.lua")
     plain = name.removesuffix("_limited")
-    if plain == name:
-        raise FileNotFoundError(f"there is no script {name!r}")
-    return source(plain).replace("unlimited", "sorted lanes limited", 1)
+    if operation.is_file():
+        return operation.read_text(encoding="ascii")
+    if plain != name:
+        return source(plain).replace("unlimited", "sorted lanes limited", 1)
+    return files(__package__).joinpath(f"lib/{name}.lua").read_text(encoding="ascii")
 
 
 def has_limited_form(name: str) -> bool:
