@@ -91,14 +91,14 @@ def check(session: Session, fix: bool) -> None:
     celery -A shop toc library check
     celery -A shop toc library check --fix --json
     """
-    found = session.center.library.check(fix=fix)
-    shown = [cli.document(one, "kind id topic") for one in found]
+    disagreements = session.center.library.check(fix=fix)
+    shown = [cli.document(one, "kind id topic") for one in disagreements]
     rows = [[*one.values()] for one in shown]
     document = {"fixed": fix, "disagreements": shown}
     session.show(document, DIFFERENCES, rows, "The library and Redis agree.")
-    if fix and found:
-        session.screen.say(f"Mended {counted(len(found), 'disagreement')}.")
-    if found:
+    if fix and disagreements:
+        session.screen.say(f"Mended {counted(len(disagreements), 'disagreement')}.")
+    if disagreements:
         session.exit_code = cli.FAULTS
 
 
@@ -263,10 +263,10 @@ def show(session: Session, id: str, queue: str | None) -> None:
     Examples:
     celery -A shop toc failures show 3f0c81e2-6c0f-4b8e-a3a5-6f1f0a2f7a11
     """
-    found = session.ask(session.center.failures.get, id, topic=session.queue(queue))
-    session.json({"failures": list(map(described_failure, found))})
-    show_parts(session, (failure_fields(session, one) for one in found))
-    if not found:
+    failures = session.ask(session.center.failures.get, id, topic=session.queue(queue))
+    session.json({"failures": list(map(described_failure, failures))})
+    show_parts(session, (failure_fields(session, failure) for failure in failures))
+    if not failures:
         session.complain(f"no failure of {id!r} is kept", cli.NOT_FOUND)
 
 

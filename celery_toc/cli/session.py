@@ -58,14 +58,17 @@ class Session:
         self.exit_code = DONE
         #: slots that did not answer, for their nodes of a Cluster are away
         self.missing: list[kombu_toc.Missing] = []
-        #: the server's INFO, once `center` has connected; empty if the server does not tell
-        self.server: dict[str, Any] = {}
+        #: the server's name and version, once `center` has connected; empty if it does not tell
+        self.server = {"name": "", "version": ""}
 
     @cached_property
     def center(self) -> celery_toc.TaskCenter:
         """The center of the app's broker. Fails, in one line, if there is none."""
         center = self._center
-        self.server = kombu_toc.check_server(center.client)
+        if info := kombu_toc.check_server(center.client):
+            valkey = info.get("valkey_version")
+            version = str(valkey or info.get("redis_version") or "")
+            self.server = {"name": "Valkey" if valkey else "Redis", "version": version}
         return center
 
     @cached_property
@@ -150,12 +153,13 @@ class Session:
         try:
             return question(*args, **kwargs)
         except kombu_toc.PartialError as exc:
-            for one in exc.missing:
-                same = [m for m in self.missing if (m.topic, m.server) == (one.topic, one.server)]
-                for other in same:  # another question of the same command
-                    self.missing.remove(other)
-                slots = sorted({*one.slots}.union(*(other.slots for other in same)))
-                self.missing.append(one._replace(slots=tuple(slots)))
+            for missing in exc.missing:
+                where = (missing.topic, missing.server)
+                same = [one for one in self.missing if (one.topic, one.server) == where]
+                for before in same:  # another question of the same command
+                    self.missing.remove(before)
+                slots = sorted({*missing.slots}.union(*(before.slots for before in same)))
+                self.missing.append(missing._replace(slots=tuple(slots)))
             return cast(T, exc.results)
 
     def tell(self, document: dict[str, Any], *lines: str, notes: Iterable[str] = ()) -> None:

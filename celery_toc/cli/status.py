@@ -69,7 +69,6 @@ def status(session: Session, queues: tuple[str, ...], every: bool, running: bool
     celery -A shop toc status mail --json
     """
     rows = survey(session, queues, every=every, memory=True)
-    server = server_of(session)
     warnings = [
         *kombu_toc.durability_warnings(session.center.client),
         *kombu_toc.outage_warnings(session.center.client),
@@ -78,9 +77,14 @@ def status(session: Session, queues: tuple[str, ...], every: bool, running: bool
         *stopped(rows),
     ]
     told = _running(session) if running else None
-    shown = {"broker": session.broker, "server": server, "topics": rows, "warnings": warnings}
+    shown = {
+        "broker": session.broker,
+        "server": session.server,
+        "topics": rows,
+        "warnings": warnings,
+    }
     session.json(shown if told is None else {**shown, "running": told})
-    session.screen.say(title(session, server), "bold")
+    session.screen.say(title(session), "bold")
     has_far = any("far" in row for row in rows)
     columns = [column for column in COLUMNS if has_far or column.name != "far"]
     session.screen.table(columns, map(line, rows), NO_QUEUES)
@@ -229,21 +233,9 @@ def _bytes(number: float) -> str:
     return screen.scaled(number, ("B", "kB", "MB", "GB", "TB"), 9.95)
 
 
-def title(session: Session, server: dict[str, str]) -> str:
+def title(session: Session) -> str:
     """The heading: broker and server."""
-    name = " ".join(filter(None, (server["name"], server["version"])))
-    return f"{session.broker}  {name}"
-
-
-def server_of(session: Session) -> dict[str, str]:
-    """The server's name and version; empty if it does not tell."""
-    session.center  # noqa: B018 - to connect, which reads the server's INFO
-    info = session.server
-    name = "Valkey" if "valkey_version" in info else "Redis"
-    return {
-        "name": name if info else "",
-        "version": str(info.get("valkey_version") or info.get("redis_version") or ""),
-    }
+    return f"{session.broker}  {' '.join(filter(None, session.server.values()))}"
 
 
 # -- celery toc check and repair
@@ -701,7 +693,7 @@ def _lines(session: Session, snapshots: _Snapshots, interval: float, count: int 
 def _live(session: Session, snapshots: _Snapshots, interval: float, count: int | None) -> None:
     """Draw each snapshot in place of the one before, until q is typed."""
     snapshots.try_to_take()  # before the screen changes: if this fails, the error is seen
-    heading = title(session, server_of(session))
+    heading = title(session)
     with screen.Terminal(alternate=count is None) as terminal:
         for number in itertools.count() if count is None else range(count):
             if number:

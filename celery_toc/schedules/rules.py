@@ -145,8 +145,8 @@ class Cron:
         day = (to_datetime(us).astimezone(zone)).date() - DAY
         with suppress(OverflowError):  # the year 9999
             for _ in range(MAX_DAYS):
-                if self._on(day) and (found := self._after_on(day, us, zone)) is not None:
-                    return found if found <= LAST_US else None
+                if self._on(day) and (firing := self._after_on(day, us, zone)) is not None:
+                    return firing if firing <= LAST_US else None
                 day += DAY
         return None
 

@@ -295,9 +295,9 @@ class Schedules:
         limit: how many at most
         after: goes on behind a former page, as its `after` says
         """
-        found = [*islice(self._in_order(queue, after, min(limit, PAGE)), limit)]
-        more = found and len(found) == limit
-        return state.Listed([*map(self._shown, found)], _write_after(found[-1]) if more else None)
+        page = [*islice(self._in_order(queue, after, min(limit, PAGE)), limit)]
+        more = page and len(page) == limit
+        return state.Listed([*map(self._shown, page)], _write_after(page[-1]) if more else None)
 
     def _in_order(
         self, queue: str | None, after: str | None = None, together: int = PAGE
@@ -306,8 +306,8 @@ class Schedules:
         topic, begin = ("", None) if after is None else _read_after(after)
         if queue is not None and topic != queue:
             begin = None
-        for one in self._queues_from(topic) if queue is None else [queue]:
-            while page := self._recurring.page(one, together, begin, template=True)[1]:
+        for name in self._queues_from(topic) if queue is None else [queue]:
+            while page := self._recurring.page(name, together, begin, template=True)[1]:
                 yield from page
                 if len(page) < together:
                     break
