@@ -113,6 +113,8 @@ class Failures(CenterPart):
         after: where another page ended. Raises ValueError for any other text
         messages: whether their messages are read, too
         """
+        if not isinstance(limit, int) or limit < 1:
+            raise ValueError(f"limit must be a whole number from 1 up, not {limit!r}")
         which, away = model.FailureFilter(task, exception), Away()
         failures: list[FailedTask] = []
         step = _STEP if task or exception else min(limit + 1, _STEP)

@@ -72,6 +72,9 @@ def test_the_latest_come_first_in_pages_and_by_what_is_asked_for(center: Timeout
         if after is None:
             break
     assert read == every
+    for limit in (0, -1, 1.5):
+        with pytest.raises(ValueError, match="limit must be a whole number from 1 up"):
+            center.failures.find(limit=limit)  # type: ignore[arg-type]
     assert ids(center.failures.find("mail", task="shop.s*")) == ["t6", "t0"]
     assert ids(center.failures.find(exception="OSError", limit=2)) == ["t3", "t2"]
     [first] = center.failures.get("t0")
