@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kombu_toc import TimeoutCenter
 
 from ..meta.test_readme import named
-from ..support import nursery
+from ..support.django_project import ADMIN, ANSWERS, Asked
 from ..support.servers import Server
 
 pytestmark = pytest.mark.one_server("what it tests is Django's")
 
-#: A project that reads expressions, and answers in JSON.
+#: A project with the page.
 PROJECT = """
 import json, sys
 
@@ -29,34 +26,10 @@ import django
 from celery import Celery
 from django.conf import settings
 
-contrib = [f"django.contrib.{name}" for name in ("admin", "auth", "sessions", "messages")]
 settings.configure(
-    SECRET_KEY="of a test",
-    ALLOWED_HOSTS=["testserver"],
-    ROOT_URLCONF="project",
-    STATIC_URL="static/",
-    USE_TZ=True,
+    **ADMIN,
     PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"],  # the others take long
     CELERY_TOC_WEB_MASK=["card"],
-    INSTALLED_APPS=["django.contrib.contenttypes", *contrib, "celery_toc.django"],
-    MIDDLEWARE=[
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django.contrib.messages.middleware.MessageMiddleware",
-    ],
-    TEMPLATES=[
-        {
-            "BACKEND": "django.template.backends.django.DjangoTemplates",
-            "APP_DIRS": True,
-            "OPTIONS": {
-                "context_processors": [
-                    "django.template.context_processors.request",
-                    "django.contrib.auth.context_processors.auth",
-                    "django.contrib.messages.context_processors.messages",
-                ]
-            },
-        }
-    ],
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": own}},
     DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
 )
@@ -130,54 +103,24 @@ def asynchronous(name, view):
 
     return asyncio.run(run())
 
-
-for line in sys.stdin:
-    try:
-        print(json.dumps(eval(line), default=str), flush=True)
-    except Exception as exc:
-        print(json.dumps({"error": f"{type(exc).__name__}: {exc}"}), flush=True)
 """
 
 
-class Project:
-    def __init__(self, broker: str, folder: Path) -> None:
-        (folder / "project_page.py").write_text(PROJECT)
-        self.process = nursery.Popen(
-            [
-                *(sys.executable, str(folder / "project_page.py")),
-                *(broker, str(folder / "own.sqlite3")),
-                named("docs/page.md", 'include("celery_toc.web.django")'),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
-
-    def __call__(self, expression: str) -> Any:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(expression + "\n")
-        self.process.stdin.flush()
-        found = json.loads(self.process.stdout.readline())
-        assert not (isinstance(found, dict) and "error" in found), found
-        return found
-
-
 @pytest.fixture(scope="module")
-def project(single_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    made = Project(single_server.toc_url, tmp_path_factory.mktemp("project"))
+def project(single_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "project_page.py").write_text(ADMIN + PROJECT + ANSWERS)
+    made = Asked(
+        *(str(folder / "project_page.py"), single_server.toc_url, str(folder / "own.sqlite3")),
+        named("docs/page.md", 'include("celery_toc.web.django")'),
+        cwd=Path(__file__).parents[2],
+    )
     yield made
-    assert made.process.stdin is not None
-    made.process.stdin.close()
-    try:
-        assert made.process.wait(30) == 0
-    finally:
-        assert made.process.stdout is not None
-        made.process.stdout.close()
+    made.end()
 
 
 @pytest.fixture
-def ask(project: Project, center: TimeoutCenter) -> Project:
+def ask(project: Asked, center: TimeoutCenter) -> Asked:
     """A project with a message, and with persons whom nobody has allowed anything yet."""
     center.put("mail", "order-7", b'{"card": "4111-1111", "order": 7}', delay=3600)
     project("[User.objects.all().delete(), clients.clear()]")
@@ -185,7 +128,7 @@ def ask(project: Project, center: TimeoutCenter) -> Project:
     return project
 
 
-def test_the_page_is_for_staff_with_a_permission(ask: Project, center: TimeoutCenter) -> None:
+def test_the_page_is_for_staff_with_a_permission(ask: Asked, center: TimeoutCenter) -> None:
     status, _, headers = ask("get(None, 'queue', queue='mail')")
     assert status == 302 and "/admin/login/?next=" in headers["Location"]
     assert ask("get('anna', '')")[0] == 403
@@ -215,7 +158,7 @@ def test_the_page_is_for_staff_with_a_permission(ask: Project, center: TimeoutCe
 
 
 def test_a_superuser_may_do_everything_and_the_admin_leads_who_may_look_to_the_page(
-    ask: Project, center: TimeoutCenter
+    ask: Asked, center: TimeoutCenter
 ) -> None:
     index = ask("of('root').get('/admin/').content.decode()")
     assert '"/admin/celery_toc/center/"' in index and "Queues and messages" in index
@@ -246,7 +189,7 @@ def test_a_superuser_may_do_everything_and_the_admin_leads_who_may_look_to_the_p
     assert ask("get('root', 'schedules', name='nightly')")[0] == 200
 
 
-def checked(ask: Project, *names: str) -> str:
+def checked(ask: Asked, *names: str) -> str:
     """What ``manage.py check`` says, with these settings."""
     arguments = ", ".join(map(repr, ("check", *names)))
     said = ask(
@@ -258,7 +201,7 @@ def checked(ask: Project, *names: str) -> str:
 
 
 def test_without_a_library_the_admin_has_no_pages_of_tasks_and_says_what_is_missing(
-    ask: Project,
+    ask: Asked,
 ) -> None:
     index = ask("of('root').get('/admin/').content.decode()")
     assert "Pending tasks" not in index and "Ended tasks" not in index

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from kombu_toc.client.options import read_databases
-from kombu_toc.library import migrate, statuses
+from kombu_toc.library import statuses
 from kombu_toc.library.records import Event, Row, now_us
 from kombu_toc.library.schema import tables
 from kombu_toc.library.shards import Shards
@@ -23,60 +19,24 @@ from kombu_toc.library.store import Store
 
 from ..support.cases import each
 from ..support.databases import DatabaseServer
+from ..support.django_project import ADMIN, ANSWERS, DATABASE, Asked
 from ..support.library import shards_of
 from .test_library_growth import Reading, ends_of, rows_of
 
-#: A project whose library is not its default database. It reads expressions, and answers in JSON.
+#: A project whose library is not its default database.
 PROJECT = """
 import json, sys
-from sqlalchemy.engine import make_url
 
-library, tables, own = make_url(sys.argv[1].replace("mariadb:", "mysql:")), *sys.argv[2:]
-kind = {"sqlite": "sqlite3"}.get(library.get_backend_name(), library.get_backend_name())
-if kind == "mysql":
-    import pymysql
-    pymysql.version_info = (2, 2, 1, "final", 0)
-    pymysql.install_as_MySQLdb()
+library, tables, own = sys.argv[1:]
 
 import django
 from django.conf import settings
 
-contrib = [f"django.contrib.{name}" for name in ("admin", "auth", "sessions", "messages")]
 settings.configure(
-    SECRET_KEY="of a test",
-    ALLOWED_HOSTS=["testserver"],
-    ROOT_URLCONF="project",
-    STATIC_URL="static/",
-    USE_TZ=True,
-    INSTALLED_APPS=["django.contrib.contenttypes", *contrib, "celery_toc.django"],
-    MIDDLEWARE=[
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django.contrib.messages.middleware.MessageMiddleware",
-    ],
-    TEMPLATES=[
-        {
-            "BACKEND": "django.template.backends.django.DjangoTemplates",
-            "APP_DIRS": True,
-            "OPTIONS": {
-                "context_processors": [
-                    "django.template.context_processors.request",
-                    "django.contrib.auth.context_processors.auth",
-                    "django.contrib.messages.context_processors.messages",
-                ]
-            },
-        }
-    ],
+    **ADMIN,
     DATABASES={
         "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": own},
-        "library": {
-            "ENGINE": f"django.db.backends.{kind}",
-            "NAME": library.database,
-            "USER": library.username or "",
-            "PASSWORD": library.password or "",
-            "HOST": library.host or "",
-            "PORT": library.port or "",
-        },
+        "library": database(library),
     },
     DATABASE_ROUTERS=["celery_toc.django.routers.LibraryRouter"],
     TOC_LIBRARY_DATABASE="library",
@@ -117,9 +77,6 @@ def asked(path):
     with CaptureQueriesContext(connections["library"]) as queries:
         get(path)
     return [one["sql"] for one in queries if "toc_" in one["sql"]]
-
-for line in sys.stdin:
-    print(json.dumps(eval(line), default=str), flush=True)
 """
 
 
@@ -136,59 +93,36 @@ def row_of(id: str, number: int, **values: Any) -> Row:
 ROWS = [row_of(f"id-{number}", number) for number in range(5)]
 
 
-class Project:
-    """Runs the project; its library has five tasks, of which two have ended."""
-
-    def __init__(self, url: str, many: int, own: Path) -> None:
-        self.url = url
-        shards = Shards(read_databases("toc_library", [url]), many, 5.0)
-        migrate.create(shards)
+def running(engine: DatabaseServer | None, folder: Path, many: int) -> Iterator[Asked]:
+    """A project whose library has five tasks, of which two have ended."""
+    url = engine.new_url() if engine else f"sqlite:///{folder / 'library.db'}"
+    ends = ((ROWS[2], statuses.DONE, ""), (ROWS[3], statuses.DEAD, "ValueError: ü"))
+    with shards_of([url], many, create=True) as shards:
         store = Store(shards)
         store.insert([*ROWS, ROWS[1]._replace(token="again", place=statuses.NOT_PUT)])
-        ends = ((ROWS[2], statuses.DONE, ""), (ROWS[3], statuses.DEAD, "ValueError: ü"))
         store.record(
             [Event(row.key, status, now_us(), 1, "w", said, ({}, 0)) for row, status, said in ends]
         )
-        shards.close()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROJECT, url, str(many), str(own)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-
-    def __call__(self, expression: str) -> Any:
-        self.process.stdin.write(expression + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def end(self) -> None:
-        self.process.communicate(timeout=30)
-        assert self.process.returncode == 0
-
-
-def running(engine: DatabaseServer | None, folder: Path, many: int) -> Iterator[Project]:
-    url = engine.new_url() if engine else f"sqlite:///{folder / 'library.db'}"
-    made = Project(url, many, folder / "own.sqlite3")
+    made = Asked("-c", ADMIN + DATABASE + PROJECT + ANSWERS, url, str(many), str(folder / "own"))
+    made.url = url
     yield made
     made.end()
 
 
 @pytest.fixture(scope="module")
-def ask(engine, tmp_path_factory) -> Iterator[Project]:
+def ask(engine, tmp_path_factory) -> Iterator[Asked]:
     """Asks a project whose library has one table of each kind."""
     yield from running(engine, tmp_path_factory.mktemp("project"), 1)
 
 
 @pytest.fixture
-def ask_alone(engine, tmp_path) -> Iterator[Project]:
+def ask_alone(engine, tmp_path) -> Iterator[Asked]:
     """The same for one test."""
     yield from running(engine, tmp_path, 1)
 
 
 @pytest.fixture
-def ask_of_three(engine, tmp_path) -> Iterator[Project]:
+def ask_of_three(engine, tmp_path) -> Iterator[Asked]:
     """The same with three."""
     yield from running(engine, tmp_path, 3)
 
@@ -198,7 +132,7 @@ def listed(page: str) -> list[str]:
     return re.findall(r'field-id"><a href="[^"]*">([^<]*)</a>', page)
 
 
-def test_the_models_read_what_the_library_has(ask: Project) -> None:
+def test_the_models_read_what_the_library_has(ask: Asked) -> None:
     assert ask("[one.id for one in models.PendingTask.objects.all()]") == [
         *("id-0", "id-1", "id-4", "id-1")
     ]
@@ -216,7 +150,7 @@ def test_the_models_read_what_the_library_has(ask: Project) -> None:
     assert said == [["id-3", "dead", "ValueError: ü"], ["id-2", "done", None]]
 
 
-def test_they_write_nothing(ask: Project) -> None:
+def test_they_write_nothing(ask: Asked) -> None:
     for change in (
         "models.PendingTask.objects.all().delete()",
         "models.PendingTask.objects.filter(id='id-1').update(status=2)",
@@ -245,7 +179,7 @@ def test_they_write_nothing(ask: Project) -> None:
         ("due=later", []),
     ],
 )
-def test_pending_tasks_are_found_in_the_admin(ask: Project, query: str, found: list[str]) -> None:
+def test_pending_tasks_are_found_in_the_admin(ask: Asked, query: str, found: list[str]) -> None:
     # What is due just now may have come due since.
     late = [one for one in found if one != "id-1"] if query.startswith("due") else found
     page = listed(ask(f"get('pendingtask/?{query}')"))
@@ -256,11 +190,11 @@ def test_pending_tasks_are_found_in_the_admin(ask: Project, query: str, found: l
     "query, found",
     [("", 2), ("q=id-3", 1), ("q=2", 1), ("status__exact=9", 1), ("ended=0", 2), ("ended=7", 2)],
 )
-def test_ended_tasks_are_found_in_the_admin(ask: Project, query: str, found: int) -> None:
+def test_ended_tasks_are_found_in_the_admin(ask: Asked, query: str, found: int) -> None:
     assert len(listed(ask(f"get('endedtask/?{query}')"))) == found
 
 
-def test_a_page_of_a_task_shows_it_and_changes_nothing(ask: Project) -> None:
+def test_a_page_of_a_task_shows_it_and_changes_nothing(ask: Asked) -> None:
     page = ask("get('pendingtask/')")
     links = re.findall(r'href="/admin/celery_toc/([^"]*/change/)', page)
     assert len(set(links)) == 4  # also of two messages of one id
@@ -275,7 +209,7 @@ def test_a_page_of_a_task_shows_it_and_changes_nothing(ask: Project) -> None:
     assert "shop.expire" in ask("get('pendingtask/id-4/change/')")  # a link by the id alone
 
 
-def test_a_list_is_counted_up_to_a_bound(ask: Project) -> None:
+def test_a_list_is_counted_up_to_a_bound(ask: Asked) -> None:
     admin = "__import__('celery_toc.django.admin').django.admin"
     ask(f"setattr({admin}, 'COUNTED', 3)")
     assert "3 pending tasks" in ask("get('pendingtask/')")
@@ -296,7 +230,7 @@ PAGES = (
 OF_ADMIN = "setattr(__import__('celery_toc.django.admin').django.admin{}, {!r}, {})"
 
 
-def test_pages_of_what_has_ended_have_every_task_once(ask_alone: Project) -> None:
+def test_pages_of_what_has_ended_have_every_task_once(ask_alone: Asked) -> None:
     ask = ask_alone
     statuses_of = [statuses.DONE, statuses.EXPIRED, statuses.DONE, statuses.CANCELLED]
     ends = [
@@ -317,7 +251,7 @@ def test_pages_of_what_has_ended_have_every_task_once(ask_alone: Project) -> Non
         assert [id for page in pages for id in page if id != "id-2"] == wanted
 
 
-def test_a_list_reads_no_more_of_a_library_that_has_grown(ask_alone: Project) -> None:
+def test_a_list_reads_no_more_of_a_library_that_has_grown(ask_alone: Asked) -> None:
     ask = ask_alone
     shards = Shards(read_databases("toc_library", [ask.url]), 1, 5.0)
     store, [database] = Store(shards), shards.databases
@@ -357,21 +291,21 @@ def test_a_list_reads_no_more_of_a_library_that_has_grown(ask_alone: Project) ->
     assert grown == {}
 
 
-def test_migrations_and_routers_leave_the_tables_to_the_library(ask: Project) -> None:
+def test_migrations_and_routers_leave_the_tables_to_the_library(ask: Asked) -> None:
     assert ask("connections['default'].introspection.table_names().count('toc_pending_0')") == 0
     there = ask("connections['library'].introspection.table_names()")
     assert "toc_pending_0" in there
     assert not [name for name in there if name.startswith("celery_toc")]
 
 
-def test_each_table_has_a_model(ask_of_three: Project) -> None:
+def test_each_table_has_a_model(ask_of_three: Asked) -> None:
     ask = ask_of_three
     each = "[getattr(models, f'PendingTask{n or str()}') for n in range(3)]"
     assert ask(f"sum(one.objects.count() for one in {each})") == 4
     assert sum(len(listed(ask(f"get('pendingtask{n or ''}/')"))) for n in range(3)) == 4
 
 
-def test_the_models_have_the_columns_and_statuses_of_the_library(ask: Project) -> None:
+def test_the_models_have_the_columns_and_statuses_of_the_library(ask: Asked) -> None:
     for model, table in zip(("PendingTask", "EndedTask"), tables(0), strict=True):
         fields = ask(f"[(f.column, f.null) for f in models.{model}._meta.fields]")
         columns = {column.name: column.nullable for column in table.columns}

@@ -23,6 +23,7 @@ from kombu_toc.library.putting import Putter
 from kombu_toc.library.store import Store
 
 from ..support import nursery
+from ..support.django_project import DATABASE
 from ..support.library import (
     be_old,
     consume,
@@ -240,27 +241,9 @@ import os, signal, sys
 import django
 from django.conf import settings
 from kombu import Connection, Producer
-from sqlalchemy.engine import make_url
 
 broker, library, end = sys.argv[1:]
-url = make_url(library.replace("mariadb:", "mysql:"))
-kind = {"sqlite": "sqlite3", "postgresql": "postgresql", "mysql": "mysql"}[url.get_backend_name()]
-if kind == "mysql":
-    import pymysql
-    pymysql.version_info = (2, 2, 1, "final", 0)
-    pymysql.install_as_MySQLdb()
-settings.configure(
-    DATABASES={
-        "default": {
-            "ENGINE": f"django.db.backends.{kind}",
-            "NAME": url.database,
-            "USER": url.username or "",
-            "PASSWORD": url.password or "",
-            "HOST": url.host or "",
-            "PORT": url.port or "",
-        }
-    }
-)
+settings.configure(DATABASES={"default": database(library)})
 django.setup()
 from django.db import connection, transaction
 import kombu_toc
@@ -290,7 +273,7 @@ def test_it_works_with_djangos_connection_whatever_happens_after_the_commit(
     server, broker, store, database, options, url, tmp_path: Path, end: str
 ):
     script = tmp_path / "sends.py"
-    script.write_text(DJANGO)
+    script.write_text(DATABASE + DJANGO)
     paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
     words = (script, server.toc_url, url, end)
     nursery.done(words, code=-9 if end == "kill" else 0, execute=True, environment=paths)
