@@ -18,13 +18,10 @@ from sqlalchemy import Connection, Integer, bindparam, delete, literal, select, 
 from ..model.delivery import has_biz, spread_of
 from ..model.topic import checksum_of
 from ..scripts.call import parts_of
-from .outcomes import are
+from .outcomes import DAY_US, are
 from .records import Key, now_us
 from .schema import LOCATOR
 from .shards import ROWS_PER_STATEMENT, Asking, Database, Owed, Shard, Shards, chunks
-
-#: Microseconds of a day: what history has no more goes from here, too.
-_DAY_US = 86_400_000_000
 
 #: Ends of which a process keeps where their rows are, until that is written.
 MAX_OWED = 100_000
@@ -56,7 +53,7 @@ class Locator:
         some = {(id, spread_of(id, token)) for id, token, _ in keys if has_biz(token)}
         if not some:
             return False
-        self.owed.add(dict.fromkeys(some, at_us // _DAY_US).items())
+        self.owed.add(dict.fromkeys(some, at_us // DAY_US).items())
         return True
 
     @staticmethod

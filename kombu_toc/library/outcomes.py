@@ -129,7 +129,7 @@ class Outcomes:
         pending, history = self._names(tables)
         statement = _statement(
             f"{_inserting(history)} SELECT {_told(self._text)}, {self._DAY}, e.status, "
-            f"coalesce(e.attempts, p.attempts, 0), {self._last('worker')}, "
+            f"coalesce(e.attempts, p.attempts, 0), coalesce({self._text('e.worker')}, p.worker), "
             f"coalesce(e.error, p.error), e.at_us FROM {self._TOLD} LEFT JOIN {pending} AS p "
             # SQLite takes what is behind ON for a condition, unless there is another one.
             f"ON {self._SAME} WHERE true {self._SORTED.format('e')} {self._AGAIN}"
@@ -162,14 +162,12 @@ class Outcomes:
     def _names(tables: ShardTables) -> tuple[str, str]:
         return tables.pending.name, tables.history.name
 
-    def _last(self, column: str) -> str:
-        return f"coalesce({self._text(f'e.{column}')}, p.{column})"
-
     def _moving(self, pending: str, history: str) -> str:
         return (
             f"{_inserting(history)} SELECT {', '.join(f'p.{name}' for name in _KEPT)}, "
-            f"{self._DAY}, e.status, coalesce(e.attempts, p.attempts), {self._last('worker')}, "
-            f"coalesce(e.error, p.error), e.at_us FROM {self._EVENTS} {self._WITH} {pending} AS p "
+            f"{self._DAY}, e.status, coalesce(e.attempts, p.attempts), "
+            f"coalesce({self._text('e.worker')}, p.worker), coalesce(e.error, p.error), e.at_us "
+            f"FROM {self._EVENTS} {self._WITH} {pending} AS p "
             f"WHERE {self._SAME} {self._SORTED.format('p')} {self._AGAIN}"
         )
 

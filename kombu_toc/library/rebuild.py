@@ -80,34 +80,28 @@ class _Batch(NamedTuple):
     ended: int
 
 
-class _Total:
-    """How many rows there are: to count many takes long, and nothing waits for that."""
+@contextmanager
+def counting(store: Store) -> Iterator[Callable[[int], int]]:
+    """Within this, rows are counted by a thread: to count many takes long, and nothing waits for
+    that. What it yields says how many there are, if so many have been looked at; 0: it is not known
+    yet."""
+    counted: list[int] = []
+    stopping = threading.Event()
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._rows: int | None = None
-        self._stopping = threading.Event()
-        self._thread = started(self._count, "toc-count")
-        self._thread.join(FEW)
-
-    def _count(self) -> None:
+    def count() -> None:
         # It is an estimate that is missing then, and no more.
         with suppress(Exception):
-            self._rows = self._store.count_pending(self._stopping.is_set)
+            rows = store.count_pending(stopping.is_set)
+            counted.extend(() if rows is None else (rows,))
 
-    def of(self, rows: int) -> int:
-        """The number, if so many have been looked at; 0: it is not known yet."""
-        return 0 if self._rows is None else max(self._rows, rows)
-
-    def __enter__(self) -> _Total:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """All rows were looked at, or an error ends it: have no more counted. Wait a moment for
-        the statement that runs, but not with an error: who has rebuilt may close the library."""
-        self._stopping.set()
-        if kind is None:
-            self._thread.join(LAST)
+    thread = started(count, "toc-count")
+    thread.join(FEW)
+    try:
+        yield lambda rows: max(*counted, rows) if counted else 0
+    finally:
+        stopping.set()
+    # Of the statement that runs, but not with an error: who has rebuilt may close the library.
+    thread.join(LAST)
 
 
 @contextmanager
@@ -245,18 +239,18 @@ class Rebuild:
                 yield from self._settled()
 
         # The database works while Redis does.
-        with _Total(store) as total, reading_ahead(batches()) as read:
+        with counting(store) as total, reading_ahead(batches()) as read:
             for number, wanted, taken, ended in read:
                 put = self._put(wanted)
                 done = Rebuilt(
                     done.rows + number,
-                    total.of(done.rows + number),
+                    total(done.rows + number),
                     done.put + put.number,
                     done.taken + taken,
                     done.ended + ended + put.expired,
                 )
                 on_progress(done.rows, done.of_rows)
-        done = done._replace(of_rows=max(total.of(done.rows), done.rows))
+        done = done._replace(of_rows=max(total(done.rows), done.rows))
         others = 0
         for database in databases:
             if database in self._away:

@@ -73,13 +73,6 @@ TURN = "toc_library_tables"
 _TURN_IN_MYSQL = f"MD5(CONCAT(DATABASE(), '.{TURN}'))"
 
 
-class Dropped(NamedTuple):
-    """days: how many are gone; goes_on: whether there may be more to be dropped"""
-
-    days: int
-    goes_on: bool
-
-
 def _array_of(type: Any) -> str:
     """What PostgreSQL calls the values of a column."""
     if isinstance(type, Attributes):
@@ -188,17 +181,18 @@ class Dialect:
         rows = connection.exec_driver_sql(" UNION ALL ".join(asked))
         return {name: [] if day is None else [day] for name, day in rows}
 
-    def drop_before(self, history: Table, day: int, connection: Connection) -> Dropped:
-        """Drop the days before this one. Without partitions, some rows of the first of them are
-        deleted: who writes meanwhile waits no longer than that takes."""
+    def drop_before(self, history: Table, day: int, connection: Connection) -> tuple[int, bool]:
+        """Drop the days before this one; how many are gone, and whether there may be more to be
+        dropped. Without partitions, some rows of the first of them are deleted: who writes
+        meanwhile waits no longer than that takes."""
         days = self.days(connection, [history.name])[history.name]
         if not days or days[0] >= day:
-            return Dropped(0, False)
+            return 0, False
         rows = f"SELECT rowid FROM {history.name} WHERE day = :day LIMIT"
         some = sa.text(f"DELETE FROM {history.name} WHERE rowid IN ({rows} {ROWS_PER_DELETE})")
         connection.execute(some, {"day": days[0]})
         left = connection.execute(sa.text(f"{rows} 1"), {"day": days[0]}).first()
-        return Dropped(int(left is None), True)
+        return int(left is None), True
 
 
 class PostgreSQL(Dialect):
@@ -279,12 +273,12 @@ class PostgreSQL(Dialect):
         )
         return _by_table(histories, connection.execute(sa.text(asked), {"of": list(histories)}))
 
-    def drop_before(self, history: Table, day: int, connection: Connection) -> Dropped:
+    def drop_before(self, history: Table, day: int, connection: Connection) -> tuple[int, bool]:
         days = self.days(connection, [history.name])[history.name]
         old = [one for one in days if one < day]
         for one in old:
             connection.execute(sa.text(f"DROP TABLE IF EXISTS {history.name}_{one}"))
-        return Dropped(len(old), False)
+        return len(old), False
 
 
 class MySQL(Dialect):
@@ -372,13 +366,13 @@ class MySQL(Dialect):
                 sa.text(f"{change}REORGANIZE PARTITION d{holder} INTO ({mine}, {its})")
             )
 
-    def drop_before(self, history: Table, day: int, connection: Connection) -> Dropped:
+    def drop_before(self, history: Table, day: int, connection: Connection) -> tuple[int, bool]:
         days = self.days(connection, [history.name])[history.name]
         # A table keeps one partition at least.
         old = [one for one in days if one < day and one != max(days)]
         for one in old:
             connection.execute(sa.text(f"ALTER TABLE {history.name} DROP PARTITION d{one}"))
-        return Dropped(len(old), False)
+        return len(old), False
 
 
 def _by_table(tables: Sequence[str], rows: Iterable[Any]) -> Mapping[str, list[int]]:
@@ -522,18 +516,16 @@ class Watchdog:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._lock = threading.Lock()
         self._numbers = itertools.count()
-        #: what is watched: until when, in monotonic seconds, and its socket
-        self._watched: dict[int, tuple[float, int]] = {}
-        self._pid = os.getpid()
-        #: the thread that watches, and what wakes it; None: there is none
-        self._bell: threading.Event | None = None
+        self.after_fork()
 
     def after_fork(self) -> None:
         """Nothing is watched yet in this process: the thread is its parent's."""
-        self._pid, self._lock, self._watched = os.getpid(), threading.Lock(), {}
-        self._bell = None
+        self._pid, self._lock = os.getpid(), threading.Lock()
+        #: what is watched: until when, in monotonic seconds, and its socket
+        self._watched: dict[int, tuple[float, int]] = {}
+        #: the thread that watches, and what wakes it; None: there is none
+        self._bell: threading.Event | None = None
 
     @contextlib.contextmanager
     def watching(self, descriptor: int, until: float) -> Iterator[None]:

@@ -193,9 +193,7 @@ def effective(address: Address) -> Address:
         for network, behind in _EMBEDDING:
             if address in network:
                 return ipaddress.IPv4Address(int(address) >> behind & 0xFFFFFFFF)
-        if not address.scope_id:
-            return address
-        return ipaddress.IPv6Address(int(address))
+        return ipaddress.IPv6Address(int(address))  # without a scope
     return address
 
 
