@@ -34,7 +34,7 @@ from .outcomes import are
 from .records import identity_of
 from .schema import IS_NOT_FAR, MAX_ERROR, SCHEDULES
 from .shards import CHUNK, Database, Owed, Shard, chunks
-from .store import Store
+from .store import Store, together
 
 # -- unique keys of rows
 
@@ -158,7 +158,7 @@ class Putter:
             slot = topic.slot_for(row.basis or row.id).number
             by_place[row.topic, slot, topic.step_index(row.priority)].append(row)
         calls: list[ScriptCall] = []
-        of_call: list[tuple[Topic, Sequence[records.Row]]] = []
+        of_call: list[tuple[Topic, list[records.Row]]] = []
         apart: list[ScriptCall] = []
         for (name, slot, step), some in by_place.items():
             topic = topics[name]
@@ -166,7 +166,7 @@ class Putter:
                 puts = self.center.commands.put
                 apart += [puts(topic, records.request_of(row, counted=counted)) for row in some]
                 continue
-            for batch in _batches(some):
+            for batch in together(some, MESSAGES_PER_CALL, BYTES_PER_CALL, once=True):
                 flat: list[Any] = []
                 for row in batch:
                     flat += (row.id, row.body, row.action_us, row.traits, row.token)
@@ -244,23 +244,6 @@ class Putter:
             number -= withdraw(self.center, [row for row in put if row.key in over])
             put = [row for row in put if row.key not in over]
         return Returned(max(number, 0), put, len(expired))
-
-
-def _batches(rows: Sequence[records.Row]) -> Iterable[Sequence[records.Row]]:
-    """Rows, as many as one call may have: bounded in number and in bytes, and each id once."""
-    batch: list[records.Row] = []
-    ids: set[str] = set()
-    size = 0
-    for row in rows:
-        full = len(batch) >= MESSAGES_PER_CALL or size + len(row.body) > BYTES_PER_CALL
-        if batch and (full or row.id in ids):
-            yield batch
-            batch, ids, size = [], set(), 0
-        batch.append(row)
-        ids.add(row.id)
-        size += len(row.body)
-    if batch:
-        yield batch
 
 
 # -- where the messages of rows are in Redis

@@ -241,13 +241,13 @@ class Rebuild:
         # The database works while Redis does.
         with counting(store) as total, reading_ahead(batches()) as read:
             for number, wanted, taken, ended in read:
-                put = self._put(wanted)
+                put, expired = self._put(wanted)
                 done = Rebuilt(
                     done.rows + number,
                     total(done.rows + number),
-                    done.put + put.number,
+                    done.put + put,
                     done.taken + taken,
-                    done.ended + ended + put.expired,
+                    done.ended + ended + expired,
                 )
                 on_progress(done.rows, done.of_rows)
         done = done._replace(of_rows=max(total(done.rows), done.rows))
@@ -306,34 +306,30 @@ class Rebuild:
             if database not in self._away:
                 yield database, some
 
-    def _put(self, rows: Sequence[records.Row]) -> putting.Returned:
-        """Put some rows, as far as their databases answer."""
-        number, expired = 0, 0
-        there: list[records.Row] = []
+    def _put(self, rows: Sequence[records.Row]) -> tuple[int, int]:
+        """Put some rows, as far as their databases answer; return how many were not there, and how
+        many have expired."""
+        number = expired = 0
         for database, some in self._by_database(rows):
             with self._noting(database):
                 put = self._put_of_one(some)
                 number, expired = number + put.number, expired + put.expired
-                there += put.rows
-        return putting.Returned(number, there, expired)
+        return number, expired
 
     def _put_of_one(self, rows: Sequence[records.Row]) -> putting.Returned:
         """Put rows of one database; those that are not in Redis, as far as they say, if nobody
         else does."""
         certain = [row for row in rows if row.place != statuses.NOT_PUT]
-        claimed = self._claim([row for row in rows if row.place == statuses.NOT_PUT])
+        claimed: list[records.Row] = []
+        not_put = [row.key for row in rows if row.place == statuses.NOT_PUT]
+        for shard, keys in self._store.shards.divided(not_put, lambda key: key).items():
+            claimed += self._store.claim(shard, keys)
         try:
             return self._putter.put_back([*certain, *claimed])
         except BaseException:
             with suppress(LibraryError):  # the next rebuild looks whether they are there
                 self._store.place([row.key for row in claimed], statuses.NOT_PUT)
             raise
-
-    def _claim(self, rows: Sequence[records.Row]) -> list[records.Row]:
-        found: list[records.Row] = []
-        for shard, some in self._store.shards.divided(rows, attrgetter("key")).items():
-            found += self._store.claim(shard, [row.key for row in some])
-        return found
 
     def _wanted(self, batch: list[records.Row]) -> _Batch:
         """Of some rows, those that are to be in Redis; how many are left to the workers that have

@@ -27,7 +27,7 @@ from ..center.core import started
 from ..client.options import DatabaseURL
 from ..errors import ConfigurationError, LibraryError
 from ..model.delivery import spread_of
-from ..model.topic import slot_of
+from ..model.topic import checksum_of
 from ..scripts.call import parts_of
 from .outcomes import MySQLOutcomes, Outcomes, PostgreSQLOutcomes
 from .records import Key
@@ -661,9 +661,9 @@ class Database:
         """Raises LibraryError if it does not answer."""
         self.run_single(lambda connection: connection.exec_driver_sql("SELECT 1"))
 
-    def execute(self, statement: Any, values: Any = None) -> None:
-        """Run one statement that changes something, by itself."""
-        self.run_single(lambda connection: connection.execute(statement, values))
+    def execute(self, statement: Any, values: Any = None) -> int:
+        """Run one statement that changes something, by itself; return how many rows that were."""
+        return self.run_single(lambda one: one.execute(statement, values).rowcount)
 
     def read(self, statement: Any, values: Any = None) -> Sequence[sa.RowMapping]:
         """The rows that a SELECT finds."""
@@ -1014,9 +1014,7 @@ class Shards:
 
     def of(self, id: str) -> Shard:
         """The shard of a job id: of the rows without a business id."""
-        if len(self.all) == 1:
-            return self.all[0]
-        return self._own[slot_of(id, len(self._own))]
+        return self.of_spread(checksum_of(id))
 
     def of_key(self, key: Key) -> Shard:
         """The shard of the row with this key."""

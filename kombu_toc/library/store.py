@@ -82,15 +82,23 @@ def _with_bodies(shard: Shard, rows: Sequence[Row], large: Sequence[Key]) -> tup
     return filled, True
 
 
-def together(rows: Iterable[Row], number: int) -> Iterator[list[Row]]:
-    """Rows, as many at a time as are worked on together: so many at most."""
+def together(
+    rows: Iterable[Row], number: int, most: int = 0, *, once: bool = False
+) -> Iterator[list[Row]]:
+    """Rows, as many at a time as are worked on together: so many at most.
+
+    most: and so many bytes, if not as many as usual; once: no two of one id
+    """
     some: list[Row] = []
+    ids: set[str] = set()
     size = 0
     for row in rows:
-        if some and (len(some) >= number or size + len(row.body) > BYTES):
+        full = len(some) >= number or size + len(row.body) > (most or BYTES)
+        if some and (full or (once and row.id in ids)):
             yield some
-            some, size = [], 0
+            some, ids, size = [], set(), 0
         some.append(row)
+        ids.add(row.id)
         size += len(row.body)
     if some:
         yield some
@@ -155,12 +163,8 @@ class Store:
         if len(rows) == 1:
             [row] = rows
             shard = self.shards.of_key(row.key)
-            statement, values = self._insert(shard), row._asdict()
-
-            def insert(connection: sa.Connection) -> int:
-                return connection.execute(statement, values).rowcount
-
-            return shard.database.dialect.inserted(shard.database.run_single(insert)) == 1
+            number = shard.database.execute(self._insert(shard), row._asdict())
+            return shard.database.dialect.inserted(number) == 1
         by_database: dict[Database, list[tuple[sa.Table, list[dict[str, Any]]]]] = defaultdict(list)
         for shard, some in self.shards.divided(rows, attrgetter("key")).items():
             # In one order, whoever else writes some of them.
@@ -392,12 +396,8 @@ class Store:
             same = (table.c.place == row.place) & (table.c.status == row.status)
             same &= table.c.modified_us == row.modified_us
             values = {"action_us": action_us, "modified_us": now_us()}
-            statement = sa.update(table).where(are(table, [row.key]), same).values(**values)
-
-            def change(connection: sa.Connection, statement: Any = statement) -> int:
-                return connection.execute(statement).rowcount
-
-            if shard.database.run_single(change):
+            change = sa.update(table).where(are(table, [row.key]), same).values(**values)
+            if shard.database.execute(change):
                 moved.append(row)
         return moved
 
@@ -567,28 +567,23 @@ class Store:
 
         def count(database: Database) -> Counter[str]:
             mine: Counter[str] = Counter()
+            many = sa.func.count().label("many")
             with database.patiently(COUNTING) as patient:
-                for shard in self.shards.of_database(database):
-                    self._count(patient, shard, mine)
+                for pending, history in (one.tables for one in self.shards.of_database(database)):
+                    for table in (pending, history):
+                        counting = sa.select(table.c.status, many).group_by(table.c.status)
+                        if table is pending:  # of what is dead, history says so
+                            counting = counting.where(_is_not_dead(pending))
+                        for row in patient.read(counting):
+                            mine[statuses.NAMES[row["status"]]] += row["many"]
+                    mine["not put"] += patient.count(pending, pending.c.place == statuses.NOT_PUT)
+                    if far := patient.count(pending, sa.text(IS_FAR)):
+                        mine["far"] += far
             return mine
 
         for mine in self.shards.asked(count):
             found.update(mine)
         return dict(found)
-
-    @staticmethod
-    def _count(database: Database, shard: Shard, found: Counter[str]) -> None:
-        pending, history = shard.tables
-        for table in (pending, history):
-            many = sa.func.count().label("many")
-            counting = sa.select(table.c.status, many).group_by(table.c.status)
-            if table is pending:  # of what is dead, history says so
-                counting = counting.where(_is_not_dead(pending))
-            for row in database.read(counting):
-                found[statuses.NAMES[row["status"]]] += row["many"]
-        found["not put"] += database.count(pending, pending.c.place == statuses.NOT_PUT)
-        if far := database.count(pending, sa.text(IS_FAR)):
-            found["far"] += far
 
     def history(self, id: str, known: Iterable[Key] = ()) -> list[Record]:
         """Everything that is known of an id, the oldest first; known: as in :meth:`of_ids`."""
@@ -628,11 +623,8 @@ class Store:
 
 def _rows(database: Database, statement: Any) -> list[Row]:
     """The rows that a SELECT of all columns finds."""
-
-    def work(connection: sa.Connection) -> list[Row]:
-        return [Row(*row) for row in connection.execute(statement)]
-
-    return database.run_single(work)
+    found = database.run_single(lambda connection: connection.execute(statement).all())
+    return [Row(*row) for row in found]
 
 
 # -- queues as they were: what they were declared with, and what operators have done to them since

@@ -666,9 +666,9 @@ class Lane:
         #: those that messages name; what waits for these leaves its room to others
         self.hosts = Hosts(self._tell)
         self._bytes = 0
-        #: bytes of what was compressed, and who waits until these are fewer
+        #: bytes of what was compressed, and what rings when these are fewer
         self._expanded = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._freed = asyncio.Event()
         #: whether its target wants nothing any more, or it has none any more
         self.closed = False
         #: whether it was left out of a fetch
@@ -711,9 +711,8 @@ class Lane:
         """In this block a message is expanded and sent. It begins when others have left memory for
         it; what it yields is told the bytes."""
         while self._expanded >= MOST_BYTES:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            await turn
+            self._freed.clear()
+            await self._freed.wait()
         sizes: list[int] = []
 
         def tell(size: int) -> None:
@@ -724,10 +723,7 @@ class Lane:
             yield tell
         finally:
             self._expanded -= sum(sizes)
-            while self._waiting:
-                turn = self._waiting.popleft()
-                if not turn.done():
-                    turn.set_result(None)
+            self._freed.set()
 
     @property
     def _enough(self) -> int:
