@@ -61,6 +61,8 @@ class OpenLibrary:
     _center: TimeoutCenter
 
     def __post_init__(self) -> None:
+        self._dead = DeadLetters(self.recorder.store)
+        self.purged_dead, self.requeued = self._dead.purged, self._dead.requeued
         self.server_time = ServerTime(self._center.client)
         #: the topic of that name, if it is known; asks nobody
         self.topic_of: Callable[[str], Topic | None] = self._center.registry.known
@@ -381,7 +383,7 @@ class OpenLibrary:
             taken = [row.key for row in rows if row.status == statuses.TAKEN]
             self.recorder.end(taken, statuses.CANCELLED)
         self.recorder.schedules.forget(topic)
-        DeadLetters(self.recorder.store).forget(topic)
+        self._dead.forget(topic)
         self.recorder.store.declarations.forget(topic)
 
     def _kept(self, found: Sequence[Cancelled]) -> list[Cancelled]:
@@ -408,19 +410,13 @@ class OpenLibrary:
         declaration = Declaration() if known is None else known.declaration
         self.recorder.store.declarations.pause(topic, declaration, paused)
 
-    def purged_dead(self, named: Sequence[tuple[str, str]]) -> None:
-        DeadLetters(self.recorder.store).purged(named)
-
     def requeuing(self, found: Sequence[Found]) -> None:
-        DeadLetters(self.recorder.store).requeuing([one for one in found if self._keeps(one.topic)])
+        self._dead.requeuing([one for one in found if self._keeps(one.topic)])
 
     def _keeps(self, name: str) -> bool:
         """Whether messages of a queue have rows, as far as is known."""
         topic = self.topic_of(name)
         return topic is None or not (topic.declaration.expires or topic.declaration.library == OFF)
-
-    def requeued(self, named: Sequence[tuple[str, str]]) -> None:
-        DeadLetters(self.recorder.store).requeued(named)
 
     def _row(self, topic: str, request: PutRequest) -> records.Row | None:
         """The row of a message that a center puts; None if what is delivered would not tell whose

@@ -209,10 +209,7 @@ def _change(shards: Shards, database: Database, unless: Callable[[Connection], b
         with _alembic:
             command.upgrade(config, "head")
         if connection.execute(select(LAYOUT.c.id)).first() is None:
-            layout = shards.layout_of(database)
-            number = layout.urls.index(database.url)
-            values = {"of_databases": len(layout.urls), "of_tables": layout.tables}
-            connection.execute(insert(LAYOUT).values(id=1, number=number, **values))
+            connection.execute(insert(LAYOUT).values((1, *shards.configured(database)[0])))
         return True
 
     with database.patiently(PATIENCE) as patient, _alone(patient):

@@ -1068,18 +1068,14 @@ class Shards:
     def database_of(self, stored: tuple[int, int, int]) -> Database | None:
         """The database that says this of itself: its number, how many there are, and how many
         tables each has. None if it is not known which one that is."""
-        found = {
-            layout.urls[stored[0]]
-            for layout in (self.layout, self.former)
-            if layout and (len(layout.urls), layout.tables) == stored[1:] and stored[0] >= 0
-        }
-        return next((one for one in self.databases if {one.url} == found), None)
+        found = [one for one in self.databases if stored in self.configured(one)]
+        return found[0] if len(found) == 1 else None
 
-    def layout_of(self, database: Database) -> Layout:
-        """The layout by which a database is made."""
-        if self.former is not None and database.url not in self.layout.urls:
-            return self.former
-        return self.layout
+    def configured(self, database: Database) -> list[tuple[int, int, int]]:
+        """What a database may say of itself, as :meth:`database_of` has it: at first by the layout
+        by which it is made."""
+        layouts = [one for one in (self.layout, self.former) if one and database.url in one.urls]
+        return [(one.urls.index(database.url), len(one.urls), one.tables) for one in layouts]
 
     def side_by_side(
         self, work: Callable[[Database], T], databases: Iterable[Database] | None = None
@@ -1122,8 +1118,7 @@ class Shards:
         if row is None:
             return
         stored = (row["number"], row["of_databases"], row["of_tables"])
-        layouts = [one for one in (self.layout, self.former) if one and database.url in one.urls]
-        configured = [(one.urls.index(database.url), len(one.urls), one.tables) for one in layouts]
+        configured = self.configured(database)
         if stored == MOVED:
             if database.url not in self.layout.urls:
                 return
