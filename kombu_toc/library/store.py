@@ -163,7 +163,8 @@ class Store:
         if len(rows) == 1:
             [row] = rows
             shard = self.shards.of_key(row.key)
-            number = shard.database.execute(self._insert(shard), row._asdict())
+            put, values = self._insert(shard), row._asdict()
+            number = shard.database.run_single(lambda one: one.execute(put, values).rowcount)
             return shard.database.dialect.inserted(number) == 1
         by_database: dict[Database, list[tuple[sa.Table, list[dict[str, Any]]]]] = defaultdict(list)
         for shard, some in self.shards.divided(rows, attrgetter("key")).items():
