@@ -21,13 +21,7 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any
 
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    NoPermissionError,
-    RedisError,
-    ResponseError,
-)
+from redis import exceptions
 
 from .. import errors
 
@@ -548,7 +542,11 @@ _MISTAKES: tuple[tuple[type[Exception], str, str], ...] = (
 )
 
 #: The broker refuses what this server is: no retry mends that.
-_REFUSALS = (errors.NotPermittedError, NoPermissionError, AuthenticationError, AuthorizationError)
+_REFUSALS = (
+    exceptions.NoPermissionError,
+    exceptions.AuthenticationError,
+    exceptions.AuthorizationError,
+)
 
 
 def problem_of(exc: BaseException) -> Problem:
@@ -566,8 +564,8 @@ def problem_of(exc: BaseException) -> Problem:
         logger.error("the broker refuses this server: %s", exc)
         return Problem("broker", "the broker refuses this server; its log says why")
     if isinstance(
-        exc, (errors.ServerError, RedisError, OSError, errors.LibraryError)
-    ) and not isinstance(exc, ResponseError):
+        exc, (errors.ServerError, exceptions.RedisError, OSError, errors.LibraryError)
+    ) and not isinstance(exc, exceptions.ResponseError):
         logger.warning("the broker cannot be used: %s", exc)
         what = "task library" if isinstance(exc, errors.LibraryError) else "broker"
         detail = f"the {what} cannot be reached or refuses this for now; try again later"

@@ -20,8 +20,7 @@ from kombu_toc.http.page import _fields_of
 from kombu_toc.http.page import snapshots as groups_module
 from kombu_toc.http.page.jobs import ACTS, Job, Selection
 from kombu_toc.http.page.queue import _back
-from kombu_toc.http.page.reading import Reader, last_line
-from kombu_toc.http.page.render import link, read_time, span, templates
+from kombu_toc.http.page.reading import Reader, last_line, link, read_time, span, templates
 from kombu_toc.http.page.sessions import read_cookie
 from kombu_toc.http.page.snapshots import SPANS, DeadLetterGroups, edges_of
 from kombu_toc.http.request import Request

@@ -1,7 +1,7 @@
 """The page: what a person sees of a timeout center, and does to it, in a browser. This module finds
 the view of a request, and answers.
 
-Its HTML is in ``templates``, and escaped by Jinja2 (:mod:`.render`); one small script looks again
+Its HTML is in ``templates``, and escaped by Jinja2 (:mod:`.reading`); one small script looks again
 and knows keys (``page.js``). Nothing is loaded from anywhere else.
 """
 
@@ -18,10 +18,10 @@ from ..fields import Problem, not_found, problem_of, retry_after
 from ..request import Answer, Gone, Operation, Request, read_pairs
 from ..tokens import Mask as Mask
 from . import overview, queue, schedules
+from .reading import FILES, HEADERS, HTML, Ask, View, decoded, file_of, page_of, redirect, render
 from .reading import PageExtras as PageExtras
 from .reading import Parts as Parts
 from .reading import WorkerRow as WorkerRow
-from .render import FILES, HEADERS, HTML, Ask, View, decoded, file_of, page_of, redirect, render
 from .sessions import COOKIE, LASTS, UNKNOWN, cookie_header
 from .sessions import Visitor as Visitor
 from .snapshots import FirstLook, Tools, Viewing

@@ -34,8 +34,7 @@ from ..fields import Problem, going_on, invalid, not_found, problem_of, retry_af
 from ..request import end
 from ..tokens import Audit
 from . import reading
-from .reading import Reader, Shown, state_of
-from .render import iso, moment, read_time
+from .reading import Reader, Shown, iso, moment, read_time, state_of
 
 logger = logging.getLogger(__name__)
 

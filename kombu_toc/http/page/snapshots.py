@@ -32,8 +32,7 @@ from ..request import Answer, end
 from ..tokens import Audit, Mask
 from . import jobs
 from .jobs import PAGE_BYTES, Listing, Selection, find, likeness
-from .reading import PageExtras, Reader
-from .render import Ask, View
+from .reading import Ask, PageExtras, Reader, View
 from .sessions import Sessions
 
 logger = logging.getLogger(__name__)
