@@ -13,11 +13,11 @@ from . import fields
 from .app import HttpApi, api_for
 from .fields import Problem
 from .messages import id_of, trace_of
-from .page import Mask, PageExtras, Parts, Visitor, WorkerRow
+from .page.reading import PageExtras, Parts, WorkerRow
 from .queues import page_of_names
 from .request import Answer, Background, Operations, Request, answer
 from .serving import serve, serve_as_told, server_options
-from .tokens import Masking, Token, Tokens, matches, new_token, read_tokens
+from .tokens import Mask, Masking, Token, Tokens, Visitor, matches, new_token, read_tokens
 
 __all__ = (
     "Answer",

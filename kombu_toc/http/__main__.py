@@ -11,7 +11,6 @@ import click
 from ..client.programs import named, program, say
 from . import tokens
 from .app import OPERATIONS, api_for, document
-from .page import Mask
 from .request import ROLES, Router
 from .serving import serve_as_told, server_options
 
@@ -46,7 +45,7 @@ def main(
         click.echo(line)
         say(f"The token, which is shown this once: {secret}")
     else:
-        make = partial(api_for, named(broker, BROKER), mask=Mask(mask))
+        make = partial(api_for, named(broker, BROKER), mask=tokens.Mask(mask))
         serve_as_told(make, **options, say=say)
 
 

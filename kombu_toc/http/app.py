@@ -27,10 +27,11 @@ from ..version import __version__
 from . import fields, library, pull, queues, tasks
 from . import request as asgi
 from .messages import DecompressionBudget, is_event, shown_found, shown_masked
-from .page import Mask, Page, PageExtras
+from .page import Page
+from .page.reading import PageExtras
 from .pull import LongPolls
 from .request import Answer, Request
-from .tokens import MOST, NOBODY, Audit, Masking, Token, Tokens, check_role
+from .tokens import MOST, NOBODY, Audit, Mask, Masking, Token, Tokens, check_role
 
 # -- what runs in the event loop of a server, beside its requests
 

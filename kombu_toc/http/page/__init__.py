@@ -16,14 +16,9 @@ from typing import Any
 
 from ..fields import Problem, not_found, problem_of, retry_after
 from ..request import Answer, Gone, Operation, Request, read_pairs
-from ..tokens import Mask as Mask
-from . import overview, queue, schedules
+from ..tokens import COOKIE, LASTS, UNKNOWN, Mask, Visitor, cookie_header
+from . import overview, queue, reading, schedules
 from .reading import FILES, HEADERS, HTML, Ask, View, decoded, file_of, page_of, redirect, render
-from .reading import PageExtras as PageExtras
-from .reading import Parts as Parts
-from .reading import WorkerRow as WorkerRow
-from .sessions import COOKIE, LASTS, UNKNOWN, cookie_header
-from .sessions import Visitor as Visitor
 from .snapshots import FirstLook, Tools, Viewing
 
 logger = logging.getLogger(__name__)
@@ -78,7 +73,7 @@ class Page:
     mask: what is not shown
     """
 
-    def __init__(self, api: Any, extras: PageExtras, mask: Mask) -> None:
+    def __init__(self, api: Any, extras: reading.PageExtras, mask: Mask) -> None:
         self.tools = Tools(api, extras, mask)
         self.aclose = self.tools.aclose
 

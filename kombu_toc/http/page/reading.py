@@ -22,8 +22,7 @@ from ...version import __version__
 from ..fields import Problem, invalid, shown_time
 from ..messages import EXPANDED, DecompressionBudget
 from ..request import Answer, Request
-from ..tokens import HIDDEN, Mask, Masking
-from .sessions import COOKIE, Visitor, cookie_header, cookie_name, read_cookie
+from ..tokens import COOKIE, HIDDEN, Mask, Masking, Visitor, cookie_header, cookie_name, read_cookie
 
 if TYPE_CHECKING:
     from jinja2 import Environment

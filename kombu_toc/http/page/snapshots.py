@@ -29,11 +29,10 @@ from ..fields import Problem, problem_of, retry_after
 from ..library import FarAhead
 from ..messages import read_page
 from ..request import Answer, end
-from ..tokens import Audit, Mask
+from ..tokens import Audit, Mask, Sessions
 from . import jobs
 from .jobs import PAGE_BYTES, Listing, Selection, find, likeness
 from .reading import Ask, PageExtras, Reader, View
-from .sessions import Sessions
 
 logger = logging.getLogger(__name__)
 
