@@ -25,7 +25,7 @@ from ..model.results import DEAD, Found, Missing, OnProgress, tell_nobody
 from ..scripts.call import ScriptCall, load, microseconds, parts_of, rows, text
 from .calls import PutRequest, suffix_of
 from .core import CenterPart, Core, FailedRows, started
-from .find import Dead
+from .find import Dead, ids_of
 from .put import Puts
 from .runner import BROKEN, Away
 
@@ -137,8 +137,7 @@ class Failures(CenterPart):
 
     def get(self, id: str | Iterable[str], *, topic: str | None = None) -> list[FailedTask]:
         """The records of tasks, with their messages; those of ids that have none are left out."""
-        ids = [id] if isinstance(id, str) else [*dict.fromkeys(id)]
-        ids = [one for one in ids if one]
+        ids = [one for one in dict.fromkeys(ids_of(id)) if one]
         away = Away()
         failures: list[FailedTask] = []
         topics = self._topics(topic)

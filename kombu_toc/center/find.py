@@ -414,7 +414,8 @@ class Messages(CenterPart):
         where: only messages for which this is true
         limit: how many at most
         after: where to go on: `after` of the page before this one
-        size: bytes of bodies from which on the page ends; any number unless given
+        size: bytes of bodies from which on the page ends, behind its first message; any number
+            unless given
 
         Reads in small steps that each take the server O(log n). A message that is moved meanwhile
         may be seen twice, or not at all; one that stays is seen once. Raises ValueError for an
@@ -431,7 +432,7 @@ class Messages(CenterPart):
         for message, position in self.read(
             topic, state, since=since, until=until, cursor=cursor, step=step, away=away
         ):
-            if len(messages) == limit or (size is not None and held >= size):
+            if len(messages) == limit or (messages and size is not None and held >= size):
                 return away.checked(Page(messages, _write_cursor(cursor)))
             cursor = position
             if where is None or where(message):

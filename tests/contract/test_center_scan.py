@@ -400,3 +400,5 @@ def test_a_page_ends_with_so_many_bytes_and_the_next_one_goes_on(center: Timeout
         ["m-9", "large"],  # the last one may have any size
     ]
     assert len(center.scan("mail", where=lambda one: one.id == "m-7", size=100).messages) == 1
+    page = center.scan("mail", size=0)
+    assert len(page.messages) == 1 and page.after
