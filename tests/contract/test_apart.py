@@ -15,7 +15,7 @@ from kombu_toc import Popped, TimeoutCenter, center_for
 from kombu_toc.center.runner import Runner
 
 from ..support.cluster import Cluster, Node
-from ..support.inspection import check_slots
+from ..support.inspection import check_slots, put_some
 
 HOUR = 3600.0
 
@@ -55,8 +55,7 @@ def test_messages_of_several_nodes_come_in_the_order_of_one_pop(
 
 
 def test_what_came_back_goes_before_what_is_due_on_other_nodes(center: TimeoutCenter) -> None:
-    for id in IDS:
-        center.put("mail", id, b"")
+    put_some(center, "mail", IDS)
     back = center.pop("mail", 20).messages[5:8]
     for message in back:
         center.reject(message, requeue=True)
@@ -68,10 +67,8 @@ def test_what_came_back_goes_before_what_is_due_on_other_nodes(center: TimeoutCe
 def put_mostly_in_one_slot(center: TimeoutCenter) -> None:
     topic = center.queues.declare("mail", slots=8)
     one = next(id for id in IDS if topic.slot_for(id).number == 5)
-    for number in range(150):
-        center.put("mail", f"n{number}", b"", basis=one)
-    for id in IDS:
-        center.put("mail", id, b"")
+    put_some(center, "mail", 150, "n", basis=one)
+    put_some(center, "mail", IDS)
 
 
 def test_a_slot_with_most_of_what_is_due_gives_most(center: TimeoutCenter) -> None:
@@ -90,8 +87,7 @@ def test_what_has_expired_takes_the_place_of_nothing(center: TimeoutCenter) -> N
 
 
 def test_a_waiting_pop_gives_what_is_due_first(center: TimeoutCenter) -> None:
-    for id in IDS:
-        center.put("mail", id, b"")
+    put_some(center, "mail", IDS)
     popped = center.pop(["mail", "sms"], 5, wait=5)
     assert [message.id for message in popped.messages] == IDS[:5]
 
@@ -118,8 +114,7 @@ def of_others(cluster: Cluster, center: TimeoutCenter, node: Node) -> list[str]:
 def test_what_other_nodes_gave_is_returned_with_the_error_of_one_that_fails(
     cluster: Cluster, center: TimeoutCenter, how: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for id in IDS:
-        center.put("mail", id, b"")
+    put_some(center, "mail", IDS)
     failing = cluster.node_of(center.registry.topic("mail").slot(3).body)
     others = of_others(cluster, center, failing)
     with refusing(failing, "hmget"), caplog.at_level(logging.WARNING, "kombu_toc"):
@@ -142,8 +137,7 @@ def test_a_node_that_has_died_keeps_nothing_back_that_others_have(
 ) -> None:
     cluster = start_cluster()
     center = center_for(cluster.toc_url)
-    for id in IDS:
-        center.put("mail", id, b"")
+    put_some(center, "mail", IDS)
     home = cluster.node_of(center.keys.topics)
     topic = center.registry.topic("mail")
     nodes = [cluster.node_of(slot.body) for slot in topic.all_slots()]

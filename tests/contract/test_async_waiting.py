@@ -16,7 +16,7 @@ from kombu_toc import AsyncTaken, AsyncTimeoutCenter, TimeoutCenter
 from kombu_toc.aio.client import Link
 
 from ..meta.test_readme import named
-from ..support.inspection import announced, blocked
+from ..support.inspection import announced, blocked, put_some
 from ..support.loops import in_loop, watched
 from ..support.servers import Server, frozen
 
@@ -128,8 +128,7 @@ async def test_a_loop_over_messages_renews_their_leases_and_settles_them(
     url: str, center: TimeoutCenter
 ) -> None:
     center.queues.declare("mail", visibility=3, slots=1, retry_backoff=HOUR, retry_backoff_max=HOUR)
-    for id in ("a", "b", "c", "d"):
-        center.put("mail", id, b"")
+    put_some(center, "mail", ("a", "b", "c", "d"))
 
     async with center_at(url) as toc:
         with pytest.raises(ValueError, match="broken"):

@@ -20,7 +20,7 @@ from kombu_toc.center.schedules import changing
 from kombu_toc.metrics import Metrics
 
 from ..support.cases import each, night
-from ..support.inspection import commands_run, put_call
+from ..support.inspection import commands_run, put_call, put_some
 from ..support.servers import Server
 
 pytestmark = pytest.mark.one_server("MONITOR tells of one")
@@ -79,8 +79,7 @@ def fill(center: TimeoutCenter, others: int, **limits: object) -> None:
     ]
     center.runner.run_all([changing(center.context, topic, one) for one in changes])
     center.recurring.places.note("mail", [one.name for one in changes])
-    for id in ("cancelled", "moved", "seen"):
-        center.put("mail", id, b"", delay=HOUR)
+    put_some(center, "mail", ("cancelled", "moved", "seen"), delay=HOUR)
     # From then on each put says again what is due, however long it took to fill the topic.
     time.sleep(0.11)
 

@@ -16,6 +16,7 @@ from ..support.inspection import (
     announced,
     calls_of,
     check_slots,
+    delivered,
     keys_left,
     now_us,
     put_call,
@@ -27,14 +28,8 @@ from ..support.waiting import at_once
 HOUR = 3600.0
 
 
-def in_flight(center, topic, id, body=b""):
-    center.put(topic, id, body)
-    [message] = center.pop(topic).messages
-    return message
-
-
 def dead(center, topic, id, body=b""):
-    center.reject(in_flight(center, topic, id, body), requeue=False, reason="why")
+    center.reject(delivered(center, topic, id, body), requeue=False, reason="why")
 
 
 def test_a_body_of_another_kind_of_bytes_is_kept_as_it_is(server, client):
@@ -101,7 +96,7 @@ def test_a_message_is_found_in_every_state(center, client):
     assert (found.id, found.state, found.step, found.body) == ("w", WAITING, 2, b"1")
     assert found.time_us == 2_000_000_000_000_000
 
-    in_flight(center, "mail", "f", b"2")
+    delivered(center, "mail", "f", b"2")
     [found] = center.get("f", topic="mail")
     assert (found.state, found.step, found.body) == (IN_FLIGHT, 0, b"2")
     assert 59_000_000 < found.time_us - now_us(client) <= 60_000_000
@@ -313,23 +308,24 @@ def test_queues_that_go_away_by_themselves_are_asked_once_a_task_was_sent_there(
 
 
 def test_a_waiting_message_can_be_cancelled(center, client):
-    """Y2, X4"""
-    center.put("mail", "x", b"", delay=HOUR, priority=3)
-    assert done(center.cancel("x", topic="mail")) == [("x", WAITING, True)]
-    assert center.cancel("x", topic="mail") == []
-    assert residue(client) == []
+    """Y2, X4: once, whether it is due or not"""
+    for delay in (HOUR, None):
+        center.put("mail", "x", b"", delay=delay, priority=3)
+        assert done(center.cancel("x", topic="mail")) == [("x", WAITING, True)]
+        assert center.cancel("x", topic="mail") == []
+        assert residue(client) == []
 
 
 def test_a_message_in_flight_is_cancelled_too_late_and_says_so(center):
     """X4"""
-    message = in_flight(center, "mail", "x")
+    message = delivered(center, "mail", "x")
     assert done(center.cancel("x", topic="mail")) == [("x", IN_FLIGHT, False)]
     assert center.ack([message]) == 1
 
 
 def test_a_message_in_flight_can_be_deleted_all_the_same(center, client):
     """Y2: at any time, waiting or in flight"""
-    message = in_flight(center, "mail", "x")
+    message = delivered(center, "mail", "x")
     assert done(center.cancel("x", topic="mail", in_flight=True)) == [("x", IN_FLIGHT, True)]
     assert residue(client) == []
     assert center.ack([message]) == 0
@@ -339,16 +335,12 @@ def test_a_message_in_flight_can_be_deleted_all_the_same(center, client):
     assert residue(client) == []
 
 
-def test_a_dead_message_can_be_cancelled(center, client):
-    dead(center, "mail", "x")
-    assert done(center.cancel("x", topic="mail")) == [("x", DEAD, True)]
-    assert residue(client) == []
-
-
-def test_a_dead_message_may_be_left(center):
+def test_a_dead_message_can_be_cancelled_or_left(center, client):
     dead(center, "mail", "x")
     assert done(center.cancel("x", dead=False)) == [("x", DEAD, False)]
     assert [one.state for one in center.get("x")] == [DEAD]
+    assert done(center.cancel("x", topic="mail")) == [("x", DEAD, True)]
+    assert residue(client) == []
 
 
 def test_what_is_cancelled_is_given_back_with_its_past(center):
@@ -356,10 +348,10 @@ def test_what_is_cancelled_is_given_back_with_its_past(center):
     center.put("mail", "new", b"1")
     [one] = center.cancel("new")
     assert (one.topic, one.body, one.tried) == ("mail", b"1", False)
-    center.reject(in_flight(center, "mail", "tried", b"2"), requeue=True)
+    center.reject(delivered(center, "mail", "tried", b"2"), requeue=True)
     [one] = center.cancel("tried")
     assert (one.body, one.tried) == (b"2", True)
-    in_flight(center, "mail", "taken", b"3")
+    delivered(center, "mail", "taken", b"3")
     [one] = center.cancel("taken")
     assert (one.body, one.tried) == (b"", True)
 
@@ -377,15 +369,8 @@ def test_just_the_messages_that_were_found_are_cancelled(center, client):
     assert residue(client) == []
 
 
-def test_a_message_cannot_be_cancelled_twice(center):
-    """X4"""
-    center.put("mail", "x", b"")
-    assert done(center.cancel("x", topic="mail")) == [("x", WAITING, True)]
-    assert center.cancel("x", topic="mail") == []
-
-
 def test_cancelling_reaches_the_copies_that_share_the_id(center, client):
-    first = in_flight(center, "mail", "x", b"1")
+    first = delivered(center, "mail", "x", b"1")
     copy = center.put("mail", "x", b"2", delay=HOUR).id
     assert done(center.cancel("x", topic="mail")) == [
         ("x", IN_FLIGHT, False),
@@ -433,8 +418,7 @@ def test_a_waiting_message_gets_another_time(center, first):
 
 
 def test_several_messages_get_another_time_by_ids_and_as_they_were_found(center):
-    for id in ("a", "b", "c"):
-        center.put("mail", id, b"", delay=HOUR)
+    put_some(center, "mail", ("a", "b", "c"), delay=HOUR)
     wanted = [*center.get("a"), "b", "c"]
     assert sorted(moved(center.reschedule(wanted, topic="mail", at=2.1e9))) == [
         (id, WAITING, True) for id in ("a", "b", "c")
@@ -450,7 +434,7 @@ def test_rescheduled_without_a_time_a_message_is_due_now(center):
 def test_a_message_that_was_tried_and_is_rescheduled_to_now_is_due_now(center):
     """Without a wait for the next millisecond."""
     for number in range(20):
-        message = in_flight(center, "mail", f"{number}")
+        message = delivered(center, "mail", f"{number}")
         center.reject(message, requeue=True, backoff=HOUR)
         assert moved(center.reschedule(message.id, topic="mail")) == [(message.id, WAITING, True)]
         [again] = center.pop("mail").messages
@@ -460,7 +444,7 @@ def test_a_message_that_was_tried_and_is_rescheduled_to_now_is_due_now(center):
 
 def test_a_message_that_was_tried_keeps_its_retries_and_is_not_due_early(center):
     """A3, A6"""
-    message = in_flight(center, "mail", "x")
+    message = delivered(center, "mail", "x")
     center.reject(message, requeue=True)
     [one] = center.reschedule("x", topic="mail", at=2_000_000_000.0004)
     assert one.moved
@@ -470,29 +454,16 @@ def test_a_message_that_was_tried_keeps_its_retries_and_is_not_due_early(center)
     assert center.pop("mail").messages[0].retries_left == 15
 
 
-def test_a_delay_counts_from_now(center, client):
-    center.put("mail", "x", b"")
-    before = now_us(client)
-    assert moved(center.reschedule("x", topic="mail", delay=HOUR)) == [("x", WAITING, True)]
-    [found] = center.get("x", topic="mail")
-    assert before <= found.time_us - 3_600_000_000 <= now_us(client) + 3
-
-
-def test_what_is_in_flight_or_dead_stays_where_it_is(center):
-    """X4"""
-    in_flight(center, "mail", "f")
+def test_what_is_in_flight_or_dead_stays_where_it_is_and_a_retry_beside_it_is_moved(center):
+    """X4; the task that is in flight has the id of its retry"""
+    first = delivered(center, "mail", "f", b"1")
     dead(center, "mail", "d")
     for id, state in (("f", IN_FLIGHT), ("d", DEAD)):
         before = center.get(id, topic="mail")
         assert moved(center.reschedule(id, topic="mail", delay=1)) == [(id, state, False)]
         assert center.get(id, topic="mail") == before
-
-
-def test_the_retry_of_a_task_that_still_runs_is_moved(center):
-    """The task that is in flight has the same id."""
-    first = in_flight(center, "mail", "x", b"1")
-    copy = center.put("mail", "x", b"2", delay=HOUR).id
-    assert sorted(moved(center.run_now("x"))) == [("x", IN_FLIGHT, False), (copy, WAITING, True)]
+    copy = center.put("mail", "f", b"2", delay=HOUR).id
+    assert sorted(moved(center.run_now("f"))) == [("f", IN_FLIGHT, False), (copy, WAITING, True)]
     assert [message.id for message in center.pop("mail").messages] == [copy]
     assert center.ack([first]) == 1
 
@@ -505,8 +476,13 @@ def test_a_new_time_beyond_2255_is_refused(center):
     assert center.get("x", topic="mail")[0].time_us == 2_000_000_000_000_000
 
 
-def test_an_announced_time_that_was_rescheduled_away_leaves_nothing_behind(center, client):
-    center.put("mail", "x", b"", delay=HOUR)
+def test_a_delay_counts_from_now(center, client):
+    """And the time that was announced before leaves nothing behind."""
+    center.put("mail", "x", b"")
+    before = now_us(client)
+    assert moved(center.reschedule("x", topic="mail", delay=HOUR)) == [("x", WAITING, True)]
+    [found] = center.get("x", topic="mail")
+    assert before <= found.time_us - 3_600_000_000 <= now_us(client) + 3
     center.reschedule("x", topic="mail")
     center.ack(center.pop("mail").messages)
     assert residue(client) == []
@@ -545,7 +521,7 @@ def test_one_of_many_speaks_for_a_topic_until_it_is_not_heard_for_a_while(center
 # -- ensure
 
 
-@pytest.mark.parametrize("make", [in_flight, dead, lambda c, t, id: c.put(t, id, b"", delay=HOUR)])
+@pytest.mark.parametrize("make", [delivered, dead, lambda c, t, id: c.put(t, id, b"", delay=HOUR)])
 def test_a_message_is_ensured_once_whatever_state_it_is_in(center, make):
     """D3"""
     make(center, "mail", "x")
@@ -595,8 +571,7 @@ def test_of_many_that_ensure_at_once_one_adds(center, server):
 
 
 def test_what_was_found_may_be_cancelled_beside_ids_and_alone(center):
-    for id in "aab":
-        center.put("mail", id, b"", delay=HOUR)
+    put_some(center, "mail", "aab", delay=HOUR)
     [first, copy] = center.get("a")
     assert {one.id for one in center.cancel([first, "b"]) if one.deleted} == {first.id, "b"}
     assert center.get("a") == [copy]

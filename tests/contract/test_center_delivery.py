@@ -79,8 +79,7 @@ def test_a_past_action_time_means_now(one, client):
 
 
 def test_to_reschedule_to_a_past_time_means_now(one, client):
-    for id in "xy":
-        one.put("one", id, b"", delay=HOUR)
+    put_some(one, "one", "xy", delay=HOUR)
     before = now_us(client)
     one.put("one", "w", b"")
     for id in "yx":
@@ -374,8 +373,7 @@ def test_messages_come_in_the_order_of_their_action_times(center, client):
 def test_messages_with_one_action_time_keep_their_publish_order_within_a_slot(one, us):
     """K5, also at the end of a millisecond"""
     ids = [f"{(number * 37) % 101}" for number in range(101)]
-    for id in ids:
-        one.put("one", id, b"", at=2e9 + us / 1e6)
+    put_some(one, "one", ids, at=2e9 + us / 1e6)
     time_passes(one, "one", 1e9)
     assert pop_ids(one, limit=101) == ids
 
@@ -478,8 +476,7 @@ def test_a_put_takes_a_bounded_number_of_commands_however_many_have_its_time(one
     fill(client, topic.slot(0), there)
     one.put("one", "x", b"", at=AT / 1000)
     client.config_resetstat()
-    for id in "abcdefghij":
-        one.put("one", id, b"", at=AT / 1000)
+    put_some(one, "one", "abcdefghij", at=AT / 1000)
     stats = client.info("commandstats")
     used = ("cmdstat_zrevrangebyscore", "cmdstat_zcount")
     looks = sum(stats[name]["calls"] for name in used if name in stats)
@@ -533,8 +530,7 @@ def test_a_limit_of_thousands_delivers_thousands(one, client):
 def test_a_pop_that_does_not_know_yet_of_lanes_gives_nothing_twice(center: TimeoutCenter) -> None:
     center.queues.declare("mail", slots=8)
     ids = [f"{number:02}" for number in range(12)]
-    for id in ids:
-        center.put("mail", id, b"", basis="one slot")
+    put_some(center, "mail", ids, basis="one slot")
     slot = center.registry.topic("mail").slot_for("one slot")
     center.client.zadd(slot.stores[0], {f"in a lane {n}": -(10**15) - n for n in range(6)})
     assert [one.id for one in center.pop("mail", 12).messages] == ids

@@ -28,6 +28,7 @@ from ..support.inspection import (
     check_slots,
     now_us,
     put_call,
+    put_some,
     residue,
     slot_keys,
     time_passes,
@@ -265,8 +266,7 @@ def test_what_is_too_old_goes_also_where_fewer_are_too_many(client):
 def test_the_slots_share_what_dead_queue_keeps(client):
     center = TimeoutCenter(client, limits=Limits(dead_limit=4), grace=0)
     center.queues.declare("one", slots=4)
-    for id in "abc":
-        center.put("one", id, b"", basis="same")
+    put_some(center, "one", "abc", basis="same")
     for message in center.pop("one", 3).messages:
         center.reject(message, requeue=False)
     assert center.pop("one").dropped == ["a", "b"]
@@ -398,8 +398,7 @@ def test_a_repeated_broadcast_waits_for_the_replicas_too(client, freeze):
 
 
 def test_whatever_a_consumer_does_works_although_the_server_is_full(one, client, full):
-    for id in "abcd":
-        one.put("one", id, b"")
+    put_some(one, "one", "abcd")
     one.put("one", "later", b"", delay=60)
     client.delete(one.registry.topic("one").slot(0).announced_times, one.keys.wake("one"))
     full()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kombu_toc import DEAD, IN_FLIGHT, WAITING, Counts, TimeoutCenter
 
 from ..support.cases import each
-from ..support.inspection import check_slots, now_us, put_call, residue, time_passes
+from ..support.inspection import check_slots, now_us, put_call, put_some, residue, time_passes
 
 HOUR = 3600.0
 
@@ -162,8 +162,7 @@ def test_ids_that_differ_only_in_bytes_above_ascii_are_paged_through(center):
     """As Redis sorts them, not as a locale would."""
     center.queues.declare("one", slots=1)
     ids = [f"{a}{b}" for a in "aBäZé~" for b in "xXß中_"]
-    for id in ids:
-        center.put("one", id, b"")
+    put_some(center, "one", ids)
     for message in center.pop("one", 100).messages:
         center.reject(message, requeue=True)
     assert sorted(one.id for one in pages(center, "one", limit=1)) == sorted(ids)

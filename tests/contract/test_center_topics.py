@@ -69,18 +69,6 @@ def test_a_topic_has_one_slot_and_eight_on_a_cluster_unless_somebody_says_otherw
     assert center.queues.names() == ["mail", "other"]
 
 
-def test_another_slot_count_is_an_error_that_names_both_and_the_remedy(center, client):
-    """A1: one topic, one declaration"""
-    center.queues.declare("mail", slots=16)
-    with pytest.raises(SlotCountError) as raised:
-        TimeoutCenter(client).queues.declare("mail", slots=4)
-    message = str(raised.value)
-    assert "'mail'" in message
-    assert "16 slots, not 4" in message
-    assert "celery toc reshard mail --slots 4" in message
-    assert center.registry.topic("mail").slots == 16
-
-
 def test_what_a_declaration_leaves_out_agrees_with_any(center, client):
     """A1, A2: whatever the default is; a message that one puts is popped by the other"""
     center.queues.declare("mail", slots=16, retries=3, visibility=90)
@@ -111,19 +99,15 @@ def test_a_topic_may_have_any_name(center, client, name):
     assert residue(client) == []
 
 
-def test_topics_do_not_see_each_other(center):
-    center.put("a", "x", b"1")
-    center.put("b", "x", b"2")
-    assert [message.body for message in center.pop("a", 5).messages] == [b"1"]
-    assert center.cancel("y", topic="a") == []
-    assert center.counts("b").ready == 1
-
-
-def test_prefixes_keep_applications_apart(client):
+def test_topics_do_not_see_each_other_nor_do_applications_with_prefixes_of_their_own(client):
     one, two = TimeoutCenter(client, "one:toc:"), TimeoutCenter(client, "two:toc:")
-    one.put("mail", "x", b"1")
+    for topic, body in (("a", b"1"), ("b", b"2")):
+        one.put(topic, "x", body)
+    assert [message.body for message in one.pop("a", 5).messages] == [b"1"]
+    assert one.cancel("y", topic="a") == []
+    assert one.counts("b").ready == 1
     assert two.queues.names() == []
-    assert two.pop("mail").messages == []
+    assert two.pop("b").messages == []
     assert all(key.startswith((b"one:toc:{", b"two:toc:{")) for key in client.scan_iter())
 
 
@@ -215,8 +199,13 @@ def test_deleting_a_topic_deletes_everything_in_it(center, client):
     assert keys_left(client) == []
 
 
-def test_a_deleted_topic_may_be_declared_with_another_slot_count(center):
+def test_another_slot_count_is_an_error_that_names_both_and_the_remedy(center, client):
+    """A1: one topic, one declaration, until it is deleted"""
     center.queues.declare("mail", slots=16)
+    said = r"'mail' .*16 slots, not 4.*celery toc reshard mail --slots 4"
+    with pytest.raises(SlotCountError, match=said):
+        TimeoutCenter(client).queues.declare("mail", slots=4)
+    assert center.registry.topic("mail").slots == 16
     center.queues.delete("mail")
     assert center.queues.declare("mail", slots=4).slots == 4
 
@@ -279,17 +268,10 @@ def test_a_drained_topic_leaves_no_key_however_its_messages_ended(center, client
     messages = center.pop("mail", 50).messages
     assert len(messages) == 30
     check_slots(center, "mail")
+    center.put("mail", "later", b"", delay=2 * HOUR)
+    center.cancel("later", topic="mail")  # what announced it goes with the last message
     for step in ENDS[end]:
         step(center, messages)
-    assert residue(client) == []
-
-
-def test_a_topic_drained_before_a_cancelled_messages_time_leaves_no_key(one, client):
-    """The announcement of a message that is gone goes with the last message."""
-    one.put("one", "later", b"", delay=HOUR)
-    one.put("one", "now", b"")
-    one.cancel("later", topic="one")
-    one.ack(one.pop("one").messages)
     assert residue(client) == []
 
 
@@ -314,13 +296,21 @@ def test_every_slot_announces_for_itself(center):
     check_slots(center, "mail")
 
 
-def test_a_claimed_time_is_not_announced_again_by_later_messages(one, client):
+def test_a_claimed_time_is_not_announced_again_by_later_messages_but_if_it_is_handed_back(
+    one, client
+):
     """Y5: one consumer wakes for it, not the fleet"""
     one.put("one", "a", b"", at=2e9)
+    before = announced(one, "one")
     assert client.zpopmin(one.keys.wake("one")) == [(b"0:2000000000000000", 2e15)]
     one.put("one", "b", b"", at=2e9)
     one.put("one", "c", b"", at=2.1e9)
     assert announced(one, "one") == set()
+    hand_back = one.commands.reannounce(one.registry.resolved("one"), before)
+    assert one.runner.run_all(hand_back) == [len(before)]
+    assert announced(one, "one") == before
+    check_slots(one, "one")
+    client.zpopmin(one.keys.wake("one"))
     one.put("one", "d", b"", at=1.9e9)
     assert announced(one, "one") == {(0, 1_900_000_000_000_000)}
 
@@ -373,17 +363,6 @@ def test_what_a_consumer_claimed_and_then_died_is_announced_again(one, client):
     names = map(str, itertools.count())
     wait_until(lambda: one.put("one", next(names), b"") and announced(one, "one"))
     assert len(announced(one, "one")) == 1
-
-
-def test_a_claim_that_is_handed_back_is_announced_as_it_was(one, client):
-    one.put("one", "x", b"", at=2e9)
-    before = announced(one, "one")
-    client.zpopmin(one.keys.wake("one"))
-    assert one.runner.run_all(one.commands.reannounce(one.registry.resolved("one"), before)) == [
-        len(before)
-    ]
-    assert announced(one, "one") == before
-    check_slots(one, "one")
 
 
 # -- topics that expire
@@ -449,28 +428,20 @@ def test_a_topic_that_does_not_expire_has_no_ttl(center, client):
     assert client.pttl(center.keys.topics) == client.pttl(center.keys.counted("mail")) == -1
 
 
-def test_a_stale_topic_is_named_to_one_client_only(center, client):
+def test_a_stale_topic_is_named_to_one_client_only_and_a_refreshed_one_is_not(center, client):
     """K6; the time it went stale is set back, so that nobody has to wait"""
-    center.queues.declare("reply", slots=1, expires=60_000)
+    center.queues.declare("reply", slots=1, retries=2, expires=60_000)
     center.queues.declare("mail")
     assert center.expiring.stale() == []
     client.zadd(center.keys.expiring, {"topic:reply": 1})
     assert center.expiring.stale() == ["topic:reply"]
     assert center.expiring.stale() == []
-
-
-def test_a_refreshed_topic_does_not_go_stale(center, client):
-    center.queues.declare("reply", slots=1, expires=1000)
     client.zadd(center.keys.expiring, {"topic:reply": 1})
     center.expiring.refresh("reply", 60_000)
     assert center.expiring.stale() == []
     assert client.zscore(center.keys.expiring, "topic:reply") > now_us(client) / 1000 + 50_000
-
-
-def test_a_refresh_declares_a_topic_again_that_went_stale(center, client):
-    center.queues.declare("reply", slots=1, retries=2, expires=60_000)
     TimeoutCenter(client).queues.delete("reply")
-    center.expiring.refresh("reply", 60_000)
+    center.expiring.refresh("reply", 60_000)  # who lives declares it again
     standing = TimeoutCenter(client).registry.declared("reply").declaration
     assert (standing.slots, standing.retries, standing.expires) == (1, 2, 60_000)
 

@@ -221,8 +221,7 @@ def test_an_announcement_of_another_node_is_no_script_on_the_one_that_wakes_all(
     ids = [id for id in map(str, range(400)) if zlib.crc32(id.encode()) % 16 in slots]
     with home.client() as client:
         before = calls_of(client)
-        for id in ids:
-            center.put("mail", id, b"")
+        put_some(center, "mail", ids)
         assert client.zcard(center.keys.wake("mail")) == len(slots)
         assert calls_of(client) - before < len(slots)
         popped = center.pop("mail", limit=len(ids)).messages
@@ -694,8 +693,7 @@ def test_who_takes_a_part_of_what_is_due_announces_the_rest(
 ) -> None:
     """A8: an idle consumer need not wait until it looks into all slots"""
     topic, wake = center.queues.declare("mail", slots=1), center.keys.wake("mail")
-    for id in "abc":
-        center.put("mail", id, b"")
+    put_some(center, "mail", "abc")
     with cluster.client() as client:
         client.delete(wake)  # it was claimed
         center.runner.run(pop_call(center, topic, [0], ready_limit=1))

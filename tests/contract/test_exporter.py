@@ -30,6 +30,7 @@ from kombu_toc.metrics import COUNTERS
 from kombu_toc.notify.targets import stop_target
 
 from ..support.cluster import Cluster
+from ..support.inspection import put_some
 from ..support.ports import free_port
 from ..support.servers import Server
 from ..support.waiting import wait_until
@@ -53,8 +54,7 @@ def busy(center: TimeoutCenter) -> TimeoutCenter:
     """One that has something of everything."""
     center.queues.declare("reply", slots=1, expires=60_000)
     for topic in ("mail", "reply"):
-        for i in range(6):
-            center.put(topic, f"{i}", b"x")
+        put_some(center, topic, 6, "", b"x")
     center.put("mail", "later", b"x", delay=HOUR)
     time.sleep(0.1)  # they are to be so late
     messages = center.pop("mail", 4).messages

@@ -23,6 +23,7 @@ from kombu_toc.model.topic import slot_of
 from ..support import nursery
 from ..support.cases import night
 from ..support.cluster import Cluster
+from ..support.inspection import put_some
 from ..support.ports import free_port
 from ..support.proxy import Proxy
 from ..support.servers import Server
@@ -43,8 +44,7 @@ def deliver(
     center: TimeoutCenter, topic: str, visibility: float, number: int = 1
 ) -> list[Delivery]:
     center.queues.declare(topic, slots=1)
-    for i in range(number):
-        center.put(topic, f"{topic}-{i}", b"x")
+    put_some(center, topic, number, f"{topic}-", b"x")
     return center.pop(topic, number, visibility=visibility).messages
 
 
@@ -440,8 +440,7 @@ def test_a_process_says_what_it_owes_before_it_ends_and_waits_no_longer_than_it_
     server: Server, center: TimeoutCenter, library: str, reachable: bool | str
 ) -> None:
     center.queues.declare("mail", slots=1)
-    for id in "abc":
-        center.put("mail", id, b"")
+    put_some(center, "mail", "abc")
     command = [sys.executable, "-c", ENDS, library, server.toc_url]
     with Proxy(server.port) as proxy:
         if reachable is not True:

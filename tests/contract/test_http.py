@@ -322,8 +322,7 @@ def test_what_is_in_flight_is_neither_cancelled_nor_moved(api: HttpServer) -> No
 
 
 def test_what_is_in_flight_is_deleted_if_that_is_asked_for(api: HttpServer) -> None:
-    for id in ("one", "two", "three"):
-        api.center.put("mail", id, b"x")
+    put_some(api.center, "mail", ("one", "two", "three"), body=b"x")
     leased(api)
     for reply in (
         api.ask("DELETE", f"{MAIL}/tasks/one?inFlight=true"),
@@ -639,8 +638,7 @@ def test_what_is_no_http_is_answered_by_a_problem(api: HttpServer, raw: bytes) -
 def test_a_body_behind_an_upgrade_is_refused_and_does_not_get_lost(
     api: HttpServer, center: TimeoutCenter, head: str, status: int
 ) -> None:
-    for id in ("one", "two"):
-        center.put("mail", id, b"x")
+    put_some(center, "mail", ("one", "two"), body=b"x")
     for message in center.pop("mail", 2).messages:
         center.reject(message, requeue=False)
     body = b'{"ids":["one"]}'
@@ -718,8 +716,7 @@ def test_a_lease_that_is_answered_again_has_no_message_that_another_consumer_has
     api: HttpServer, center: TimeoutCenter
 ) -> None:
     """Neither one that was put under its id since, nor the same in another delivery."""
-    for id in ("one", "two", "three"):
-        center.put("mail", id, b"old")
+    put_some(center, "mail", ("one", "two", "three"), body=b"old")
     headers = {"idempotency-key": "lease-3"}
     first = api.post(f"{MAIL}:lease", {"limit": 3}, headers=headers).json["tasks"]
     center.cancel("one", in_flight=True)

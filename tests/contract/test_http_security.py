@@ -24,6 +24,7 @@ from ..support.cases import each
 from ..support.certificates import Authority
 from ..support.cluster import Cluster
 from ..support.http_server import HttpServer, mounted, with_tokens
+from ..support.inspection import put_some
 from ..support.page_visitor import Visitor, audit
 from ..support.servers import Server
 from ..support.waiting import wait_until
@@ -217,8 +218,7 @@ def test_no_secret_is_in_the_log_or_in_an_answer(tmp_path: Path) -> None:
 def test_what_is_changed_over_http_is_in_the_audit_log_and_what_is_refused_is_logged(
     server: Server | Cluster, center: TimeoutCenter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for id in ("a", "b", "c"):
-        center.put("mail", id, b"x", delay=3600)
+    put_some(center, "mail", ("a", "b", "c"), body=b"x", delay=3600)
     file = own_file(tmp_path, monkeypatch)
     mail = "/v1/queues/mail"
     with HttpServer(server.toc_url, "--tokens", str(file)) as made:

@@ -26,6 +26,7 @@ from kombu_toc.http import serving as guard
 from ..support.cluster import Cluster
 from ..support.fixtures import own_server
 from ..support.http_server import HttpServer
+from ..support.inspection import put_some
 from ..support.loops import in_loop
 from ..support.servers import Server
 from ..support.waiting import in_thread, wait_until
@@ -276,8 +277,7 @@ async def test_what_a_server_sends_to_nobody_is_given_back(
 
 @pytest.mark.parametrize("size", [20_000, 60_000])
 def test_what_a_client_that_resets_has_not_got_is_given_back(api: HttpServer, size: int) -> None:
-    for number in range(130):
-        api.center.put("mail", f"m{number}", b"x" * size)
+    put_some(api.center, "mail", 130, body=b"x" * size)
     body = b'{"limit": 1000}'
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)

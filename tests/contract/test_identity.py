@@ -16,7 +16,7 @@ from kombu_toc.model.results import STRAY_TOKEN
 from kombu_toc.scripts.call import load
 
 from ..support.fixtures import drain, own_server
-from ..support.inspection import check_slots, end_lease, residue
+from ..support.inspection import check_slots, end_lease, put_some, residue
 from ..support.proxy import Proxy
 from ..support.servers import Server
 from ..support.waiting import wait_until
@@ -112,8 +112,7 @@ def test_what_is_said_of_a_message_does_not_touch_another_of_the_same_id(
 
 
 def test_of_many_that_are_acknowledged_together_only_namesakes_stay(center: TimeoutCenter) -> None:
-    for number in range(40):
-        center.put("mail", f"{number}", b"")
+    put_some(center, "mail", 40, "")
     deliveries = center.pop("mail", 40).messages
     assert center.ack(deliveries[::2]) == 20
     for delivery in deliveries[::4]:

@@ -32,7 +32,7 @@ from kombu_toc.model.results import MISCOUNTED, NO_LANE
 from kombu_toc.model.topic import slot_of
 
 from ..support.consuming import Loop
-from ..support.inspection import announced, now_us, time_passes
+from ..support.inspection import announced, now_us, put_some, time_passes
 from ..support.waiting import in_thread
 
 
@@ -199,8 +199,7 @@ def test_a_pop_that_looks_ahead_delivers_what_the_rate_lets_start_by_then(
     declare: Any, wait: float
 ) -> None:
     center = declare(rate="10/s")
-    for number in range(20):
-        center.put("mail", f"c{number}", b"x")
+    put_some(center, "mail", 20, "c", b"x")
     first = center.pop("mail", 20, wait=wait, ahead=0.85)
     starts = [first.now_us, *(one.start_us for one in first.messages[1:])]
     assert [one.id for one in first.messages] == [f"c{number}" for number in range(9)]
@@ -543,8 +542,7 @@ def test_keys_take_turns_where_puts_are_limited_and_keys_unique(declare: Any) ->
         center.put("mail", **message)
     with pytest.raises(RateLimitedError):
         center.put_many("mail", [{"id": "l20", "body": b"", "key": "large"}])
-    for id in ("s0", "s1"):
-        center.put("mail", id, b"", key="small", unique=Unique("only"))
+    put_some(center, "mail", ("s0", "s1"), key="small", unique=Unique("only"))
     center.put("mail", "s2", b"new", key="small", unique=Unique("only", conflict="replace"))
     got = pop(center, 3)
     assert [one.body for one in got if one.id[0] == "s"] == [b"new"]

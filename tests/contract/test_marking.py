@@ -13,7 +13,7 @@ from kombu_toc.center.pop import mark_calls
 from kombu_toc.center.upkeep import Part, keep
 from kombu_toc.model.delivery import trait
 
-from ..support.inspection import announced, check_slots, residue, slot_keys, time_passes
+from ..support.inspection import announced, check_slots, put_some, residue, slot_keys, time_passes
 
 pytestmark = pytest.mark.cluster
 
@@ -91,8 +91,7 @@ def test_what_is_marked_may_be_buried(center: TimeoutCenter) -> None:
 
 def test_the_calls_keep_to_one_slot_each(center: TimeoutCenter) -> None:
     center.queues.declare("many", slots=4)
-    for number in range(40):
-        center.put("many", f"id-{number}", b"")
+    put_some(center, "many", 40, "id-")
     held = center.pop("many", 40).messages
     calls = mark_calls(center.registry.topic_of, held)
     assert len(calls) == len({one.slot for one in held})
@@ -115,8 +114,7 @@ def test_the_last_message_of_its_slot_leaves_its_place_to_those_of_others(
     names = [f"m{number}" for number in range(40)]
     first = next(name for name in names if topic.slot_for(name).number == 0)
     others = [name for name in names if topic.slot_for(name).number == 1]
-    for name in (first, *others):
-        center.put("mail", name, b"")
+    put_some(center, "mail", (first, *others))
     [delivery] = center.pop("mail", 5).messages
     assert (delivery.id, center.pop("mail", 5).messages) == (first, [])
     assert announced(center, "mail") == set()

@@ -190,8 +190,7 @@ def test_the_numbers_of_the_last_minutes_are_by_the_servers_clock_and_go_by_them
 def test_several_processes_add_up(server: Server, client: redis.Redis) -> None:
     centers = [TimeoutCenter(client) for _ in range(3)]
     for number, center in enumerate(centers):
-        for i in range(number + 1):
-            center.put("mail", f"{number}-{i}", b"")
+        put_some(center, "mail", number + 1, f"{number}-")
         center.metrics.send(center.runner)
     assert counted(centers[0]) == {"put": 6}
 

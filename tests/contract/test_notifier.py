@@ -39,6 +39,7 @@ from ..support import waiting
 from ..support.cases import night
 from ..support.cluster import Cluster
 from ..support.http_server import HttpServer
+from ..support.inspection import put_some
 from ..support.loops import in_loop
 from ..support.notifier import OK, SECRET, NotifierProcess, Received, Reply, Target, signatures
 from ..support.servers import Server
@@ -802,8 +803,7 @@ def test_what_a_rate_lets_start_in_a_moment_is_fetched_together(
 def test_messages_of_a_serial_key_come_one_after_the_other_also_if_one_fails(hooks: Hooks) -> None:
     answers = [OK, OK, OK, (500, {}, b""), *[OK] * 5]
     target = hooks.target(answers, key_order="serial", retry_backoff=0.1)
-    for number in range(8):
-        hooks.center.put("mail", f"anna-{number}", b"x", key="anna")
+    put_some(hooks.center, "mail", 8, "anna-", b"x", key="anna")
     for _ in range(2):
         hooks.start()
     some = [got.id for got in target.take(9)]

@@ -13,7 +13,7 @@ import kombu_toc
 from kombu_toc.client.connection import IDLE
 from kombu_toc.errors import ServerError
 
-from ..support.inspection import full_server, put_call
+from ..support.inspection import full_server, put_call, put_some
 from ..support.servers import Server
 from ..support.waiting import at_once
 
@@ -101,8 +101,7 @@ def test_a_forked_child_does_not_speak_on_its_parents_connection(
     child = os.fork()
     if not child:
         try:
-            for number in range(100):
-                own_center.put("mail", f"childs{number}", b"")
+            put_some(own_center, "mail", 100, "childs")
         except BaseException:
             os._exit(1)
         os._exit(0)

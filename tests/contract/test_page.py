@@ -20,7 +20,7 @@ from kombu_toc.notify.targets import stop_target
 from ..meta.test_readme import named
 from ..support.cases import each
 from ..support.http_server import HttpServer, mounted
-from ..support.inspection import minutes_pass
+from ..support.inspection import minutes_pass, put_some
 from ..support.page_visitor import FORM, Visitor, audit, wait_for
 from ..support.servers import Server
 from ..support.waiting import wait_until
@@ -96,8 +96,7 @@ def test_whatever_names_there_are_they_are_shown_as_text_and_can_be_acted_on(
 @each("id", ["two\nlines", "two\r\nlines", "\u05e9\u05dc\u05d5\u05dd\u200f", "a\0b", "a*", "%0A"])
 def test_a_form_sends_back_just_what_the_page_has_put_into_it(local: Visitor, id: str) -> None:
     queue = f"q {id}"
-    for name in (id, f"{id}!"):
-        local.center.put(queue, name, b"x", delay=3600)
+    put_some(local.center, queue, (id, f"{id}!"), body=b"x", delay=3600)
     shown = local.get(f"queue?{urlencode({'queue': queue})}")
     labels = re.findall(r'aria-label="(choose [^"]*)"', shown.body.decode())
     [label] = [unescape(one) for one in labels if not one.endswith("!")]

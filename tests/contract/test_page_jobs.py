@@ -23,6 +23,7 @@ from kombu_toc.http.tokens import Audit
 
 from ..support.cluster import Cluster
 from ..support.http_server import HttpServer
+from ..support.inspection import put_some
 from ..support.page_visitor import Visitor, audit, wait_for
 from ..support.servers import Server
 from ..support.waiting import wait_until
@@ -211,8 +212,7 @@ async def test_large_messages_are_read_a_few_at_a_time(
     server: Server | Cluster, center: TimeoutCenter
 ) -> None:
     large, number = 3 << 20, 12
-    for place in range(number):
-        center.put("mail", f"m-{place}", b"x" * large, delay=3600)
+    put_some(center, "mail", number, "m-", b"x" * large, delay=3600)
 
     watched = Watched(AsyncTimeoutCenter.from_url(server.toc_url))
     jobs, reader = jobs_of(watched), Reader(Mask(), PageExtras())
@@ -275,8 +275,7 @@ def test_it_is_done_to_no_namesake_of_what_was_counted(
     run_jobs: Any, center: TimeoutCenter, act: str
 ) -> None:
     ids = [*NAMESAKES, "moved", "taken", "gone", *(f"m-{n}" for n in range(20))]
-    for id in ids:
-        center.put("mail", id, b"{}", at=4_000_000_000.0)
+    put_some(center, "mail", ids, body=b"{}", at=4_000_000_000.0)
 
     async def test(held: Held, first: Jobs, second: Jobs) -> None:
         at = None if act != "reschedule" else 4_100_000_000.0

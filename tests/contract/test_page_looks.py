@@ -25,7 +25,7 @@ from kombu_toc.http.tokens import NOBODY
 from ..support.cluster import Cluster
 from ..support.fixtures import own_server
 from ..support.http_server import HttpServer
-from ..support.inspection import calls_of
+from ..support.inspection import calls_of, put_some
 from ..support.page_visitor import Visitor, wait_for
 from ..support.servers import Server
 
@@ -197,8 +197,7 @@ def test_keys_that_wait_are_hidden_if_the_mask_names_them(
     server: Server | Cluster, center: TimeoutCenter, mask: str
 ) -> None:
     center.queues.declare("keyed", key_concurrency=1)
-    for id in ("a", "b"):
-        center.put("keyed", id, b"", key="card-4111")
+    put_some(center, "keyed", ("a", "b"), key="card-4111")
     assert len(center.pop("keyed", 2).messages) == 1
     with HttpServer(server.toc_url, "--mask", mask) as made:
         shown = made.get("/page/limits?queue=keyed").body.decode()

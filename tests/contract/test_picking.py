@@ -151,8 +151,7 @@ def test_no_more_than_the_limit_is_picked_and_more_tells_what_is_left(
     center: TimeoutCenter,
 ) -> None:
     names = [f"m{number}" for number in range(20)]
-    for name in names:
-        center.put("mail", name, b"")
+    put_some(center, "mail", names)
     popped = center.pop("mail", 7, ids=names)
     assert len(popped.messages) == 7 and popped.more
     keys = [(message.step, message.score) for message in popped.messages]
@@ -204,8 +203,7 @@ def test_what_a_reshard_has_moved_is_picked(center: TimeoutCenter) -> None:
     """Also by a center that has not heard of it, and also where it could not be moved."""
     center.queues.declare("mail", slots=8)
     names = [f"m{number}" for number in range(30)]
-    for name in names:
-        center.put("mail", name, b"")
+    put_some(center, "mail", names)
     other = TimeoutCenter(center.client, grace=0)
     assert other.registry.topic("mail").slots == 8
     reshard_topic(center, "mail", 2, settle=0)
@@ -223,8 +221,7 @@ def test_messages_of_a_slot_basis_are_found_in_their_slots(center: TimeoutCenter
 def test_only_the_slots_that_are_named_are_picked_from(center: TimeoutCenter) -> None:
     topic = center.queues.declare("mail", slots=4)
     names = [f"m{number}" for number in range(40)]
-    for name in names:
-        center.put("mail", name, b"")
+    put_some(center, "mail", names)
     here = {name for name in names if topic.slot_for(name).number in (1, 3)}
     assert {*ids(center.pop("mail", 5, where=lambda one: True, slots=[1, 3]))} <= here
     assert {*ids(center.pop("mail", ids=names, slots=[1, 3]))} <= here
@@ -282,10 +279,8 @@ def test_what_has_expired_takes_nobodys_place(
     center: TimeoutCenter, choice: dict[str, Any]
 ) -> None:
     center.queues.declare("mail", slots=1)
-    for id in "abc":
-        center.put("mail", id, b"", expiration=0)
-    for id in "de":
-        center.put("mail", id, b"")
+    put_some(center, "mail", "abc", expiration=0)
+    put_some(center, "mail", "de")
     [last] = center.get("c", topic="mail")
     while now_us(center.client) < last.time_us + 2000:  # it lives for its millisecond
         time.sleep(0.001)
@@ -447,8 +442,7 @@ def test_a_choice_that_cannot_be_meant_is_refused(
 
 @pytest.mark.parametrize("recover", [0, 100])
 def test_what_is_picked_is_counted_as_what_is_popped(center: TimeoutCenter, recover: int) -> None:
-    for id in "abc":
-        center.put("mail", id, b"")
+    put_some(center, "mail", "abc")
     counts = center.metrics.counts(center.registry.topic("mail"))
     center.pop("mail", ids=["a", "b"], recover=recover)
     center.pop("mail", where=lambda found: found.id == "c", recover=recover)

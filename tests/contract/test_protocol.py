@@ -33,7 +33,7 @@ from kombu_toc.scripts.call import load
 from ..support import nursery
 from ..support.cases import night
 from ..support.cluster import Cluster
-from ..support.inspection import now_us, slot_keys
+from ..support.inspection import now_us, put_some, slot_keys
 from ..support.servers import Server
 
 ROOT = Path(__file__).parents[2]
@@ -351,8 +351,7 @@ def test_node_rolls_back_leases_if_it_is_told_to(mail: Topic, center: TimeoutCen
 def test_node_finds_what_lies_in_slots_of_before(node: Node, center: TimeoutCenter) -> None:
     center.queues.declare("mail", slots=16)
     ids = [f"m{number}" for number in range(60)]
-    for id in ids:
-        center.put("mail", id, b"")
+    put_some(center, "mail", ids)
     declared = center.registry.topic("mail")
     changed = replace(declared.declaration, slots=2, draining_counts=(16,))
     assert center.registry.redeclare(declared, changed)

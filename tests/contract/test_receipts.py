@@ -14,7 +14,7 @@ from kombu_toc.center.reshard import reshard_topic
 
 from ..support import nursery
 from ..support.cluster import Cluster
-from ..support.inspection import check_slots, residue
+from ..support.inspection import check_slots, put_some, residue
 from ..support.servers import Server
 
 HOUR = 3600.0
@@ -27,8 +27,7 @@ def other(center: TimeoutCenter) -> TimeoutCenter:
 
 
 def deliver(center: TimeoutCenter, *ids: str) -> list[Delivery]:
-    for id in ids:
-        center.put("mail", id, b"first")
+    put_some(center, "mail", ids, body=b"first")
     found = center.pop("mail", len(ids)).messages
     return sorted(found, key=lambda message: ids.index(message.id))
 

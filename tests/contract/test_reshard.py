@@ -29,7 +29,15 @@ from kombu_toc.model.results import DEAD, IN_FLIGHT, WAITING
 from ..support.cases import night
 from ..support.consuming import Inbox, deliver_until
 from ..support.fixtures import drain
-from ..support.inspection import announced, check_slots, full_server, keys_left, put_call, slot_keys
+from ..support.inspection import (
+    announced,
+    check_slots,
+    full_server,
+    keys_left,
+    put_call,
+    put_some,
+    slot_keys,
+)
 from ..support.waiting import in_thread
 
 HOUR = 3600.0
@@ -487,8 +495,7 @@ def test_what_is_between_two_nodes_keeps_its_queue_and_arrives_once(cluster, acr
     """Also if its resharder dies when it has arrived, and it is done with when somebody sees it."""
     source = across.queues.declare("mail", slots=8).slot_for("x")
     assert source.number
-    for number in range(5):
-        across.put("mail", f"{number}", b"", basis="x")
+    put_some(across, "mail", 5, "", basis="x")
     killed_between_two_nodes(cluster, monkeypatch, "mail", 1)
     center = center_for(cluster.toc_url)
     assert center.counts("mail").ready == 0

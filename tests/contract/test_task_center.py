@@ -9,12 +9,13 @@ from celery_toc import TaskCenter
 from celery_toc.metrics import TimeoutCenterCollector, metrics_text
 from kombu_toc import TimeoutCenter
 
+from ..support.inspection import put_some
+
 
 def test_functions_that_take_a_center_take_a_task_center(center: TimeoutCenter) -> None:
     """Of a message that was acknowledged, and one that waits."""
     center.queues.declare("mail", slots=2)
-    for id in ("a", "b"):
-        center.put("mail", id, b"x" * 1000)
+    put_some(center, "mail", ("a", "b"), body=b"x" * 1000)
     center.ack(center.pop("mail", 1).messages)
     center.metrics.send(center.runner)
     tasks = TaskCenter(Celery("shop", set_as_current=False), center)

@@ -21,6 +21,7 @@ from ..support.inspection import (
     check_slots,
     full_server,
     now_us,
+    put_some,
     residue,
     slot_keys,
     time_passes,
@@ -275,8 +276,7 @@ def test_where_expired_messages_are_not_kept_they_go_without_a_trace(
 
 def test_a_pop_finds_what_is_due_behind_many_that_have_expired(center: TimeoutCenter) -> None:
     center.queues.declare("mail", slots=1)
-    for number in range(350):
-        center.put("mail", f"{number}", b"", expiration=60)
+    put_some(center, "mail", 350, "", expiration=60)
     center.put("mail", "x", b"")
     time_passes(center, "mail", 61)
     popped = center.pop("mail")

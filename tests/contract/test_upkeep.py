@@ -177,8 +177,7 @@ def test_a_clock_that_is_set_forward_takes_nothing_from_who_lives(
     living, dead, other = (process(stepped) for _ in range(3))
     center = other.center
     center.queues.declare("mail", visibility=VISIBILITY)
-    for id in ("a", "b"):
-        center.put("mail", id, BODY)
+    put_some(center, "mail", ("a", "b"), body=BODY)
     living.take("mail")
     dead.take("mail")
     if who == "keeper":
@@ -221,8 +220,7 @@ def test_after_a_restart_nobody_takes_from_who_lives(own: Server, process: Make,
     """Nor does one that has just connected; but from who died meanwhile."""
     living, dead = process(own), process(own)
     living.center.queues.declare("mail", visibility=VISIBILITY)
-    for id in ("a", "b"):
-        living.center.put("mail", id, BODY)
+    put_some(living.center, "mail", ("a", "b"), body=BODY)
     living.take("mail")
     dead.take("mail")
     own.stop()

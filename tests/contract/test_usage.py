@@ -15,7 +15,7 @@ from kombu_toc import RateLimitedError, TimeoutCenter, UnknownTopicError, Usage
 from ..support.cluster import Cluster
 from ..support.commands import answer
 from ..support.fixtures import own_server
-from ..support.inspection import calls_of
+from ..support.inspection import calls_of, put_some
 from ..support.servers import Server
 
 pytestmark = pytest.mark.cluster
@@ -56,8 +56,7 @@ def test_how_many_run_is_told_of_all_and_of_how_many_keys(center: TimeoutCenter)
 
 def test_what_waits_for_a_limit_is_overdue_in_a_summary_too(center: TimeoutCenter) -> None:
     center.queues.declare("mail", concurrency=1)
-    for number in range(3):
-        center.put("mail", f"m-{number}", b"")
+    put_some(center, "mail", 3, "m-")
     assert len(center.pop("mail", 10).messages) == 1
     [found] = center.queues.summary("mail")
     assert (found.counts.ready, found.counts.in_flight) == (2, 1)

@@ -243,8 +243,7 @@ def test_a_topic_of_which_many_times_are_claimed_delays_the_claims_of_no_other(
 def test_a_topic_with_a_backlog_delays_no_other(
     center: TimeoutCenter, make: Callable[[], TimeoutCenter]
 ) -> None:
-    for number in range(300):
-        center.put("mail", f"m{number}", b"")
+    put_some(center, "mail", 300)
     other = make()
     for number in range(20):
         other.put("sms", f"s{number}", b"")

@@ -24,6 +24,7 @@ from ..support.inspection import (
     keys_left,
     now_us,
     put_call,
+    put_some,
     slot_keys,
     time_passes,
 )
@@ -304,8 +305,7 @@ def test_whatever_is_announced_and_claimed_the_first_time_is_known(
 def test_what_one_script_announces_and_takes_back_is_not_announced(center: TimeoutCenter) -> None:
     """Of what is released together, the latest first."""
     center.queues.declare("mail", slots=1)
-    for number in range(5):
-        center.put("mail", f"{number}", b"")
+    put_some(center, "mail", 5, "")
     popped = center.pop("mail", 5).messages
     center.release(popped[::-1])
     check_slots(center, "mail")

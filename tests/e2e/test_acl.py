@@ -19,6 +19,7 @@ from kombu_toc.scripts.call import commands_of
 from ..support.commands import answer
 from ..support.fixtures import failure
 from ..support.http_server import HttpServer
+from ..support.inspection import put_some
 from ..support.nodes import ROOT, WorkerProcess
 from ..support.page_visitor import Visitor
 from ..support.servers import Server
@@ -220,8 +221,7 @@ def test_an_operator_needs_its_rules_and_no_more(
 
 def test_the_page_needs_the_rules_of_an_operator(guarded: Server) -> None:
     center = kombu_toc.center_for(guarded.toc_url)
-    for number in range(4):
-        center.put("mail", f"m-{number}", b"{}", delay=100, key="anna")
+    put_some(center, "mail", 4, "m-", b"{}", delay=100, key="anna")
     center.put("mail", "dead", b"{}")
     center.reject(center.pop("mail").messages[0], requeue=False, error="boom")
     secret, line = new_token("anna", "read,write,operate", "*")

@@ -160,8 +160,7 @@ def test_a_warm_shutdown_gives_back_what_is_not_begun_and_ends_what_is(
     # A first task that ends, so that more is fetched than can start.
     live.app.tasks["e2e.told"].delay("before")
     live.app.tasks["e2e.late_ack"].delay("long", 4)
-    for i in range(3):
-        live.app.tasks["e2e.told"].delay(f"next-{i}")
+    live.fill("told", 3, "next-")
     worker = start(concurrency=1, worker_prefetch_multiplier=4)
     live.journal.wait_for("long", 1)
     os.kill(worker.container.pid, signal.SIGTERM)

@@ -42,8 +42,7 @@ def test_countdown_tasks_start_on_time_and_never_early(live: Live) -> None:
     first = at(2)
     for i in range(rounds):
         due = first + timedelta(seconds=i * 1.0)
-        for j in range(4):
-            live.app.tasks["e2e.nap"].apply_async((f"burst-{i}-{j}", nap, due.timestamp()), eta=due)
+        live.fill("nap", 4, f"burst-{i}-", nap, due.timestamp(), eta=due)
     entries = live.journal.wait_for("burst-", rounds * 4)
     assert min(e["at"] - e["due"] for e in entries) >= 0
     # What waits for another is late by a nap; benchmarks and other tests bound what is less.
@@ -54,8 +53,7 @@ def test_tasks_far_beyond_the_visibility_timeout_run_exactly_once(live: Live) ->
     """A4, A5: 200 tasks, their ETA three visibility timeouts away."""
     options = {"broker_transport_options": {"visibility_timeout": 1}}
     workers = live.start_workers(2, "-c", "2", **options)
-    for i in range(200):
-        live.app.tasks["e2e.note"].apply_async((f"far-{i}",), countdown=3)
+    live.fill("note", 200, "far-", countdown=3)
     live.journal.wait_for("far-", 200)
     stop_when_done(workers, lambda: slot_keys(live.client) == [])
     runs = live.journal.runs("far-")

@@ -44,8 +44,7 @@ def test_a_task_that_blocks_its_process_runs_once_and_so_does_what_waits_behind_
         live.app.tasks["e2e.late_ack"].apply_async((f"first-{how}", 0.1), queue=queue)
         stalled = (f"stalled-{how}", 4 * VISIBILITY, how, str(tmp_path / "heard"))
         live.app.tasks["e2e.stall"].apply_async(stalled, queue=queue)
-        for i in range(2):
-            live.app.tasks["e2e.late_ack"].apply_async((f"behind-{how}-{i}", 0), queue=queue)
+        live.fill("late_ack", 2, f"behind-{how}-", 0, queue=queue)
     options = (*POOLS[pool][:2], "-c", "1", *ALONE)
     short = {"broker_transport_options": {"visibility_timeout": VISIBILITY}}
     [beside] = live.start_workers(1, "-P", "solo", "-Q", "urgent", *ALONE, **short)
@@ -74,8 +73,7 @@ def test_a_task_that_blocks_its_process_runs_once_and_so_does_what_waits_behind_
 
 def test_a_solo_worker_settles_each_task_before_it_starts_the_next(live: Live) -> None:
     """A5: if it is killed, no task that has ended runs again."""
-    for i in range(5):
-        live.app.tasks["e2e.late_ack"].delay(f"in-turn-{i}", 0.4)
+    live.fill("late_ack", 5, "in-turn-", 0.4)
     live.start_workers(1, "-P", "solo", *ALONE)
     for i in range(5):
         wait_until(
@@ -213,8 +211,7 @@ def test_a_worker_that_was_suspended_does_not_take_its_own_messages_again(live: 
     """A5: nobody else was there, and it has processes to spare."""
     options = {"broker_transport_options": {"visibility_timeout": VISIBILITY}}
     [worker] = live.start_workers(1, "-P", "prefork", "-c", "4", *ALONE, **options)
-    for i in range(2):
-        live.app.tasks["e2e.late_ack"].delay(f"own-{i}", 5 * VISIBILITY)
+    live.fill("late_ack", 2, "own-", 5 * VISIBILITY)
     live.journal.wait_for("own-", 2)
     resume = suspend(worker)
     time.sleep(2 * VISIBILITY)  # its leases end

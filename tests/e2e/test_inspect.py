@@ -101,8 +101,7 @@ def test_a_revoked_task_is_listed_although_it_never_came_to_a_worker(
 ) -> None:
     """In every worker's list, for every worker would have it; and its id may be used again."""
     workers = live.start_workers(2, "-c", "1", *ALONE)
-    for number in range(4):
-        live.app.tasks["e2e.nap"].delay(f"nap-{number}", 1)
+    live.fill("nap", 4, "nap-", 1)
     sent = note(live.app, "revoked", countdown=countdown)
     sent.revoke()
     answers = inspect(live.app, 2).revoked()

@@ -164,8 +164,7 @@ def test_no_more_run_at_once_than_the_queue_allows_over_all_workers(live: Live) 
 
 def test_a_worker_takes_no_more_of_a_limited_queue_than_it_can_start(live: Live) -> None:
     live.toc.queues.declare("celery", concurrency=10)
-    for i in range(8):
-        live.app.tasks["e2e.late_ack"].delay(f"run-{i}", 0.3)
+    live.fill("late_ack", 8, "run-", 0.3)
     live.start_workers(1, "-P", "prefork", "-c", "2")
     seen = set()
     while len(live.journal.entries("run-")) < 16:
@@ -202,8 +201,7 @@ def test_no_more_start_than_the_rate_and_its_burst_allow(live: Live, pool: str) 
     live.toc.queues.declare("celery", rate=f"{1 / interval:g}/s", rate_burst=burst)
     live.start_workers(2, *POOLS[pool])
     begins = now_us(live.toc.client) / 1e6
-    for i in range(number):
-        live.app.tasks["e2e.note"].delay(f"start-{i}")
+    live.fill("note", number, "start-")
     starts = sorted(entry["by_redis"] for entry in live.journal.wait_for("start-", number))
     allowed = [begins + max(i - burst + 1, 0) * interval for i in range(number)]
     early = [allowed[i] - at for i, at in enumerate(starts) if at < allowed[i]]
@@ -259,8 +257,7 @@ def test_celerys_own_rate_limit_of_a_task_holds_too(live: Live) -> None:
     told = {"destination": [worker.hostname()], "reply": True, "timeout": 3}
     [answer] = live.app.control.rate_limit("e2e.note", "5/s", **told)
     assert "ok" in answer[worker.hostname()]
-    for number in range(8):
-        live.app.tasks["e2e.note"].delay(f"slow-{number}")
+    live.fill("note", 8, "slow-")
     most = 0
     while len(live.journal.entries("slow-")) < 8:
         most = max(most, taken(live.toc))

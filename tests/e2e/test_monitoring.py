@@ -53,8 +53,7 @@ def test_the_counts_in_redis_agree_with_what_producers_and_workers_did(
     """Whichever process counted what, within seconds, and without anybody asking for it."""
     [worker] = live.start_workers(1, *POOLS[pool], *ALONE)
     due = datetime.now(timezone.utc) + timedelta(seconds=1)
-    for i in range(20):
-        live.app.tasks["e2e.note"].apply_async((f"counted-{i}",), eta=due)
+    live.fill("note", 20, "counted-", eta=due)
     live.app.tasks["e2e.refuse"].delay("no")
     revoked = live.app.tasks["e2e.note"].apply_async(("never",), countdown=3600)
     live.toc.cancel(revoked.id)
@@ -71,8 +70,7 @@ def test_the_counts_in_redis_agree_with_what_producers_and_workers_did(
     assert 0 < measured.recent_lateness.quantile(0.5) < 10
     assert measured.totals == measured.recent
     # A worker that stops leaves nothing uncounted.
-    for i in range(5):
-        live.app.tasks["e2e.note"].delay(f"brief-{i}")
+    live.fill("note", 5, "brief-")
     live.journal.wait_for("brief-", 5)
     worker.teardown()
     wait_until(lambda: totals(live.toc).get("acked") == 26, 5, lambda: totals(live.toc))
@@ -138,8 +136,7 @@ def test_a_paused_worker_takes_nothing_until_it_is_resumed(live: Live, pool: str
     [answer] = live.app.control.broadcast("toc_pause", destination=[name], reply=True, timeout=5)
     assert answer == {name: {"ok": "paused"}}
     assert inspect(live.app, worker)["paused"] is True
-    for i in range(5):
-        live.app.tasks["e2e.note"].delay(f"waits-{i}")
+    live.fill("note", 5, "waits-")
     time.sleep(2.5)  # it would have looked twice meanwhile
     assert live.journal.entries() == []
     assert live.toc.counts("celery").ready == 6

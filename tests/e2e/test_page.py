@@ -32,7 +32,7 @@ from ..contract.test_failures import failure
 from ..support import nursery
 from ..support.browser import Browser, require_browser
 from ..support.http_server import HttpServer
-from ..support.inspection import minutes_pass
+from ..support.inspection import minutes_pass, put_some
 from ..support.library import close_libraries, create_tables
 from ..support.nodes import ROOT
 from ..support.servers import Server
@@ -226,8 +226,7 @@ def test_chosen_messages_are_cancelled_and_their_results_are_revoked(
 def test_what_a_browser_sends_back_is_what_the_page_has_shown(
     browser: Browser, page: str, center: Any, id: str
 ) -> None:
-    for one in (id, "other"):
-        center.put("mail", one, b"x", delay=HOUR)
+    put_some(center, "mail", (id, "other"), body=b"x", delay=HOUR)
     browser.open(f"{page}queue?queue=mail", then="other", at="#messages")
     browser.click("tbody tr:first-child input")
     browser.wait_text("1 chosen")

@@ -65,8 +65,7 @@ def test_the_pool_grows_and_shrinks(live: Live) -> None:
 
 def test_disabled_prefetch_takes_only_what_can_start(live: Live) -> None:
     live.start_workers(1, "-c", "1", "--disable-prefetch")
-    for i in range(5):
-        live.app.tasks["e2e.nap"].delay(f"single-{i}", 0.4)
+    live.fill("nap", 5, "single-", 0.4)
     live.journal.wait_for("single-", 1)
     time.sleep(0.1)  # what would be prefetched would be so by now
     assert live.toc.counts("celery").ready == 4

@@ -63,8 +63,7 @@ def cut_connections(client: redis.Redis) -> None:
 def test_what_a_thread_pool_was_given_runs_once_although_the_connection_was_cut(live: Live) -> None:
     """X5: a pool of threads starts what it has queued, whatever becomes of the connection."""
     live.start_workers(1, "-P", "threads", "-c", "1")
-    for i in range(6):
-        live.app.tasks["e2e.late_ack"].delay(f"queued-{i}", 0.6)
+    live.fill("late_ack", 6, "queued-", 0.6)
     live.journal.wait_for("queued-1", 1)
     cut_connections(live.client)
     live.journal.wait_for("queued-", 12)

@@ -205,8 +205,7 @@ def test_a_cold_shutdown_ends_although_a_process_has_been_written_half_a_task(li
 def test_a_greenlet_that_a_cold_shutdown_kills_is_not_acknowledged(live: Live, pool: str) -> None:
     """The signal is handled in whichever greenlet runs: most of the time one of the tasks."""
     worker = start(live.start_workers, *POOLS[pool])
-    for number in range(3):
-        live.app.tasks["e2e.toil"].delay(f"toil-{number}", 6)
+    live.fill("toil", 3, "toil-", 6)
     live.journal.wait_for("toil-", 3)
     tell(worker, signal.SIGQUIT)
     assert ended(worker, 40)
@@ -309,8 +308,7 @@ def test_processes_that_are_replaced_after_each_task_or_two_lose_and_repeat_noth
     for late, each in (True, 1), (False, 2):
         settings = {"task_acks_late": late, "worker_max_tasks_per_child": each}
         worker = start(live.start_workers, "-c", "2", **settings)
-        for i in range(12):
-            live.app.tasks["e2e.told"].delay(f"task-{each}-{i}")
+        live.fill("told", 12, f"task-{each}-")
         live.journal.wait_for(f"task-{each}-", 24, timeout=60)
         wait_until(lambda: slot_keys(live.client) == [])
         worker.container.kill()
@@ -334,15 +332,13 @@ def test_a_worker_takes_what_its_autoscaled_pool_may_start(
         return stats.get("autoscaler", {}).get("current", 0)
 
     for burst in range(2):
-        for i in range(4):
-            live.app.tasks["e2e.told"].delay(f"burst-{burst}-{i}", 3.0)
+        live.fill("told", 4, f"burst-{burst}-", 3.0)
         entries = live.journal.wait_for(f"burst-{burst}-", 4)
         assert not any(e["name"].endswith("-done") for e in entries[:4]), "they wait for another"
         live.journal.wait_for(f"burst-{burst}-", 8)
         wait_until(lambda: processes() == 1)
     live.app.control.autoscale(1, 1, reply=True, **told)
-    for i in range(4):
-        live.app.tasks["e2e.told"].delay(f"single-{i}", 0.5)
+    live.fill("told", 4, "single-", 0.5)
     live.journal.wait_for("single-", 1)
     assert live.toc.counts("celery") == (3, 0, 1, 0)
     live.journal.wait_for("single-", 8)

@@ -21,7 +21,7 @@ from kombu_toc.library.records import Event, now_us
 from kombu_toc.library.schema import REVISION
 from kombu_toc.model import message as envelope
 
-from ..support.library import consume, fill, publish, status_of
+from ..support.library import consume, fill, publish, rebuilt, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -274,8 +274,7 @@ def test_a_rebuild_may_be_stopped_anywhere_and_repeated(
 def test_two_messages_of_one_id_are_both_put_back(client, broker, store, center, recorded):
     for n in range(2):
         publish(broker, "order-1", retries=n, **{"x-delay": 60_000})
-    client.flushall()
-    assert recorded.library.rebuild().put == 2
+    assert rebuilt(recorded) == 2
     assert len(center.get("order-1")) == 2
 
 

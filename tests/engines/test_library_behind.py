@@ -37,7 +37,7 @@ from kombu_toc.library.keeper import Keeper
 from kombu_toc.library.recorder import Recorder
 from kombu_toc.library.shards import Database, RefusedError
 
-from ..support.library import consume, fill, publish, status_of
+from ..support.library import consume, fill, publish, rebuilt, status_of
 from ..support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("client")
@@ -123,9 +123,7 @@ def test_what_is_written_behind_is_rebuilt_as_it_was(mail, store, client, center
         )
     before = {one.id: one for one in center.scan("mail", limit=1000).messages}
     behind.turn()
-    client.flushall()
-    center.registry.forget("mail")
-    assert recorded.library.rebuild().put == 40
+    assert rebuilt(recorded, center) == 40
     after = {one.id: one for one in center.scan("mail", limit=1000).messages}
     assert after.keys() == before.keys()
     for id, found in after.items():
@@ -319,8 +317,7 @@ def test_what_dies_before_it_has_a_row_is_a_dead_letter_again_after_a_rebuild(
     assert status_of(store, "order-1") == ["dead"]
     # And what is deleted of DeadQueue stays away.
     assert recorded.dead.purge("mail") == 1
-    client.flushall()
-    assert recorded.library.rebuild().put == 0
+    assert rebuilt(recorded) == 0
 
 
 @pytest.mark.parametrize("is_written", [True, False])
@@ -334,8 +331,7 @@ def test_what_a_process_without_a_library_requeues_comes_back_to_be_run(
     behind.turn()
     assert center.dead.requeue("mail") == 1
     behind.turn()
-    client.flushall()
-    assert recorded.library.rebuild().put == 1
+    assert rebuilt(recorded) == 1
     center.registry.forget("mail")
     assert not center.scan("mail", state=DEAD).messages
     assert consume(mail, 1) == ["order-1"]
@@ -413,8 +409,7 @@ def test_a_dead_letter_that_is_deleted_before_it_has_a_row_stays_away(
 
     monkeypatch.setattr(Behind, "_bury", purged)
     behind.turn()
-    client.flushall()
-    assert recorded.library.rebuild().put == 0
+    assert rebuilt(recorded) == 0
 
 
 def test_lists_retries_and_copies_are_logged(mail, store, center, behind):

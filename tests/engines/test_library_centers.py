@@ -24,7 +24,7 @@ from kombu_toc.library import statuses
 from kombu_toc.library.putting import Putter
 from kombu_toc.library.store import Store
 
-from ..support.library import status_of
+from ..support.library import rebuilt, status_of
 from ..support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("client")
@@ -173,8 +173,7 @@ def test_two_messages_of_one_id_are_two_rows(client, recorded, store):
     assert len(kept) == 2
     assert [one.deleted for one in recorded.cancel(kept - {"order-1"})] == [True]
     assert sorted(status_of(store, "order-1")) == ["cancelled", "pending"]
-    client.flushall()
-    assert recorded.library.rebuild().put == 1
+    assert rebuilt(recorded) == 1
     [found] = recorded.get("order-1")
     assert found.body == b"one"
 
@@ -188,8 +187,7 @@ def test_the_same_bytes_under_the_same_id_may_be_put_again_and_are_another_messa
         flushed(recorded)
     recorded.put("mail", "order-1", b"one", delay=60)
     assert sorted(status_of(store, "order-1")) == ["done", "done", "pending"]
-    client.flushall()
-    assert recorded.library.rebuild().put == 1
+    assert rebuilt(recorded) == 1
 
 
 def test_what_is_refused_has_no_row(recorded, store):

@@ -13,7 +13,7 @@ from kombu_toc.library import statuses
 from kombu_toc.library.putting import DeadLetters
 from kombu_toc.library.records import Event, now_us
 
-from ..support.library import consume, publish, status_of
+from ..support.library import consume, publish, rebuilt, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -40,8 +40,7 @@ def test_dead_letters_come_back_as_they_were(client, broker, store, center, reco
     assert store.count() == {"dead": 2, "not put": 0}
     assert status_of(store, "order-1") == ["dead"]
     assert [one.id for one in recorded.library.find(status="dead").records] == list(before)
-    client.flushall()
-    assert recorded.library.rebuild().put == 2
+    assert rebuilt(recorded) == 2
     assert recorded.library.rebuild().put == 0
     after = dead(center)
     assert {id: (one.body, one.error, one.slot, one.step) for id, one in after.items()} == {
@@ -57,8 +56,7 @@ def test_dead_letters_come_back_as_they_were(client, broker, store, center, reco
 def test_one_that_was_requeued_comes_back_to_be_run(client, broker, store, center, recorded):
     die(broker, "order-1", "order-2")
     assert recorded.dead.requeue("mail", ids=["order-1"]) == 1
-    client.flushall()
-    assert recorded.library.rebuild().put == 2
+    assert rebuilt(recorded) == 2
     assert dead(center).keys() == {"order-2"}
     assert consume(broker, 1) == ["order-1"]
     assert sorted(status_of(store, "order-1")) == ["done"]
@@ -86,8 +84,7 @@ def test_what_was_deleted_of_deadqueue_stays_so(client, broker, store, center, r
     assert recorded.dead.purge("mail", ids=["order-0", "order-1"]) == 2
     assert [one.deleted for one in recorded.cancel("order-2")] == [True]
     prune(store, now_us() - 60_000_000)
-    client.flushall()
-    assert recorded.library.rebuild().put == 2
+    assert rebuilt(recorded) == 2
     assert dead(center).keys() == {"order-3", "order-4"}
     recorded.queues.delete("mail")
     assert recorded.library.rebuild().put == 0
@@ -119,8 +116,7 @@ def test_what_is_older_than_deadqueue_keeps_stays_away(client, broker, store, ce
         shard.database.execute(
             shard.tables.pending.update().values(modified_us=now_us() - 1_001_000_000)
         )
-    client.flushall()
-    assert recorded.library.rebuild().put == 0
+    assert rebuilt(recorded) == 0
     assert dead(center) == {}
 
 
@@ -152,8 +148,7 @@ def test_check_leaves_what_was_requeued_so(client, broker, store, center, record
     recorded.dead.requeue("mail", ids=["order-1"])
     assert recorded.library.check(fix=True) == []
     assert center.get("order-1")
-    client.flushall()
-    assert recorded.library.rebuild().put == 1
+    assert rebuilt(recorded) == 1
     assert consume(broker, 1) == ["order-1"]
 
 
@@ -193,8 +188,7 @@ def test_one_that_was_requeued_before_its_worker_could_say_that_it_died_comes_ba
         store.record([died])
     [row] = store.of_ids(["order-1"])
     assert row.status == statuses.PENDING
-    client.flushall()
-    assert recorded.library.rebuild().put == 1
+    assert rebuilt(recorded) == 1
     [found] = center.get("order-1")
     assert found.state == "waiting"
     # One that dies after that is dead.
@@ -211,7 +205,6 @@ def test_an_id_with_a_number_sign_is_purged_and_requeued_with_its_row(
     die(broker, "order#1", "order#2", "order#3")
     assert recorded.dead.purge("mail", ids=["order#1"]) == 1
     assert recorded.dead.requeue("mail", ids=["order#2"]) == 1
-    client.flushall()
-    assert recorded.library.rebuild().put == 2
+    assert rebuilt(recorded) == 2
     assert dead(center).keys() == {"order#3"}
     assert [one.id for one in center.scan("mail", state="waiting").messages] == ["order#2"]

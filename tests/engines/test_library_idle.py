@@ -13,6 +13,7 @@ from kombu_toc import center_for
 from kombu_toc.library import statuses
 from kombu_toc.library.keeper import PRUNED
 
+from ..support.inspection import put_some
 from ..support.library import status_of
 from ..support.waiting import wait_until
 
@@ -60,8 +61,7 @@ def test_what_is_not_put_is_put_from_whichever_table(center: Any, monkeypatch: A
     """Also where one turn does not look at all of them."""
     monkeypatch.setattr("kombu_toc.library.keeper.TABLES", 5)
     recorder = center.recorder.recorder
-    for number in range(40):
-        center.put("mail", f"order-{number}", b"one", delay=60)
+    put_some(center, "mail", 40, "order-", b"one", delay=60)
     rows = recorder.store.of_ids([f"order-{number}" for number in range(40)])
     center.client.flushall()
     center.registry.forget("mail")

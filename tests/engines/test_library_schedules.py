@@ -19,6 +19,7 @@ from kombu_toc.library.putting import Schedules
 from kombu_toc.library.schema import SCHEDULES
 
 from ..support.fixtures import own_server
+from ..support.library import rebuilt
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -109,8 +110,7 @@ def test_after_a_firing_the_next_one_comes_back(app, client, store, center: Time
     mine.schedules.resume("often")
     recorder_of(app).flush()
     [waiting] = mine.center.scan("celery").messages
-    client.flushall()
-    assert mine.library.rebuild().put == 1
+    assert rebuilt(mine.center) == 1
     center.registry.forget("celery")
     [back] = center.scan("celery").messages
     assert (back.id, back.body) == (waiting.id, waiting.body)

@@ -23,7 +23,7 @@ from kombu_toc.library.schema import LOCATOR
 from kombu_toc.library.shards import Shards
 
 from ..support import nursery
-from ..support.library import close_libraries, consume, publish, status_of
+from ..support.library import close_libraries, consume, publish, rebuilt, status_of
 from ..support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("client")
@@ -247,8 +247,7 @@ def test_a_rebuild_puts_back_what_lies_by_business_ids(broker, client, store):
         send(broker, id, f"customer-{number}")
         publish(broker, f"run-{number}", **{"x-biz-id": f"customer-{number}"})
     consume(broker, 8)
-    client.flushall()
-    assert center.library.rebuild().put == 8
+    assert rebuilt(center) == 8
     assert sorted(one.id for one in center.scan("mail", limit=99).messages) == ids
     assert center.library.check() == []
     assert {row.place for row in store.of_ids(ids)} == {statuses.IN_REDIS}

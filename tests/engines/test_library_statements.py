@@ -18,6 +18,7 @@ from kombu_toc.library.outcomes import DAY_US
 from kombu_toc.library.shards import Shards
 from kombu_toc.library.store import Store
 
+from ..support.inspection import put_some
 from ..support.library import close_libraries, status_of
 
 pytestmark = [pytest.mark.every_engine, pytest.mark.usefixtures("client")]
@@ -86,8 +87,7 @@ def test_a_row_is_where_the_crc_32_of_its_id_says(server, store: Store, options)
     recorded = center_for(server.toc_url, **options)
     recorded.queues.declare("mail")
     ids = [f"task-{number}" for number in range(30)] + ["\u00fc-9", "\U0001f642"]
-    for id in ids:
-        recorded.put("mail", id, b"1", delay=600)
+    put_some(recorded, "mail", ids, body=b"1", delay=600)
     for number, shard in enumerate(store.shards.all):
         found = shard.database.read(shard.tables.pending.select())
         expected = {id for id in ids if zlib.crc32(id.encode()) % 4 == number}
@@ -107,8 +107,7 @@ def test_the_embedded_server_has_its_library_beside_its_data(tmp_path: Path):
     url = f"toc+embedded://{tmp_path / 'data'}?toc_library=on"
     center = center_for(url)
     center.queues.declare("mail")
-    for number in range(20):
-        center.put("mail", f"task-{number}", b"1", delay=600)
+    put_some(center, "mail", 20, "task-", b"1", delay=600)
     center.client.flushall()
     assert center.library.rebuild().put == 20
     assert len(center.scan("mail").messages) == 20

@@ -10,7 +10,7 @@ from kombu import Connection
 from kombu_toc import Unique, UniqueError
 from kombu_toc.library.putting import is_unique
 
-from ..support.library import consume, fill, publish, status_of
+from ..support.library import consume, fill, publish, rebuilt, status_of
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -52,8 +52,7 @@ def test_what_is_replaced_has_ended_and_what_replaces_it_comes_back(
     [row] = store.of_ids(["order-1", "order-2"])
     assert (row.id, row.body) == ("order-1", found.body)
     assert sorted(status_of(store, "order-1")) == ["cancelled", "pending"]
-    client.flushall()
-    assert recorded.library.rebuild().put == 1
+    assert rebuilt(recorded) == 1
     center.registry.forget("mail")
     [back] = center.get("order-1")
     assert back.body == found.body
@@ -63,8 +62,7 @@ def test_after_a_rebuild_a_key_is_held_again(client, broker, store, center, reco
     for number in range(3):
         publish(broker, f"order-{number}", **unique(f"key-{number}", until=1000 + number))
     publish(broker, "plain", **LATER)
-    client.flushall()
-    assert recorded.library.rebuild().put == 4
+    assert rebuilt(recorded) == 4
     assert recorded.library.rebuild().put == 0
     recorded.registry.forget("mail")
     for number in range(3):
@@ -93,8 +91,7 @@ def test_a_center_records_what_has_a_unique_key(client, recorded, store, center)
     replace = Unique("42", conflict="replace")
     assert recorded.put("mail", "order-3", b"three", unique=replace, delay=600).id == "order-1"
     assert sorted(status_of(store, "order-1")) == ["cancelled", "pending"]
-    client.flushall()
-    assert recorded.library.rebuild().put == 1
+    assert rebuilt(recorded) == 1
     center.registry.forget("mail")
     [found] = center.get("order-1")
     assert found.body == b"three"

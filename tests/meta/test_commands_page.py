@@ -17,6 +17,7 @@ from kombu import Queue, pools
 from kombu_toc import TimeoutCenter
 
 from ..support.commands import answer
+from ..support.inspection import put_some
 from ..support.servers import Server
 
 pytestmark = pytest.mark.one_server("the samples are of one server")
@@ -157,8 +158,7 @@ def test_what_is_used_of_limits_is_told_as_the_page_has_it(
     assert run("limits") == {"limits": []}
     limits = {"rate": "100/s", "concurrency": 3, "key_concurrency": 1}
     center.queues.declare("mail", **limits)
-    for number in range(3):
-        center.put("mail", f"m-{number}", b"", key="k")
+    put_some(center, "mail", 3, "m-", key="k")
     center.pop("mail", 10)
     told = run("limits")
     assert_alike(*SAMPLES["limits"], told)

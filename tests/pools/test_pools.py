@@ -51,8 +51,7 @@ def test_what_processes_were_sent_runs_once_although_their_worker_stops(live: Li
     [worker] = live.start_workers(1, "-c", "2", mingle=True)
     processes = pool_of(worker)
     send_to_all(processes, signal.SIGSTOP)
-    for i in range(2):
-        live.app.tasks["e2e.late_ack"].delay(f"sent-{i}", 0.1)
+    live.fill("late_ack", 2, "sent-", 0.1)
     wait_until_in_flight(live.toc, 2)
     os.kill(worker.container.pid, signal.SIGTERM)
     time.sleep(0.3)  # the worker is shutting down
@@ -78,8 +77,7 @@ def test_what_processes_were_sent_runs_once_although_the_connection_is_cut(
     )
     processes = pool_of(worker)
     send_to_all(processes, signal.SIGSTOP)
-    for i in range(2):
-        live.app.tasks["e2e.late_ack"].delay(f"sent-{i}", 0.1)
+    live.fill("late_ack", 2, "sent-", 0.1)
     wait_until_in_flight(live.toc, 2)
     if end is signal.SIGKILL:
         send_to_all(processes, end)
@@ -105,8 +103,7 @@ def test_what_a_killed_process_was_sent_runs_once_although_the_connection_is_cut
     live.app.tasks["e2e.late_ack"].delay("connected", 0)
     live.journal.wait_for("connected-done", 1)
     send_to_all(pool_of(worker)[:1], signal.SIGKILL)
-    for i in range(2):
-        live.app.tasks["e2e.late_ack"].delay(f"sent-{i}", 0.1)
+    live.fill("late_ack", 2, "sent-", 0.1)
     # What was sent to a process that lives may have been executed by now.
     wait_until(lambda: live.toc.counts("celery").waiting == 0)
     cut_connections(live.client)

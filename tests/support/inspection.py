@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -32,14 +32,14 @@ def pop_call(center: TimeoutCenter, topic: Topic, *slots: Any, **how: Any) -> Sc
 def put_some(
     center: TimeoutCenter,
     queue: str,
-    number: int,
+    which: int | Iterable[str],
     prefix: str = "m",
     body: bytes = b"",
     **how: Any,
 ) -> None:
-    """Put so many messages, one after the other: m0, m1, ..."""
-    for n in range(number):
-        center.put(queue, f"{prefix}{n}", body, **how)
+    """Put messages, one after the other. which: their ids, or how many: m0, m1, ..."""
+    for id in [f"{prefix}{n}" for n in range(which)] if isinstance(which, int) else which:
+        center.put(queue, id, body, **how)
 
 
 def delivered(

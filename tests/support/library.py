@@ -286,6 +286,15 @@ def be_old(store: Store, id: str) -> None:
     store.insert([row._replace(modified_us=row.modified_us - 60_000_000)])
 
 
+def rebuilt(center: TimeoutCenter, *forget: TimeoutCenter) -> int:
+    """Redis loses everything: how many messages its library has put back. forget: centers that are
+    not to remember how `mail` was declared"""
+    center.client.flushall()
+    for one in forget:
+        one.registry.forget("mail")
+    return center.library.rebuild().put
+
+
 def status_of(store: Store, id: str) -> list[str]:
     return [record.status for record in store.history(id)]
 

@@ -271,6 +271,11 @@ class Live(NamedTuple):
         self.journal.wait_for(name, 1)
         return sent
 
+    def fill(self, task: str, number: int, prefix: str, *args: Any, **options: Any) -> None:
+        """Send so many of these tasks, which write down the prefix and their number."""
+        for one in range(number):
+            self.app.tasks[f"e2e.{task}"].apply_async((f"{prefix}{one}", *args), **options)
+
 
 @pytest.fixture
 def live(request: pytest.FixtureRequest) -> Live:
