@@ -279,9 +279,9 @@ def _expiring(topic: Topic) -> Iterator[str]:
     """That it is to stay, if it goes when nobody uses it, as it was declared first."""
     if topic.declaration.expires:
         yield (
-            f"no x-expires (it was declared with {topic.declaration.expires}, which stands: it goes "
-            f"with its messages when nobody uses it; 'celery toc topic delete {topic.name}', then "
-            "it may be declared anew)"
+            f"no x-expires (it was declared with {topic.declaration.expires}, which stands: it "
+            f"goes with its messages when nobody uses it; 'celery toc topic delete {topic.name}', "
+            "then it may be declared anew)"
         )
 
 
