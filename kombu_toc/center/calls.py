@@ -331,7 +331,7 @@ def read_put(counts: TopicCounts, raw: Any, asked: str = "") -> Put:
     """The result of a put; a number, if the message was added under the id that was `asked` for."""
     id, outcome, now, *_ = raw if isinstance(raw, list) else (b"", 1, raw)
     counts.put += now > 0
-    return Put(text(id) or asked, results.OUTCOMES[outcome], int(now) or None)
+    return Put(text(id) if id else asked, results.OUTCOMES[outcome], int(now) or None)
 
 
 def read_settled(counts: TopicCounts, counter: str, raw: list[Any] | int) -> results.Settled:
@@ -790,22 +790,25 @@ class Commands:
     def _ack(self, topic: Topic, batch: list[Delivery]) -> ScriptCall:
         # Of one that was not, a message may have come to a place since.
         limited = topic.declaration.lanes
-        by_slot: dict[int, list[Delivery]] = {}
+        #: slot -> ids, and births
+        by_slot: dict[int, tuple[list[str], list[str]]] = {}
         copies: list[Any] = []
         for delivery in batch:
-            by_slot.setdefault(delivery.slot, []).append(delivery)
+            ids, births = by_slot.setdefault(delivery.slot, ([], []))
+            ids.append(delivery.id)
+            births.append(delivery.birth)
             if ";" in delivery.birth:
                 limited = limited or delivery.has_place
             if "#" in delivery.id:
                 copies += (delivery.slot, delivery.id)
         keys: list[str] = []
         args: list[Any] = []
-        for number, some in sorted(by_slot.items()):
+        for number, (ids, births) in sorted(by_slot.items()):
             slot = topic.slot(number)
             keys += slot.script_keys
             if limited:
                 keys += slot.lane_keys
-            args += (number, len(some), *[one.id for one in some], *[one.birth for one in some])
+            args += (number, len(ids), *ids, *births)
         sets = [topic.slot(at).copies(id.rpartition("#")[0]) for at, id in rows(copies, 2)]
         if limited:
             gate = self._context.gate_of(topic, slot)

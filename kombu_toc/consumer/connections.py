@@ -213,9 +213,8 @@ class PipelinedConnection:
                     times = self._metrics.scripts[what.script.name]
                     times[0] += 1
                     times[1] += time.monotonic() - since
-                    announced = what.announcing(reply)
-                    if announced is not None and self.on_announcing is not None:
-                        self.on_announcing(announced)
+                    if self.on_announcing is not None and (told := what.announcing(reply)):
+                        self.on_announcing(told)
                     reply = result
                 self._waiting.popleft()
                 if on_reply is not None:

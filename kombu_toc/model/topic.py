@@ -619,7 +619,7 @@ class Topic:
 
     def slot_for(self, basis: str) -> Slot:
         """The slot that a message with this slot basis goes to."""
-        return self.slot(slot_of(basis, self.declaration.slots))
+        return _slot(self.prefix, self.name, slot_of(basis, self.declaration.slots), self.steps)
 
     def slots_for(self, basis: str | None) -> list[Slot]:
         """Where a message with this slot basis may be: the slot that it goes to now, and those

@@ -302,12 +302,12 @@ class Publisher:
     def put_into(self, topic: Topic, message: dict[str, Any], batch: PublishBatch | None) -> None:
         """As :meth:`put`, where the queue's topic was just asked for."""
         name = message["properties"]["delivery_tag"]
-        slots = name.slots.setdefault(topic.name, topic.slots)
-        if slots != topic.slots:  # resharded between two attempts
-            topic = replace(topic, declaration=replace(topic.declaration, slots=slots))
-        publish = None
-        if not topic.declaration.expires:  # what goes away by itself is no harm twice: a reply
-            publish = name if batch is not None else name.rpartition(".")[0], name
+        declared = topic.declaration
+        slots = name.slots.setdefault(topic.name, declared.slots)
+        if slots != declared.slots:  # resharded between two attempts
+            topic = replace(topic, declaration=replace(declared, slots=slots))
+        # What goes away by itself is no harm twice: a reply.
+        publish = None if declared.expires else publish_of(name, batch)
         prepared = self.prepare(topic, message, publish)
         if prepared.claim is not None:  # not in a batch: its sender is told
             self._put_unique(topic, prepared, message)
@@ -316,7 +316,7 @@ class Publisher:
         if batch is not None:
             batch.add(call, call.keys[SENT])
             return
-        self.run(topic.name, call, wait=not topic.declaration.expires)
+        self.run(topic.name, call, wait=not declared.expires)
 
     def _put_unique(self, topic: Topic, prepared: Prepared, message: dict[str, Any]) -> None:
         """Put an addressed message with a unique key. Raises UniqueError; and KeptError, if who
