@@ -283,20 +283,16 @@ class _Results:
     """Marks the results of cancelled tasks, as a revoke does."""
 
     def __init__(self, session: Session, keep: bool) -> None:
-        self._session = session
+        self._session, self._keep = session, keep
+        self._no_backend = not keep and isinstance(session.app.backend, DisabledBackend)
         #: ids of the tasks whose results were marked
         self.marked: list[str] = []
-        #: why results are not marked; empty if the user does not want it
-        self._why: str | None = None
         self._failed: Exception | None = None
-        if keep:
-            self._why = ""
-        elif isinstance(session.app.backend, DisabledBackend):
-            self._why = "the app has no result backend"
 
     def mark(self, cancelled: Cancelled) -> bool:
         """Mark the result of one task; return whether that was done. What a worker has is left."""
-        if self._why is not None or self._failed is not None or cancelled.state == "in flight":
+        no_more = self._keep or self._no_backend or self._failed is not None
+        if no_more or cancelled.state == "in flight":
             return False
         task = self._session.center.task(cancelled)
         is_dead = cancelled.state == "dead"
@@ -314,8 +310,9 @@ class _Results:
             remember_revoked(self._session.center, self.marked)
         if self._failed is not None:
             self._session.complain(f"results are not marked REVOKED: {self._failed}")
-        elif self._why:
-            self._session.screen.say(f"Results are not marked: {self._why}.", "dim")
+        elif self._no_backend:
+            text = "Results are not marked: the app has no result backend."
+            self._session.screen.say(text, "dim")
 
 
 # -- celery toc reschedule and run
