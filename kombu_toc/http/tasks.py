@@ -73,12 +73,11 @@ async def put(api: Any, request: Request, queue: str) -> Answer:
     A CloudEvent is accepted as well, in binary or structured form: its id is the id of the message,
     and its bytes are the event as structured JSON.
     """
-    if messages.is_event(request):
-        arguments = messages.arguments_of_event(request)
-        unique = None
-    else:
+    unique = messages.unique_of(request.asked)
+    if request.asked:
         arguments = messages.arguments_of(request.asked, request)
-        unique = messages.unique_of(request.asked)
+    else:  # nothing was read of an event
+        arguments = messages.arguments_of_event(request)
     _check(api, [arguments])
     made = await api.center.put(queue, unique=unique, **arguments)
     return answer(messages.shown_put(queue, made.id, outcome=made.outcome), 201)
