@@ -44,11 +44,21 @@ def asked(plan: Plan | None) -> list[tuple[Any, ...]]:
     return [(pop.topic.name, pop.slots, pop.ready_limit, pop.overdue_limit) for pop in plan.pops]
 
 
-def settled(fetcher: Fetcher, state: ConsumerState, now: float = 100.0) -> None:
+def settled(
+    fetcher: Fetcher, state: ConsumerState, now: float = 100.0
+) -> tuple[Fetcher, ConsumerState]:
     """The first looks are over, and have found nothing."""
     while (found := plan(fetcher, state, now)) is not None:
         for pop in found.pops:
             fetcher.take(state, pop, popped(1))
+    return fetcher, state
+
+
+def planned(fetcher: Fetcher, state: ConsumerState, now: float = 100.0) -> Plan:
+    """What is asked for, which is something."""
+    found = plan(fetcher, state, now)
+    assert found is not None
+    return found
 
 
 # -- when
@@ -64,8 +74,7 @@ def test_an_idle_consumer_looks_into_everything_and_then_rests() -> None:
 def test_it_looks_again_rarely_while_somebody_keeps_the_topics_up(
     kept_up: bool, pause: float
 ) -> None:
-    fetch, state = fetcher(), consumer("a")
-    settled(fetch, state)
+    fetch, state = settled(fetcher(), consumer("a"))
     assert plan(fetch, state, 100.0 + pause - 0.01, kept_up) is None
     assert asked(plan(fetch, state, 100.0 + pause, kept_up)) == [("a", None, 4, 4)]
 
@@ -88,8 +97,7 @@ def test_who_kept_them_up_and_is_gone_is_made_up_for_within_an_interval() -> Non
 def test_who_comes_late_for_a_slot_asks_all_of_them_for_what_was_due_first(
     slot: int, clustered: bool, late: bool, slots: set[int] | None
 ) -> None:
-    fetch, state = fetcher(clustered), consumer("a")
-    settled(fetch, state)
+    fetch, state = settled(fetcher(clustered), consumer("a"))
     state.pending.ask("a", slot)
     if late:
         state.pending.late.add("a")
@@ -103,8 +111,7 @@ def test_a_busy_consumer_looks_for_nothing() -> None:
 
 
 def test_a_cluster_is_looked_into_every_interval() -> None:
-    fetch, state = fetcher(clustered=True), consumer("a")
-    settled(fetch, state)
+    fetch, state = settled(fetcher(clustered=True), consumer("a"))
     assert plan(fetch, state, 100.9) is None
     assert plan(fetch, state, 101.0) is not None
 
@@ -135,8 +142,7 @@ def test_a_full_consumer_fetches_a_batch_when_a_task_ends() -> None:
 
 
 def test_what_can_start_is_split_over_the_topics_that_hold_something() -> None:
-    fetch, state = fetcher(), consumer("a", "b", "c", free=5)
-    settled(fetch, state)
+    fetch, state = settled(fetcher(), consumer("a", "b", "c", free=5))
     state.pending.ask("a", 1)
     state.pending.ask("b", 2)
     state.others_at = 100.0
@@ -151,8 +157,7 @@ def test_topics_that_nothing_is_known_of_are_looked_into_along_with_the_others()
 
 
 def test_only_a_topic_with_a_backlog_is_fetched_to_be_queued_by_a_consumer_that_is_idle() -> None:
-    fetch, state = fetcher(), consumer("a", "b", free=2, ahead=6)
-    settled(fetch, state)
+    fetch, state = settled(fetcher(), consumer("a", "b", free=2, ahead=6))
     state.pending.ask("a")
     state.pending.ask_for_backlog("b")
     state.others_at = 100.0
@@ -161,10 +166,9 @@ def test_only_a_topic_with_a_backlog_is_fetched_to_be_queued_by_a_consumer_that_
 
 
 def test_slots_are_asked_that_a_declaration_does_not_have() -> None:
-    fetch, state = fetcher(), consumer("a")
-    settled(fetch, state)
+    fetch, state = settled(fetcher(), consumer("a"))
     state.pending.ask("a", 12)
-    [pop] = plan(fetch, state).pops  # type: ignore[union-attr]
+    [pop] = planned(fetch, state).pops
     assert (pop.slots, pop.topic.slot_span) == ({12}, 16)
 
 
@@ -172,12 +176,11 @@ def test_slots_are_asked_that_a_declaration_does_not_have() -> None:
 
 
 def test_a_pop_settles_the_due_claims_of_its_slots_and_no_others() -> None:
-    fetch, state = fetcher(), consumer("a", "b")
-    settled(fetch, state)
+    fetch, state = settled(fetcher(), consumer("a", "b"))
     mine, other = ("a", 1, 5000), ("b", 1, 5000)
     state.due_claims.update(dict.fromkeys([mine, other]))
     state.pending.ask("a", 1)
-    [pop] = plan(fetch, state).pops  # type: ignore[union-attr]
+    [pop] = planned(fetch, state).pops
     assert pop.claims == [mine]
     assert list(state.due_claims) == [other]
     fetch.take(state, pop, popped(5000))
@@ -185,12 +188,11 @@ def test_a_pop_settles_the_due_claims_of_its_slots_and_no_others() -> None:
 
 
 def test_a_claim_beyond_the_horizon_of_its_pop_is_not_settled_by_it() -> None:
-    fetch, state = fetcher(), consumer("a")
-    settled(fetch, state)
+    fetch, state = settled(fetcher(), consumer("a"))
     near, far = ("a", 1, 1_000_000 + LOOKAHEAD), ("a", 1, 1_000_001 + LOOKAHEAD)
     state.due_claims.update(dict.fromkeys([near, far]))
     state.pending.ask("a", 1)
-    [pop] = plan(fetch, state).pops  # type: ignore[union-attr]
+    [pop] = planned(fetch, state).pops
     fetch.take(state, pop, popped(1_000_000))
     assert list(state.due_claims) == [far]
 
@@ -211,8 +213,7 @@ def test_nothing_is_asked_of_paused_topics_and_their_claims_are_left() -> None:
     state.pending.pause({"a"})
     claim = ("a", 1, 5000)
     state.due_claims[claim] = None
-    found = plan(fetch, state)
-    assert found is not None
+    found = planned(fetch, state)
     assert found.claims == [claim]
     assert [name for name, *_ in asked(found)] == ["b"]
     state.pending.pause(set())
@@ -223,11 +224,9 @@ def test_nothing_is_asked_of_paused_topics_and_their_claims_are_left() -> None:
 
 
 def test_a_busy_consumer_asks_where_else_something_is_due_before_it_pops() -> None:
-    fetch, state = fetcher(), consumer("a", "b", free=1)
-    settled(fetch, state)
+    fetch, state = settled(fetcher(), consumer("a", "b", free=1))
     state.pending.ask_for_backlog("a")
-    found = plan(fetch, state)
-    assert found is not None
+    found = planned(fetch, state)
     assert (found.unknown, found.ask_first, found.pops) == (["b"], True, [])
     state.pending.found_due(found.unknown, [0])
     served = []
@@ -238,17 +237,14 @@ def test_a_busy_consumer_asks_where_else_something_is_due_before_it_pops() -> No
 
 
 def test_it_asks_along_with_its_pops_if_it_has_asked_lately() -> None:
-    fetch, state = fetcher(), consumer("a", "b", free=1)
-    settled(fetch, state)
+    fetch, state = settled(fetcher(), consumer("a", "b", free=1))
     for now, unknown in ((100.0 + ASK_OTHERS / 2, []), (100.0 + ASK_OTHERS, ["b"])):
         state.others_at = 100.0
         state.pending.ask_for_backlog("a")
-        found = plan(fetch, state, now)
-        assert found is not None
+        found = planned(fetch, state, now)
         assert (found.unknown, found.ask_first, len(found.pops)) == (unknown, False, 1)
     state.pending.ask_for_backlog("a")
-    found = plan(fetch, state, 100.0 + ASK_OTHERS + OTHERS_STALE)
-    assert found is not None
+    found = planned(fetch, state, 100.0 + ASK_OTHERS + OTHERS_STALE)
     assert found.ask_first
 
 
@@ -258,8 +254,7 @@ def test_by_priority_the_first_queue_is_asked_about_before_every_pop() -> None:
     settled(fetch, state)
     state.others_at = 100.0
     state.pending.ask_for_backlog("second")
-    found = plan(fetch, state, 100.0 + ASK_OTHERS)
-    assert found is not None
+    found = planned(fetch, state, 100.0 + ASK_OTHERS)
     assert (found.unknown, found.ask_first) == (["first"], True)
 
 
@@ -268,11 +263,11 @@ def test_by_priority_the_first_queue_is_asked_about_before_every_pop() -> None:
 
 def test_what_a_pop_has_left_is_asked_for_again_and_is_a_backlog() -> None:
     fetch, state = fetcher(), consumer("a")
-    [pop] = plan(fetch, state).pops  # type: ignore[union-attr]
+    [pop] = planned(fetch, state).pops
     fetch.take(state, pop, popped(1, more=True))
     assert state.pending.slots == {"a": None}
     assert "a" in state.pending.backlog
-    [pop] = plan(fetch, state, 100.01).pops  # type: ignore[union-attr]
+    [pop] = planned(fetch, state, 100.01).pops
     fetch.take(state, pop, popped(1))
     assert not state.pending.slots
     assert not state.pending.backlog
@@ -281,7 +276,7 @@ def test_what_a_pop_has_left_is_asked_for_again_and_is_a_backlog() -> None:
 def test_a_look_that_finds_something_asks_for_it_and_makes_no_backlog() -> None:
     fetch, state = fetcher(), consumer("a", "b", free=1)
     state.pending.ask("a")
-    [_, look] = plan(fetch, state).pops  # type: ignore[union-attr]
+    [_, look] = planned(fetch, state).pops
     assert look.looks
     fetch.take(state, look, popped(1, more=True))
     assert "b" in state.pending.sure
@@ -353,10 +348,9 @@ def test_on_a_cluster_a_backlog_is_worked_off_with_few_pops_of_many_messages() -
 
 
 def test_a_node_that_cannot_be_asked_is_asked_again_after_a_while() -> None:
-    fetch, state = fetcher(clustered=True), consumer("a")
-    settled(fetch, state)
+    fetch, state = settled(fetcher(clustered=True), consumer("a"))
     state.pending.ask("a", 3)
-    [pop] = plan(fetch, state, 100.1).pops  # type: ignore[union-attr]
+    [pop] = planned(fetch, state, 100.1).pops
     fetch.miss(state, pop, 100.1)
     assert plan(fetch, state, 100.2) is None
     assert asked(plan(fetch, state, 100.7))[0][1] in ({3}, None)
@@ -379,8 +373,7 @@ def limiting(clustered: bool = False) -> Fetcher:
 
 
 def test_of_a_limited_queue_nothing_is_fetched_ahead() -> None:
-    fetch, state = limiting(), consumer("a", "l", free=2, ahead=6)
-    settled(fetch, state)
+    fetch, state = settled(limiting(), consumer("a", "l", free=2, ahead=6))
     for topic in ("a", "l"):
         state.pending.ask_for_backlog(topic)
     both = {name: limits for name, _, *limits in asked(plan(fetch, state))}
@@ -389,8 +382,7 @@ def test_of_a_limited_queue_nothing_is_fetched_ahead() -> None:
 
 
 def test_a_busy_consumer_leaves_a_limited_queue_to_others_until_a_process_is_free() -> None:
-    fetch, state = limiting(), consumer("l", free=2, ahead=6)
-    settled(fetch, state)
+    fetch, state = settled(limiting(), consumer("l", free=2, ahead=6))
     state.pending.ask_for_backlog("l")
     sink: Any = state.sink
     sink.free, state.last_free = 0, -1  # a task has ended, and more may be queued
@@ -401,8 +393,7 @@ def test_a_busy_consumer_leaves_a_limited_queue_to_others_until_a_process_is_fre
 
 
 def test_a_queue_that_is_limited_as_a_whole_is_asked_as_a_whole_and_others_by_slot() -> None:
-    fetch, state = limiting(), consumer("l", "k")
-    settled(fetch, state)
+    fetch, state = settled(limiting(), consumer("l", "k"))
     for topic in ("l", "k"):
         state.pending.ask(topic, 3)
     state.due_claims.update(dict.fromkeys([("l", 0, 1), ("l", 3, 2), ("k", 3, 2)]))

@@ -66,10 +66,7 @@ def test_a_url_may_say_what_the_transport_options_may():
     assert made.toc_poll_interval == 0.5
     assert made.limits == Limits(30.0, 2.0, 60.0, 3600.0, 50)
     assert (made.toc_wait_replicas, made.toc_wait_timeout) == (1, 0.5)
-
-
-def test_the_url_goes_before_the_transport_options():
-    assert settings({"toc_slots": "4"}, toc_slots=16).toc_slots == 4
+    assert settings({"toc_slots": "4"}, toc_slots=16).toc_slots == 4, "the URL goes before them"
 
 
 def test_limits_per_topic_are_checked_and_the_topic_named():
@@ -108,12 +105,9 @@ def test_an_option_in_the_url_that_makes_no_sense_is_refused_and_named(name, val
         settings({name: value})
 
 
-def test_an_unknown_option_of_ours_is_refused_where_options_of_others_are_not():
+def test_an_unknown_option_of_ours_is_refused_and_those_of_others_are_left_to_them():
     with pytest.raises(ConfigurationError, match=r"'toc_slot' in broker_.*'toc_slots'"):
         settings(toc_slot=8)
-
-
-def test_a_transport_option_that_is_for_others_is_left_to_them():
     assert settings(max_retries=3, fanout_prefix=True, retry_on_timeout=True) == Settings()
     assert settings({"max_retries": "3", "retry_on_timeout": "1"}) == Settings()
 
@@ -247,20 +241,35 @@ def test_options_of_redis_py_that_would_break_the_transport_are_not_known(name):
 # -- URLs
 
 
-@each("scheme", ["toc", "toc+redis", "redis"])
-def test_a_url_says_where_the_server_is(scheme):
-    made = read_url(f"{scheme}://me:{SECRET}@example.org:7000/2?toc_slots=4")
-    assert made.kind == "redis"
-    assert (made.host, made.port, made.db) == ("example.org", 7000, 2)
-    assert (made.username, made.password) == ("me", SECRET)
-    assert made.query == {"toc_slots": "4"}
+WHOLE = {
+    **{"kind": "redis", "host": "example.org", "port": 7000, "db": 2},
+    **{"username": "me", "password": SECRET, "query": {"toc_slots": "4"}},
+}
+#: What a URL leaves out.
+PLAIN = {"host": "localhost", "port": 6379, "db": 0, "username": None, "password": None}
 
 
-@each("url", ["toc://", "toc+redis://", "toc+redis://localhost/", "toc://:6379"])
-def test_what_a_url_leaves_out_is_localhost_6379_database_0(url):
+@each(
+    ("url", "says"),
+    [
+        *(
+            (f"{scheme}://me:{SECRET}@example.org:7000/2?toc_slots=4", WHOLE)
+            for scheme in ("toc", "toc+redis", "redis")
+        ),
+        *((url, PLAIN) for url in ("toc://", "toc+redis://", "toc+redis://localhost/")),
+        ("toc://:6379", PLAIN),
+        ("toc+embedded:///var/lib/shop", {"path": "/var/lib/shop"}),
+        ("toc+embedded://", {"path": ""}),
+        ("toc+embedded:///var/lib/shop?db=2", {"db": 2}),
+        ("toc+redis://m%40e:p%2Fw%3A%3F@h/0", {"username": "m@e", "password": "p/w:?"}),
+        ("toc+redis://[::1]:7000/0", {"host": "::1"}),
+        ("toc://[::1]", {"port": 6379}),
+    ],
+)
+def test_a_url_says_where_the_server_is(url, says):
+    """X7"""
     made = read_url(url)
-    assert (made.host, made.port, made.db) == ("localhost", 6379, 0)
-    assert (made.username, made.password) == (None, None)
+    assert {name: getattr(made, name) for name in says} == says
 
 
 def test_rediss_means_tls():
@@ -287,25 +296,6 @@ def test_unix_names_a_socket_and_perhaps_a_database():
     with connect(address, read(address.query, {})) as client:
         assert client.connection_pool.connection_class is redis.UnixDomainSocketConnection
         assert client.connection_pool.connection_kwargs["path"] == "/run/redis a.sock"
-
-
-def test_embedded_names_a_directory_or_none():
-    """X7"""
-    assert read_url("toc+embedded:///var/lib/shop").path == "/var/lib/shop"
-    assert read_url("toc+embedded://").path == ""
-    assert read_url("toc+embedded:///var/lib/shop?db=2").db == 2
-
-
-def test_percent_encoded_characters_are_decoded():
-    made = read_url("toc+redis://m%40e:p%2Fw%3A%3F@h/0")
-    assert (made.username, made.password) == ("m@e", "p/w:?")
-
-
-def test_an_ipv6_address_is_understood():
-    assert (read_url("toc+redis://[::1]:7000/0").host, read_url("toc://[::1]").port) == (
-        "::1",
-        6379,
-    )
 
 
 @each(
@@ -465,23 +455,23 @@ def check_hidden(url):
 
 
 @each(
-    "url",
+    ("url", "shown"),
     [
-        "toc+redis://h:6379/0",
-        "toc+redis://me@h/0",
-        "toc+redis://h:6379/0?client_name=a@b",
-        "toc+unix:///run/a:b@c.sock",
-        "toc+embedded://",
+        *(
+            (url, url)
+            for url in (
+                *("toc+redis://h:6379/0", "toc+redis://me@h/0", "toc+embedded://"),
+                *("toc+redis://h:6379/0?client_name=a@b", "toc+unix:///run/a:b@c.sock"),
+            )
+        ),
+        (
+            "toc+redis://me:x@h:1/2?a=b&password=y&c=d",
+            "toc+redis://me:**@h:1/2?a=b&password=**&c=d",
+        ),
     ],
 )
-def test_a_url_without_a_password_is_shown_as_it_is(url):
-    assert mask_password(url) == url
-
-
-def test_what_surrounds_a_password_stays_to_be_seen():
-    assert mask_password("toc+redis://me:x@h:1/2?a=b&password=y&c=d") == (
-        "toc+redis://me:**@h:1/2?a=b&password=**&c=d"
-    )
+def test_what_is_no_password_stays_to_be_seen(url, shown):
+    assert mask_password(url) == shown
 
 
 @pytest.mark.parametrize("name", ["toc_pop_bytes", "toc_fanout_length"])
