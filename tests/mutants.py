@@ -256,7 +256,7 @@ MUTANTS = [
     ),
     Mutant(
         "a queue that was declared to stay expires if a former one did",
-        f"{SCRIPTS}/use.lua",
+        f"{SCRIPTS}/operations/use.lua",
         "if standing and not string.find",
         "if false and not string.find",
         "tests/contract/test_expiring_queues.py::"

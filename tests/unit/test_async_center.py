@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from inspect import signature
 
 import pytest
 import redis
@@ -20,7 +21,11 @@ from ..support.loops import in_loop
 def test_whatever_a_timeout_center_offers_can_be_awaited() -> None:
     for name, value in vars(TimeoutCenter).items():
         if isinstance(value, Delegate):
-            assert getattr(AsyncTimeoutCenter, name) is getattr(TimeoutCenter, name)
+            own, its = (getattr(center, name) for center in (AsyncTimeoutCenter, TimeoutCenter))
+            # A loop over messages is another one here; it takes the same.
+            assert own is its or (
+                name == "consume" and [*signature(own).parameters] == [*signature(its).parameters]
+            )
     toc = AsyncTimeoutCenter.from_url("toc+redis://localhost:1/0", toc_slots=4, toc_retries=2)
     for part in (*TimeoutCenter.PARTS, "registry", "runner"):
         methods = public(getattr(toc.center, part))
