@@ -344,7 +344,10 @@ def metrics(session: Session, address: tuple[str, int] | None) -> None:
                 [{**cli.document(one, "name labels"), "value": float(one.value)} for one in samples]
             )
         else:
-            click.echo(exporter.metrics_text(session.center), nl=False)
+            lines = exporter.metrics_text(session.center).split("\n")
+            if session.screen.is_terminal:  # a name of a queue may have control characters
+                lines = [clean(line) for line in lines]
+            click.echo("\n".join(lines), nl=False)
         for one in samples:
             if one.name == "celery_toc_slots_missing":
                 where = "{topic!r} at {server}".format(**one.labels)

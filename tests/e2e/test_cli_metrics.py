@@ -10,12 +10,15 @@ import pytest
 import redis
 from celery import Celery
 
+from celery_toc import timeout_center
+from celery_toc.cli.screen import clean
+
 from ..support import nursery
 from ..support.cases import each
 from ..support.commands import answer
 from ..support.tasks import make_app
 from ..support.workers import environment_of
-from .test_cli import celery
+from .test_cli import celery, in_a_terminal
 
 
 @pytest.fixture
@@ -33,6 +36,16 @@ def test_without_serve_the_metrics_are_printed_once(scheduled: Celery) -> None:
     assert (said.code, said.err) == (0, "")
     assert 'celery_toc_messages{state="scheduled",topic="celery"} 3.0' in said.out
     assert said.out.endswith("\n") and not said.out.endswith("\n\n")
+
+
+def test_on_a_terminal_no_name_of_a_queue_moves_the_cursor(scheduled: Celery) -> None:
+    """K9: elsewhere it is as Prometheus reads it."""
+    name = "\x1b[31mred\r\x9b0m"
+    timeout_center(scheduled).put(name, "x", b"")
+    words = ("-A", "tests.support.tasks", "toc", "metrics")
+    code, said = in_a_terminal("", *words, **environment_of(scheduled))
+    assert (code, clean(name) in said) == (0, True)
+    assert not {"\x1b", "\x9b"} & {*said}
 
 
 def test_as_json_they_are_a_list_of_samples(scheduled: Celery) -> None:
