@@ -271,6 +271,14 @@ MUTANTS = [
         "test_one_that_is_deleted_and_declared_to_stay_stays_whoever_has_used_the_former",
     ),
     Mutant(
+        "a queue that has expired is not declared again by who uses it",
+        "kombu_toc/center/topics.py",
+        "known = registry.recent(name) or before",
+        "known = registry.recent(name)",
+        "tests/contract/test_expiring_queues.py::"
+        "test_a_queue_that_is_gone_when_its_process_goes_on_is_declared_again",
+    ),
+    Mutant(
         "with a connection goes a queue that somebody has declared to stay",
         "kombu_toc/transport/channel.py",
         "if unless_it_stays and declared",

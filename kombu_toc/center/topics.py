@@ -54,7 +54,8 @@ class Expiring(CenterPart):
         nothing is done.
         """
         registry = self._registry
-        known = registry.recent(name) or registry.known(name)
+        before = registry.known(name)  # to find that it is gone is to forget it
+        known = registry.recent(name) or before
         if known is None:
             return
         if known.declaration.kept:

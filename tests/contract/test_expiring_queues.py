@@ -252,6 +252,23 @@ def test_a_declaration_without_it_stands(connect: Connect, client: redis.Redis) 
     }
 
 
+def test_a_queue_that_is_gone_when_its_process_goes_on_is_declared_again(
+    client: redis.Redis,
+) -> None:
+    """K6: it stood still for long, or the server has lost its memory. Else who sends there would
+    declare one that stays."""
+    now = time.monotonic()
+    center = TimeoutCenter(client)
+    center.registry.clock = lambda: now
+    center.queues.declare("mine", slots=1, expires=60_000)
+    client.flushall()
+    now += 60
+    center.expiring.refresh("mine", 60_000)
+    topic = TimeoutCenter(client).registry.declared("mine")
+    assert topic is not None
+    assert (topic.declaration.expires, topic.slots) == (60_000, 1)
+
+
 def test_who_declares_a_queue_to_stay_is_told_that_it_was_declared_to_expire(
     connect: Connect,
 ) -> None:
