@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -130,7 +131,12 @@ class Queues:
         elif self._settings.toc_slots and not self._center.registry.needs_one_slot(limits):
             limits.setdefault("slots", self._settings.toc_slots)
         asked = self.expiring.get(queue, expires)
-        topic = self._center.queues.declare(queue, expires=asked, kept=kept, **limits)
+        declare = partial(self._center.queues.declare, queue, expires=asked, kept=kept, **limits)
+        topic: Topic = declare()
+        if topic.declaration.kept and not kept:  # it may have expired, and nobody has looked
+            with suppress(ResponseError):
+                sweep(self._center)
+            topic = declare()
         if topic.declaration.kept:
             self._touch(topic)
         elif expires and topic.declaration.expires:

@@ -63,15 +63,19 @@ def test_a_queue_that_nobody_uses_goes_to_the_second_with_its_messages(
 
 
 def test_who_asks_for_one_that_has_expired_need_not_wait_for_another(
-    connection: Connection, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not there for who asks, and new for who declares it."""
+    """It is not there for who asks, and new for who declares it, also to stay from now on."""
     keeper = connection.transport.lease_keeper
     monkeypatch.setattr(keeper, "look_after", lambda queue, expires_ms: None)
     declared(connection)
-    declared(connection, "again")
-    publish(connection, "old", "again")
+    for queue in ("again", "stays"):
+        declared(connection, queue)
+        publish(connection, "old", queue)
     time.sleep(EXPIRES + 0.6)  # the server's own clock decides what has expired
+    channel = connect().default_channel
+    assert channel.queue_declare("stays").message_count == 0
+    assert channel.center.registry.topic("stays").declaration.expires is None
     with pytest.raises(ChannelError, match="NOT_FOUND"):
         connection.default_channel.queue_declare("brief", passive=True)
     assert declared(connection, "again").queue_declare(passive=True).message_count == 0
