@@ -17,3 +17,15 @@ local function waits_at(stores, id)
     if score then return step, plain_score(tonumber(score)), tonumber(score) end
   end
 end
+
+-- Where a message is: 1 waiting | 2 in flight | 3 dead | 0 nowhere; the number of its step; its score as it was,
+-- and as it is.
+local function find_message(id, stores, prepare, dead)
+  local step, plain, score = waits_at(stores, id)
+  if step then return 1, step, plain, score end
+  for state, key in ipairs({prepare, dead}) do
+    score = redis.call('ZSCORE', key, id)
+    if score then return state + 1, math.floor(tonumber(score) % 1000 / 32) + 1, tonumber(score), score end
+  end
+  return 0, 1, 0, '0'
+end

@@ -1,4 +1,5 @@
--- Fragment: how many messages may be put, of a topic and of each key.
+-- Fragment: what limits are to a put: how many messages may be put, of a topic and of each key; and where one
+-- goes whose key takes turns.
 --
 -- A sorted set has, per key, the time up to which what may be put is used up (the generic cell rate
 -- algorithm); ':', which no key is, stands for the whole topic. Who puts at most so many at that rate
@@ -46,3 +47,11 @@ end
 
 -- The key that the traits of a message name, '' for none.
 local function key_in(traits) return string.match(traits, '[;,]k([%w_.%%-]+)') or '' end
+
+-- Where keys take turns, a message that is due at once goes to its lane (lanes.lua), so that its key has a turn
+-- however many others wait. The next pop finds out whether the key may start something, and where its turn is.
+local function enter_lane(store, lanes, turns, waits, step, score, key, id)
+  redis.call('ZADD', store, score > 31 and -score or -score - 1, id)
+  redis.call('ZADD', lanes, 0, key .. '\0' .. string.format('%02d%016.0f', step, score) .. '\0' .. id)
+  if not redis.call('ZSCORE', waits, key) then redis.call('ZADD', turns, 'NX', score, key) end
+end

@@ -28,15 +28,6 @@ local budget, bytes, looked = tonumber(ARGV[7]), 0, 0
 local stores = {unpack(KEYS, 7, 6 + steps)}
 if limited then limited.open(KEYS[1], KEYS[2], stores, ARGV[2]) end
 
-local function place(id) -- (key, state, 1 if it was delivered before, its step and score if it waits)
-  local step, plain, score = waits_at(stores, id)
-  if step then return stores[step], 1, plain % 1000 < 32 and 1 or 0, step, score end
-  for state = 2, 3 do
-    local key = KEYS[2 * state - 2]
-    if redis.call('ZSCORE', key, id) then return key, state, 1 end
-  end
-end
-
 for number = 9, last do
   if budget > 0 and bytes > budget then break end
   looked = looked + 1
@@ -45,8 +36,9 @@ for number = 9, last do
   table.insert(ids, 1, ARGV[number])
   for i = 1, #ids do
     local id = ids[i]
-    local key, state, tried, step, score = place(id)
-    if key then
+    local state, step, plain, score = find_message(id, stores, KEYS[2], KEYS[4])
+    if state > 0 then
+      local tried = (state > 1 or plain % 1000 < 32) and 1 or 0
       if not wanted[state] then
         push(found, id, state, 0, tried, '', '')
       else
@@ -54,11 +46,11 @@ for number = 9, last do
         local body = budget > 0 and redis.call('HGET', KEYS[3], id) or ''
         push(found, id, state, 1, tried, body, budget > 0 and token or '')
         bytes = bytes + #body
-        redis.call('ZREM', key, id)
+        redis.call('ZREM', state == 1 and stores[step] or KEYS[2 * state - 2], id)
         if with_claims then give_up_claim(claims, id, token) end
         forget(KEYS[3], KEYS[5], KEYS[6], id)
         token = limited and state < 3 and token
-        if limited and step then limited.leave_lane(id, step, score, token) end
+        if limited and state == 1 then limited.leave_lane(id, step, score, token) end
         if token then limited.leave(id, token, true, now, state == 1) end
         redis.call('HDEL', KEYS[copies + (i == 1 and 1 or 0)], id)
         removed = removed or state == 1

@@ -12,12 +12,7 @@ local found = {}
 local key, arg = 0, 1
 for place = 1, math.min(ARGV[1], #KEYS) do
   local steps, count = tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
-  local seen = {}
-  local function add(id, state, step, score)
-    push(found, place - 1, id, state, step, score)
-    for _, part in ipairs({4, 3, 5}) do push(found, redis.call('HGET', KEYS[key + part], id) or '') end
-  end
-
+  local seen, stores = {}, {unpack(KEYS, key + 6, key + 5 + steps)}
   for number = 1, count do
     local ids = redis.call('HKEYS', KEYS[key + 5 + steps + number])
     table.insert(ids, 1, ARGV[arg + 2 + number])
@@ -25,13 +20,10 @@ for place = 1, math.min(ARGV[1], #KEYS) do
       local id = ids[i]
       if not seen[id] then
         seen[id] = true
-        for step = 1, steps do
-          local score = redis.call('ZSCORE', KEYS[key + 5 + step], id)
-          if score then add(id, 1, step - 1, plain_score(tonumber(score))) end
-        end
-        for state = 2, 3 do
-          local score = redis.call('ZSCORE', KEYS[key + state - 1], id)
-          if score then add(id, state, math.floor(tonumber(score) % 1000 / 32), tonumber(score)) end
+        local state, step, score = find_message(id, stores, KEYS[key + 1], KEYS[key + 2])
+        if state > 0 then
+          push(found, place - 1, id, state, step - 1, score)
+          for _, part in ipairs({4, 3, 5}) do push(found, redis.call('HGET', KEYS[key + part], id) or '') end
         end
       end
     end

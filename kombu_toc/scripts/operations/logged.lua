@@ -16,21 +16,11 @@
 local latest = string.format('%.0f', math.floor(clock() / 1000) - ARGV[3])
 local found, gone, bytes, most, more = {}, {}, 0, tonumber(ARGV[2]), 0
 
-local function place(id) -- (state, index of the step, score)
-  local step, _, score = waits_at({unpack(KEYS, 6)}, id)
-  if step then return 1, step - 1, score end
-  for state = 2, 3 do
-    local score = redis.call('ZSCORE', KEYS[state], id)
-    if score then return state, math.floor(tonumber(score) % 1000 / 32), score end
-  end
-  return 0, 0, '0'
-end
-
 local entries = redis.call('XRANGE', KEYS[1], ARGV[4], latest, 'COUNT', ARGV[1])
 if #entries >= tonumber(ARGV[1]) then more = 1 end
 for _, entry in ipairs(entries) do
   local what, id = entry[2][1], entry[2][2]
-  local state, step, score, body, token = 0, 0, '0', '', ''
+  local state, step, score, body, token, _ = 0, 1, '0', '', ''
   if what ~= 'full' then
     body = redis.call('HGET', KEYS[4], id) or ''
     bytes = bytes + #body
@@ -39,14 +29,14 @@ for _, entry in ipairs(entries) do
       break
     end
     if body ~= '' then
-      state, step, score = place(id)
+      state, step, _, score = find_message(id, {unpack(KEYS, 6)}, KEYS[2], KEYS[3])
       token = redis.call('HGET', KEYS[5], id) or ''
     end
   end
   if body == '' and (what == 'p' or what == 'm') then
     gone[#gone + 1] = entry[1]
   else
-    push(found, entry[1], what, id, state, step, score, body, token)
+    push(found, entry[1], what, id, state, step - 1, score, body, token)
   end
 end
 if #gone > 0 then

@@ -550,8 +550,8 @@ do
 end
 
 -- Out of where they were, and their bodies read, in as few commands as there are slots and steps.
-local out = {}
 if used > 1 then
+  local out = {}
   for i = 1, 4 * taken, 4 do
     local store = all[order[i]].stores[order[i + 1]]
     local ids = out[store]
@@ -743,12 +743,12 @@ if not allowed or allowed > by then
   end
 end
 -- Slots with an announcement up to then that nobody has claimed, which serves for what is left.
-local open, unclaimed, known_open = {}, {}, wake and not gates.most and not gates.rate
-if known_open then
-  unclaimed = redis.call('ZRANGEBYSCORE', wake, '-inf', string.format('%.0f', by),
+local open = {}
+if wake and not gates.most and not gates.rate then
+  local unclaimed = redis.call('ZRANGEBYSCORE', wake, '-inf', string.format('%.0f', by),
     'LIMIT', 0, 4 * slots)
+  for i = 1, #unclaimed do open[string.match(unclaimed[i], '^%d+')] = true end
 end
-for i = 1, #unclaimed do open[string.match(unclaimed[i], '^%d+')] = true end
 local rest = {}
 for number = 1, slots do
   local slot, first = all[number], nil

@@ -92,8 +92,7 @@ for n = 1, #new do
     redis.call('HDEL', tokens, id)
   end
   if step and us == now and score - due_score(now) < 5000 then -- no more than 5 ms later
-    local key = width > 3 and key_in(ARGV[i + 3]) or ''
---< enter
+    enter_lane(store, lanes, turns, waits, step, score, width > 3 and key_in(ARGV[i + 3]) or '', id)
   else
     scores[#scores + 1], scores[#scores + 2] = string.format('%d', score), id
   end

@@ -61,14 +61,6 @@ local function keep(key) -- for as long as the slot, unless it is kept for longe
   if redis.call('PTTL', key) < ttl then redis.call('PEXPIRE', key, ttl) end
 end
 
--- Of the copies of an id it is known when each was put, and where the message under the id itself
--- waited then: so put_unique.lua knows which of them is the newest.
-local function note_copy(now, base)
-  local plain = redis.call('ZSCORE', store, base)
-  redis.call('HSET', copies, id, string.format('%.0f:%s', now, plain or ''))
-  if ttl > 0 then keep(copies) end
-end
-
 local publish = ARGV[8]
 local function there(outcome)
   local copy = id .. '#' .. ARGV[5]
@@ -125,7 +117,10 @@ if redis.call('HSETNX', body, id, envelope) == 0 then
     id = base
     return there(0)
   end
-  note_copy(now, base)
+  -- Of the copies of an id it is known when each was put, and where the message under the id itself
+  -- waited then: so put_unique.lua knows which of them is the newest.
+  redis.call('HSET', copies, id, string.format('%.0f:%s', now, redis.call('ZSCORE', store, base) or ''))
+  if ttl > 0 then keep(copies) end
 end
 local us, score = due_at(now, ARGV[3]), due_score(now)
 if us > now then score = action_score(us) end
@@ -139,8 +134,7 @@ elseif traits then
   redis.call('HSET', KEYS[6], id, traits)
 end
 if step > 0 and us == now and score - first_score < 5000 then -- no more than 5 ms later
-  local key, lanes, turns, waits = key_in(traits), KEYS[8], KEYS[9], KEYS[10]
---< enter
+  enter_lane(store, KEYS[8], KEYS[9], KEYS[10], step, score, key_in(traits), id)
 else
   redis.call('ZADD', store, score, id)
 end

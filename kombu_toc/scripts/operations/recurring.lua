@@ -18,14 +18,6 @@
 local stores = {unpack(KEYS, 9, 8 + tonumber(ARGV[1]))}
 local found = {clock(), redis.call('ZSCORE', KEYS[6], '') or ''}
 
-local function where(id)
-  if waits_at(stores, id) then return 1 end
-  for state = 2, 3 do
-    if redis.call('ZSCORE', KEYS[5 + state], id) then return state end
-  end
-  return 0
-end
-
 local function read(name, at)
   local record = redis.call('HGET', KEYS[1], name) or ''
   local template = ARGV[2] == '1' and redis.call('HGET', KEYS[2], name) or ''
@@ -38,7 +30,8 @@ local function read(name, at)
     end
   end
   local next = string.match(record, '^[^\n]*')
-  found[#found + 1] = {name, at, record, template, lines, next == '' and 0 or where(next), flying}
+  local state = next == '' and 0 or find_message(next, stores, KEYS[7], KEYS[8])
+  found[#found + 1] = {name, at, record, template, lines, state, flying}
 end
 
 local most = tonumber(ARGV[4])
