@@ -11,7 +11,7 @@ from operator import itemgetter
 from secrets import token_hex
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import MessageError, RateLimitedError
+from ..errors import ConfigurationError, MessageError, RateLimitedError
 from ..metrics import TopicCounts, count_first
 from ..model import results, scores
 from ..model.limits import Limits
@@ -1018,9 +1018,15 @@ def lease_ms(visibility: float | None, limits: Limits) -> int:
     """How long leases last, in milliseconds, unless messages have their own visibility.
 
     visibility: what the caller says, in seconds, if anything; limits: those of the topic
+
+    Raises ConfigurationError for a negative one.
     """
     given_us = microseconds(visibility)
-    return int(limits.visibility * 1000) if given_us is None else given_us // 1000
+    if given_us is None:
+        return int(limits.visibility * 1000)
+    if given_us < 0:
+        raise ConfigurationError(f"visibility must be seconds from 0 up, not {visibility!r}")
+    return given_us // 1000
 
 
 def own_of(visibility: float | None, limits: Limits) -> int:

@@ -388,7 +388,7 @@ class Runner:
         time.
         """
         if not (wait and self.wait_replicas):
-            results = [self.run(calls[0])] if len(calls) == 1 else self.run_all(calls)
+            results = self.run_all(calls)
             if time.monotonic() >= self.metrics.due:
                 self.metrics.send(self)
             return results

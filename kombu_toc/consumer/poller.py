@@ -579,7 +579,9 @@ class Poller:
         if self.loop.hub is not None and state.pops_in_flight and self.work.wait(AT_ONCE):
             self.work.read()
         self.dispatcher.set_alarm()
-        self._listen()
+        # What was delivered starts first: the turn that follows sends it to the pool, and listens.
+        if self.loop.hub is None or not self.dispatcher.pool_first.delivered_now:
+            self._listen()
 
     def _unclaim(self, claim: Claim) -> None:
         """Hand back all claims of a slot: a slot announces two times at most, so most of them are

@@ -562,6 +562,11 @@ def test_a_wait_that_is_no_time_and_a_wait_for_some_slots_are_refused(
     for none in ([], [True], ["0"]):
         with pytest.raises(ConfigurationError, match="slots must be numbers of slots"):
             center.pop("mail", slots=none)
+    for way in ({}, {"wait": 1}, {"ids": ["m"]}):
+        with pytest.raises(
+            ConfigurationError, match="visibility must be seconds from 0 up, not -1"
+        ):
+            center.pop("mail", visibility=-1, **way)  # type: ignore[arg-type]
     for chosen in ({"ids": ["m"]}, {"where": bool}, {"early": True}):
         with pytest.raises(ConfigurationError, match="a pop that chooses messages"):
             center.pop(["mail", "sms"], **chosen)  # type: ignore[arg-type]
