@@ -307,6 +307,7 @@ def test_what_waits_too_long_for_a_process_is_given_back_once_and_unchanged(
     counts = one.connection.transport.center.metrics.topics["mail"]
     before = counts.delivered - counts.released
     one.turn(lambda: len(one.executing) == 2)
+    one.loop.turn_for(0.01)  # what waits has been due for toc_queue_after, which is 0.005
     one.executing.pop(0).ack()
     one.turn(lambda: one.held)  # a task has ended: some more are fetched ahead
     one.ahead = 0  # those that are executed now turn out to be long
