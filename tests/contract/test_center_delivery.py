@@ -602,7 +602,9 @@ def test_a_pop_that_wants_nothing_takes_nothing_and_says_what_is_due(one):
 
 
 def test_an_acknowledged_message_is_gone(center, client):
-    """A5; also many of several topics at once"""
+    """A5; alone, and many of several topics at once"""
+    assert center.ack([delivered(center, "mail")]) == 1
+    assert residue(client) == []
     for number in range(20):
         for topic in ("mail", "mail", "sms"):
             center.put(topic, f"{number}", b"", priority=number % 10)
