@@ -7,7 +7,7 @@ from celery import Celery
 from django.conf import settings
 from django.test import RequestFactory
 
-from kombu_toc.http.page.reading import templates
+from kombu_toc.http.page.presentation import templates
 
 for module in ("sqlalchemy", "prometheus_client", "aiohttp", "rich"):
     assert find_spec(module) is None, f"{module} is there, which the page must not need"

@@ -265,8 +265,8 @@ MUTANTS = [
     Mutant(
         "the keys of a queue that stays go with the time of a former one",
         "kombu_toc/center/topics.py",
-        "if not standing.declaration.expires:",
-        "if standing.declaration.kept and not standing.declaration.expires:",
+        "        if topic.declaration.expires:\n            keys = [",
+        "        if True:\n            keys = [",
         "tests/contract/test_expiring_queues.py::"
         "test_one_that_is_deleted_and_declared_to_stay_stays_whoever_has_used_the_former",
     ),
@@ -281,8 +281,8 @@ MUTANTS = [
     Mutant(
         "with a connection goes a queue that somebody has declared to stay",
         "kombu_toc/transport/channel.py",
-        "if unless_it_stays and declared",
-        "if if_empty and declared",
+        "if declared is None or declared.declaration.expires:",
+        "if True:",
         "tests/contract/test_expiring_queues.py::"
         "test_an_exclusive_queue_that_somebody_has_declared_to_stay_does_not_go_with_its_connection",
     ),

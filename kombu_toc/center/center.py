@@ -23,7 +23,7 @@ from .calls import POP_BYTES, Commands, Context, add_counters
 from .consumption import Loops
 from .core import Core, Recorder, SharedNotes, TaskLibrary
 from .failures import Failures
-from .find import Dead, Messages
+from .messages import Dead, Messages
 from .pop import Deliveries
 from .put import Puts
 from .registry import Registry

@@ -25,7 +25,7 @@ from ..model.results import DEAD, Found, Missing, OnProgress, tell_nobody
 from ..scripts.call import ScriptCall, load, microseconds, parts_of, rows, text
 from .calls import PutRequest, suffix_of
 from .core import CenterPart, Core, FailedRows, started
-from .find import Dead, ids_of
+from .messages import Dead, ids_of
 from .put import Puts
 from .runner import BROKEN, Away
 

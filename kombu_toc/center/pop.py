@@ -43,7 +43,7 @@ from .calls import (
     terms_of,
 )
 from .core import CenterPart, Core
-from .find import CALLS_TOGETHER, IDS_PER_CALL, Messages, ids_of
+from .messages import CALLS_TOGETHER, IDS_PER_CALL, Messages, ids_of
 from .upkeep import Leases
 from .waiting import Flown, Gathered, Waiting, sleep_of
 

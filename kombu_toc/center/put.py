@@ -45,7 +45,7 @@ from .calls import (
     too_large,
 )
 from .core import CenterPart, Core, Recorder
-from .find import Messages
+from .messages import Messages
 from .runner import BROKEN
 from .upkeep import Leases, home_of
 

@@ -62,12 +62,12 @@ class Expiring(CenterPart):
             self.hold(known)
             return
         wanted = replace(known.declaration, expires=expires_ms)
-        self._keep(known, expires_ms, registry.declare_call(name, wanted))
+        self._keep(expires_ms, registry.declare_call(name, wanted))
 
     def hold(self, topic: Topic) -> None:
         """Keep a topic with ``kept`` for that long, because it is consumed here."""
         kept = topic.declaration.kept or 0
-        self._keep(topic, kept, self._using(topic, kept))
+        self._keep(kept, self._using(topic, kept))
 
     def leave(self, topic: Topic) -> None:
         """A topic is consumed here no more: it expires, unless others use it."""
@@ -82,7 +82,7 @@ class Expiring(CenterPart):
         call = self._registry.declare_call(topic.name, declaration)
         name, wanted, expires = call.args
         call = call._replace(args=(name, wanted, expires + margin_ms))
-        self._keep(topic, declaration.kept or 0, call)
+        self._keep(declaration.kept or 0, call)
 
     def _using(self, topic: Topic, hold_ms: int) -> ScriptCall:
         name, declaration = topic.name, topic.declaration
@@ -93,17 +93,14 @@ class Expiring(CenterPart):
             lambda raw: self._registry.learn(name, raw),
         )
 
-    def _keep(self, topic: Topic, lifetime_ms: int, call: ScriptCall) -> None:
-        """Keep the keys of a topic for that long, and run the call that says so. If that tells that
-        somebody has deleted it, and declared it to stay, its keys stay."""
-        keys = []
+    def _keep(self, lifetime_ms: int, call: ScriptCall) -> None:
+        """Run the call that keeps a topic, and keep its keys for that long. If the call tells that
+        somebody has deleted it, and declared it to stay, its keys are left alone."""
+        topic: Topic = self._runner.run(call)
         if topic.declaration.expires:
             keys = [key for slot in topic.all_slots() for key in slot.all()]
             keys.append(self._keys.wake(topic.name))
-        pipelined(self._client, [("PEXPIRE", key, lifetime_ms) for key in keys])
-        standing: Topic = self._runner.run(call)
-        if not standing.declaration.expires:
-            pipelined(self._client, [("PERSIST", key) for key in keys])
+            pipelined(self._client, [("PEXPIRE", key, lifetime_ms) for key in keys])
 
     def stale(self, most: int = 100) -> list[str]:
         """Take the names of what has expired: ``topic:NAME`` and ``exchange:NAME``."""

@@ -13,7 +13,7 @@ from . import fields
 from .app import HttpApi, api_for
 from .fields import Problem
 from .messages import id_of, trace_of
-from .page.reading import PageExtras, Parts, WorkerRow
+from .page.presentation import PageExtras, Parts, WorkerRow
 from .queues import page_of_names
 from .request import Answer, Background, Operations, Request, answer
 from .serving import serve, serve_as_told, server_options

@@ -28,7 +28,7 @@ from . import fields, library, pull, queues, tasks
 from . import request as asgi
 from .messages import DecompressionBudget, is_event, shown_found, shown_masked
 from .page import Page
-from .page.reading import PageExtras
+from .page.presentation import PageExtras
 from .pull import LongPolls
 from .request import Answer, Request
 from .tokens import MOST, NOBODY, Audit, Mask, Masking, Token, Tokens, check_role

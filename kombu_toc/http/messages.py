@@ -375,7 +375,7 @@ def shown_found(
 def shown_masked(found: results.Found, masked: Any, *, with_body: bool = True) -> dict[str, Any]:
     """A message as it was found, for who may not see all of it.
 
-    masked: what may be seen: a :class:`.page.reading.Shown`
+    masked: what may be seen: a :class:`.page.presentation.Shown`
     """
     shown = shown_found(found, with_body=False)
     for name in ("key", "unique", "reason", "error"):

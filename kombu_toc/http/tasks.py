@@ -13,7 +13,7 @@ from ..model.results import IN_FLIGHT, Found, Page, Put
 from . import fields as schema
 from . import messages
 from .fields import TEXT, WHOLE, Problem, described, invalid, not_found, problem_of
-from .page import jobs, reading
+from .page import jobs, presentation
 from .page.jobs import ALL_WAITING, ANY, EVERY_ACT, FAILED_ACTS, FAILED_TASK, Job, Selection
 from .request import Answer, Operations, Request, answer
 from .tokens import check_role
@@ -337,7 +337,7 @@ _NEW = schema.Object(
         "act": schema.Text("What is done.", choices=tuple(EVERY_ACT)),
         "state": schema.Text(
             "Only in this state; waiting: scheduled and ready.",
-            choices=(*reading.STATES, ALL_WAITING, ANY),
+            choices=(*presentation.STATES, ALL_WAITING, ANY),
         ),
         "since": schema.Time("Not before this time: due, or failed."),
         "until": schema.Time("Before this time."),

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Table, delete, select, text, tuple_, update
 
 from ..center.calls import ScheduleChange, ScheduleFiring
 from ..center.center import TimeoutCenter
-from ..center.find import Place, cancel_call
+from ..center.messages import Place, cancel_call
 from ..center.pop import bury_call
 from ..center.put import BYTES_PER_CALL, MESSAGES_PER_CALL, Conflict, put_many_call, unique_call
 from ..center.upkeep import home_of

@@ -29,6 +29,7 @@ from ..consumer.state import WorkerPolicy
 from ..metrics import COUNTERS
 from ..model import message as envelope
 from ..model.results import Delivery
+from ..model.topic import Topic
 from .publisher import PublishBatch, Publisher, is_unique
 from .queues import BroadcastQueues, Exchanges, Queues, TopicExchange
 from .receiving import Capacity, QoS, Receiver, capacity_of, tags
@@ -420,33 +421,28 @@ class Channel(virtual.Channel):
         self.broadcast_queues.read_no_more(lambda one: one.bound == bound)
 
     def queue_delete(
-        self,
-        queue: str,
-        if_unused: bool = False,
-        if_empty: bool = False,
-        unless_it_stays: bool = False,
-        **kwargs: Any,
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
     ) -> int:
-        """Delete a queue with all its messages and bindings; return how many were waiting.
-
-        unless_it_stays: not one that somebody else has deleted, and declared to stay
-        """
+        """Delete a queue with all its messages and bindings; return how many were waiting."""
         if if_unused and queue in self._active_queues:
             return 0
         size = 0
-        declared = (
-            None
-            if self.broadcast_queues.only_reads(queue)
-            else self.center.registry.declared(queue)
-        )
-        if unless_it_stays and declared is not None and not declared.declaration.expires:
-            self.exchanges.forget(self.exchanges.members_of(queue))
-            self._forget_queue(queue)
-            return 0
+        declared = self._declared(queue)
         if declared is not None:
             size = self.center.counts(queue).waiting
             if if_empty and size:
                 return 0
+        self._delete_declared(queue, declared)
+        return size
+
+    def _declared(self, queue: str) -> Topic | None:
+        """What a queue is declared as; None if nobody has, or if it only reads broadcasts."""
+        declared: Topic | None = None
+        if not self.broadcast_queues.only_reads(queue):
+            declared = self.center.registry.declared(queue)
+        return declared
+
+    def _delete_declared(self, queue: str, declared: Topic | None) -> None:
         self.broadcast_queues.read_no_more(lambda one: one.queue == queue)
         self.exchanges.unbind_all(queue)
         # The others' bindings of a transient queue go stale; and a queue that is gone has none:
@@ -456,7 +452,6 @@ class Channel(virtual.Channel):
         self._forget_queue(queue)
         if declared is not None:
             self.center.queues.delete(queue)
-        return size
 
     def after_reply_message_received(self, queue: str) -> None:
         """Kombu has the answers that it has asked for: their queue is not needed any more."""
@@ -486,7 +481,12 @@ class Channel(virtual.Channel):
         bindings: dict[str, list[str]] = {}
         try:
             bindings = self.exchanges.members_of(queue)
-            self.queue_delete(queue, unless_it_stays=True)
+            declared = self._declared(queue)
+            if declared is None or declared.declaration.expires:
+                self._delete_declared(queue, declared)
+                return
+            self.exchanges.forget(bindings)  # somebody else has deleted it, and declared it to stay
+            self._forget_queue(queue)
         except BROKEN as exc:
             logger.debug("queue %s is to be deleted later: %s", queue, exc)
             self._forget_queue(queue)

@@ -223,6 +223,7 @@ def test_no_call_reads_more_than_a_bounded_number(center, client):
         ({"after": "MTIz"}, "no page goes on after 'MTIz'"),
         ({"limit": 0}, "limit must be a whole number from 1 up, not 0"),
         ({"limit": 1.5}, "limit must be a whole number from 1 up, not 1.5"),
+        ({"limit": True}, "limit must be a whole number from 1 up, not True"),
     ],
 )
 def test_what_makes_no_sense_is_refused(center, wrong, said):

@@ -332,5 +332,5 @@ def test_an_exclusive_queue_that_somebody_has_declared_to_stay_does_not_go_with_
     if is_away:
         keeper.delete_later("brief", {})
     old.release()
-    assert any(not keeper.deletions or time.sleep(0.01) for _ in running(10))
+    wait_until(lambda: not keeper.deletions)
     assert [one.id for one in other.get("kept")] == ["kept"]

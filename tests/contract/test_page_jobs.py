@@ -18,7 +18,7 @@ from kombu_toc.aio.center import AsyncTimeoutCenter
 from kombu_toc.http import Mask, PageExtras, Problem
 from kombu_toc.http.page import jobs as marks
 from kombu_toc.http.page.jobs import Actions, Job, Jobs, Selection, find
-from kombu_toc.http.page.reading import Reader
+from kombu_toc.http.page.presentation import Reader
 from kombu_toc.http.tokens import Audit
 
 from ..support.cluster import Cluster

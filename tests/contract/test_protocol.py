@@ -33,7 +33,7 @@ from kombu_toc.scripts.call import load
 from ..support import nursery
 from ..support.cases import night
 from ..support.cluster import Cluster
-from ..support.inspection import now_us, put_some, slot_keys
+from ..support.inspection import announced, now_us, put_some, slot_keys
 from ..support.servers import Server
 
 ROOT = Path(__file__).parents[2]
@@ -130,6 +130,7 @@ def test_what_node_puts_python_pops_and_acknowledges(mail: Topic, center: Timeou
 
     for id in IDS:
         assert mail.put(id, f"to {id}") == {"id": id, "outcome": "added"}
+    assert {slot for slot, _ in announced(center, "mail")} == {slot_of(id, 8) for id in IDS}
     got = {one.id: one for one in center.pop("mail", 100).messages}
     assert {id: one.body.decode() for id, one in got.items()} == {id: f"to {id}" for id in IDS}
     assert all(one.slot == slot_of(id, 8) for id, one in got.items())

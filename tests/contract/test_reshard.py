@@ -357,8 +357,8 @@ def test_a_message_that_is_moved_between_two_looks_is_found_once(center, monkeyp
     id = next(f"{n}" for n in range(100) if topic.slot_for(f"{n}").number >= 2)
     center.runner.run(put_call(center, topic, id, packed(id), delay_us=10**10))
     assert not reshard_topic(center, "mail", 2, settle=0, move=False).done
-    monkeypatch.setattr("kombu_toc.center.find.CALLS_TOGETHER", 1)
-    monkeypatch.setattr("kombu_toc.center.find.IDS_PER_CALL", 1)
+    monkeypatch.setattr("kombu_toc.center.messages.CALLS_TOGETHER", 1)
+    monkeypatch.setattr("kombu_toc.center.messages.IDS_PER_CALL", 1)
     looker = TimeoutCenter(center.client)
     ask, slots = looker.runner.run_all, []
 

@@ -457,7 +457,7 @@ def _serve(kind: str, connection: socket.socket) -> _Asked:
     for name in [name for name in sys.modules if name.endswith(".__main__")]:
         del sys.modules[name]  # it is run, and its imports are here
     if {"kombu_toc.http.page", "jinja2"} <= sys.modules.keys():
-        page = importlib.import_module("kombu_toc.http.page.reading").templates()
+        page = importlib.import_module("kombu_toc.http.page.presentation").templates()
         for name in page.list_templates(["html"]):
             page.get_template(name)
     scripts = importlib.import_module("kombu_toc.scripts.call")

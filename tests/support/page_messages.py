@@ -7,7 +7,7 @@ from typing import Any
 from kombu_toc import DEAD, Found, pack
 from kombu_toc.http import Mask, PageExtras
 from kombu_toc.http.messages import DecompressionBudget
-from kombu_toc.http.page.reading import Reader
+from kombu_toc.http.page.presentation import Reader
 
 #: Seconds since the epoch.
 NOW = 1_800_000_000.0

@@ -20,7 +20,7 @@ from kombu_toc.center.calls import (
     read_call,
     written_call,
 )
-from kombu_toc.center.find import Place, cancel_call, get_call, requeue_call, reschedule_call
+from kombu_toc.center.messages import Place, cancel_call, get_call, requeue_call, reschedule_call
 from kombu_toc.center.pop import Wanted, bury_call, look_call, mark_calls, pick_call
 from kombu_toc.center.put import put_many_call, unique_call
 from kombu_toc.center.schedules import changing, reading

@@ -14,7 +14,7 @@ from redis.retry import Retry
 
 from kombu_toc import ConfigurationError, Limits, TimeoutCenter
 from kombu_toc.center.center import Delegate
-from kombu_toc.center.find import Messages
+from kombu_toc.center.messages import Messages
 
 from ..support.cases import each
 

@@ -12,7 +12,7 @@ from kombu_toc import ConfigurationError
 from kombu_toc.http import Mask, PageExtras
 from kombu_toc.http.library import shown_record
 from kombu_toc.http.messages import DecompressionBudget
-from kombu_toc.http.page.reading import Reader
+from kombu_toc.http.page.presentation import Reader
 from kombu_toc.http.tokens import HIDDEN, Masking
 from kombu_toc.model.delivery import traits_of
 from kombu_toc.model.library import Record

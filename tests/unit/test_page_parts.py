@@ -19,8 +19,8 @@ from kombu_toc.http import Mask, PageExtras, Problem, tasks
 from kombu_toc.http.page import _fields_of
 from kombu_toc.http.page import snapshots as groups_module
 from kombu_toc.http.page.jobs import ACTS, Job, Selection
+from kombu_toc.http.page.presentation import Reader, last_line, link, read_time, span, templates
 from kombu_toc.http.page.queue import _back
-from kombu_toc.http.page.reading import Reader, last_line, link, read_time, span, templates
 from kombu_toc.http.page.snapshots import SPANS, DeadLetterGroups, edges_of
 from kombu_toc.http.request import Request
 from kombu_toc.http.tokens import Audit, read_cookie

@@ -12,7 +12,7 @@ from kombu_toc import Found, Page
 from kombu_toc.http import Mask, PageExtras
 from kombu_toc.http.page import snapshots as cache_module
 from kombu_toc.http.page.jobs import Listing, Selection
-from kombu_toc.http.page.reading import Reader
+from kombu_toc.http.page.presentation import Reader
 from kombu_toc.http.page.snapshots import Key, SearchCache
 
 from ..support.page_messages import found

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import redis
 from celery import Celery
@@ -33,6 +38,21 @@ def test_its_parts_are_those_of_the_center(center, tasks):
     assert own == {"dead"}, "a predicate of it is given a Task"
     for name in ("get", "put", "cancel", "ack"):
         assert getattr(tasks, name) == getattr(center, name)
+
+
+def test_a_type_checker_is_told_the_arguments_that_there_are():
+    """Of the methods whose predicate is given a Task it knows signatures that nothing runs."""
+
+    def arguments(method: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+        parameters = inspect.signature(method).parameters.values()
+        return [(one.name, one.kind, one.default) for one in parameters]
+
+    [own] = ast.parse(inspect.getsource(TaskCenter)).body
+    [told] = [part for part in own.body if isinstance(part, ast.If)]
+    methods: dict[str, Any] = {}
+    exec(compile(ast.Module(told.body, []), "TaskCenter", "exec"), methods)
+    for name in ("scan", "count", "pop"):
+        assert arguments(methods[name]) == arguments(getattr(TimeoutCenter, name)), name
 
 
 def test_a_task_center_of_a_task_center_wraps_the_same_center(app, center, tasks):

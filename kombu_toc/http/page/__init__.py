@@ -1,8 +1,8 @@
 """The page: what a person sees of a timeout center, and does to it, in a browser. This module finds
 the view of a request, and answers.
 
-Its HTML is in ``templates``, and escaped by Jinja2 (:mod:`.reading`); one small script looks again
-and knows keys (``page.js``). Nothing is loaded from anywhere else.
+Its HTML is in ``templates``, and escaped by Jinja2 (:mod:`.presentation`); one small script looks
+again and knows keys (``page.js``). Nothing is loaded from anywhere else.
 """
 
 from __future__ import annotations
@@ -17,8 +17,19 @@ from typing import Any
 from ..fields import Problem, not_found, problem_of, retry_after
 from ..request import Answer, Gone, Operation, Request, read_pairs
 from ..tokens import COOKIE, LASTS, UNKNOWN, Mask, Visitor, cookie_header
-from . import overview, queue, reading, schedules
-from .reading import FILES, HEADERS, HTML, Ask, View, decoded, file_of, page_of, redirect, render
+from . import overview, presentation, queue, schedules
+from .presentation import (
+    FILES,
+    HEADERS,
+    HTML,
+    Ask,
+    View,
+    decoded,
+    file_of,
+    page_of,
+    redirect,
+    render,
+)
 from .snapshots import FirstLook, Tools, Viewing
 
 logger = logging.getLogger(__name__)
@@ -73,7 +84,7 @@ class Page:
     mask: what is not shown
     """
 
-    def __init__(self, api: Any, extras: reading.PageExtras, mask: Mask) -> None:
+    def __init__(self, api: Any, extras: presentation.PageExtras, mask: Mask) -> None:
         self.tools = Tools(api, extras, mask)
         self.aclose = self.tools.aclose
 

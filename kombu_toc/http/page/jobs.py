@@ -33,8 +33,8 @@ from ...model.topic import check_slots
 from ..fields import Problem, going_on, invalid, not_found, problem_of, retry_after
 from ..request import end
 from ..tokens import Audit
-from . import reading
-from .reading import Reader, Shown, iso, moment, read_time, state_of
+from . import presentation
+from .presentation import Reader, Shown, iso, moment, read_time, state_of
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +91,9 @@ class Selection(NamedTuple):
         if not queue:
             raise invalid("queue", "it is missing")
         state = said.get("state") or ALL_WAITING
-        if state not in (*reading.STATES, ALL_WAITING, ANY):
+        if state not in (*presentation.STATES, ALL_WAITING, ANY):
             raise invalid(
-                "state", f"it must be one of {', '.join((*reading.STATES, ALL_WAITING, ANY))}"
+                "state", f"it must be one of {', '.join((*presentation.STATES, ALL_WAITING, ANY))}"
             )
         alike = bool(said.get("alike"))
         task = said.get("task", "")
@@ -121,10 +121,10 @@ class Selection(NamedTuple):
         now: by Redis's clock: it tells what is scheduled from what is ready
         """
         since, until = self.since, self.until
-        states: dict[str, str | None] = {reading.FLYING: IN_FLIGHT, reading.DIED: DEAD, ANY: None}
-        if self.state == reading.SCHEDULED:
+        states = {presentation.FLYING: IN_FLIGHT, presentation.DIED: DEAD, ANY: None}
+        if self.state == presentation.SCHEDULED:
             since = max(since or 0.0, now)
-        elif self.state == reading.READY:
+        elif self.state == presentation.READY:
             until = now if until is None else min(until, now)
         return {"state": states.get(self.state, WAITING), "since": since, "until": until}
 
@@ -144,7 +144,7 @@ class Selection(NamedTuple):
             return False
         if self.reason and message.reason != self.reason:
             return False
-        return not self.error or reading.last_line(message.error) == self.error
+        return not self.error or presentation.last_line(message.error) == self.error
 
     def described(self) -> str:
         """In words: ``waiting messages of shop.remind in mail``."""
@@ -166,7 +166,7 @@ class Selection(NamedTuple):
 
 def likeness(message: Shown) -> tuple[str, str, str]:
     """What dead letters are grouped by: their task, why they died, and what tells their error."""
-    return message.task or "", message.reason, reading.last_line(message.error)
+    return message.task or "", message.reason, presentation.last_line(message.error)
 
 
 class Listing(NamedTuple):
@@ -210,7 +210,8 @@ async def find(
         async for shown in reader.read_all(messages, now_us):
             if selection.matches(shown):
                 # A list shows no more of it, and of some it is a mebibyte.
-                found.append(shown._replace(arguments=shown.arguments[: reading.WHOLE], body=""))
+                arguments = shown.arguments[: presentation.WHOLE]
+                found.append(shown._replace(arguments=arguments, body=""))
                 size += len(shown.found.body)
         number += len(messages)
         after = page.after
@@ -287,16 +288,16 @@ class Act(NamedTuple):
         return state == ANY or state in self.states
 
 
-_WAITING = (reading.SCHEDULED, reading.READY)
+_WAITING = (presentation.SCHEDULED, presentation.READY)
 
 EVERY_ACT = {
     one.name: one
     for one in (
         Act("cancel", "Cancel", "write", _WAITING, "cancelled", True),
-        Act("run", "Run now", "write", (reading.SCHEDULED,), "made due", False),
+        Act("run", "Run now", "write", (presentation.SCHEDULED,), "made due", False),
         Act("reschedule", "Reschedule", "write", _WAITING, "rescheduled", False),
-        Act("requeue", "Requeue", "operate", (reading.DIED,), "requeued", False),
-        Act("purge", "Delete", "operate", (reading.DIED,), "deleted", True),
+        Act("requeue", "Requeue", "operate", (presentation.DIED,), "requeued", False),
+        Act("purge", "Delete", "operate", (presentation.DIED,), "deleted", True),
         Act("retry", "Retry", "operate", (FAILED_TASK,), "retried", False),
         Act("forget", "Delete", "operate", (FAILED_TASK,), "deleted", True),
         Act("reshard", "Reshard", "operate", (ANY,), "moved", False),
@@ -330,7 +331,7 @@ class Actions:
     center: what cancels and moves messages, so that the task library knows
     """
 
-    def __init__(self, center: Any, extras: reading.PageExtras) -> None:
+    def __init__(self, center: Any, extras: presentation.PageExtras) -> None:
         self._center = center
         self._extras = extras
 

@@ -18,7 +18,7 @@ from ..library import between, read_attributes, shown_record
 from ..request import Answer
 from . import snapshots
 from .jobs import FIRST
-from .reading import DIED, Ask, View, link, read_time, redirect, render, span
+from .presentation import DIED, Ask, View, link, read_time, redirect, render, span
 from .snapshots import Row, Snapshot, Tools, acts_of, check_any, check_role
 
 #: Milliseconds after which a viewer looks again.

@@ -22,9 +22,9 @@ from ..library import MOST_FAILURES, shown_failures
 from ..request import Answer
 from ..tokens import HIDDEN, Masking
 from . import jobs as selections
-from . import reading
+from . import presentation
 from .overview import drawn_hour, shown_records
-from .reading import Ask, View, counted, iso, link, noted, read_time, redirect, skipped
+from .presentation import Ask, View, counted, iso, link, noted, read_time, redirect, skipped
 from .snapshots import MINUTES, Minute, Tools, acts_of, check_any, check_role
 
 #: Messages and failed tasks of a page, and milliseconds after which it is looked at again.
@@ -51,10 +51,10 @@ async def queue(tools: Tools, ask: Ask) -> View | Answer:
     declared = await tools.center.registry.declared(name)
     numbers = {
         selections.ALL_WAITING: counts.waiting,
-        reading.SCHEDULED: counts.scheduled,
-        reading.READY: counts.ready,
-        reading.FLYING: counts.in_flight,
-        reading.DIED: counts.dead,
+        presentation.SCHEDULED: counts.scheduled,
+        presentation.READY: counts.ready,
+        presentation.FLYING: counts.in_flight,
+        presentation.DIED: counts.dead,
         selections.ANY: sum(counts),
     }
     here = {field: ask.query[field] for field in selections.FIELDS if field in ask.query}

@@ -13,7 +13,7 @@ from ...model.timetext import read_span
 from ..fields import Problem, invalid, not_found
 from ..request import Answer
 from ..tokens import Masking
-from .reading import Ask, View, iso, link, read_time, redirect
+from .presentation import Ask, View, iso, link, read_time, redirect
 from .snapshots import Tools, check_any, check_role
 
 #: Schedules of a page, and milliseconds after which it is looked at again.

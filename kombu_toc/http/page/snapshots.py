@@ -32,7 +32,7 @@ from ..request import Answer, end
 from ..tokens import Audit, Mask, Sessions
 from . import jobs
 from .jobs import PAGE_BYTES, Listing, Selection, find, likeness
-from .reading import Ask, PageExtras, Reader, View
+from .presentation import Ask, PageExtras, Reader, View
 
 logger = logging.getLogger(__name__)
 

@@ -422,7 +422,7 @@ class Messages(CenterPart):
         unknown state, and for an `after` that no page has; PartialError, with the page of the
         others, while nodes of a Cluster are away, or another program has written a slot's key.
         """
-        if not isinstance(limit, int) or limit < 1:
+        if type(limit) is not int or limit < 1:
             raise ValueError(f"limit must be a whole number from 1 up, not {limit!r}")
         step = SCAN_STEP if where else min(SCAN_STEP, limit + 1)
         messages: list[Found] = []
